@@ -112,7 +112,7 @@ class Archive:
                 find_horizon,
                 safety_lag=seconds_or_zero("safety_lag", safety_lag),
                 margin=seconds_or_zero("margin", margin),
-                # Where the answer is held up, the safety lag is used before the time is over.
+                # If the answer is delayed, the safety lag is used before the statement timeout.
                 patience=self._store.statement_timeout / 2,
                 sleep=lambda seconds: await_only(asyncio.sleep(seconds)),
             ),
@@ -177,7 +177,7 @@ class ArchiveReader:
     async def __anext__(self) -> "pa.RecordBatch":
         """Return the next batch, which is never empty."""
         if self._lock.locked():
-            # Not a queue: the watermark of one task's batch would be stored with another's.
+            # No waiting: the watermark of one task's batch would be stored with another task's.
             raise RuntimeError("another task waits for this reader's next batch: await it first")
         async with self._lock:
             return await self._read_next_batch()
@@ -190,8 +190,8 @@ class ArchiveReader:
         end = Position(self.horizon.moment)
         window = self._selection.between(FIRST, end.moment)
         while not self._is_last:
-            # The database may read every body whose length is asked for. If that takes too long,
-            # the next try is with fewer.
+            # The database may read every body to measure its length. If that takes too long, the
+            # next try reads fewer rows.
             max_rows, self._max_rows = self._max_rows, max(self._max_rows // 10, 1)
             page = await self._store.read(
                 partial(
@@ -214,7 +214,7 @@ class ArchiveReader:
         from pyspark_sqlbroker.load.rows import to_batch  # noqa: PLC0415 - an extra
 
         try:
-            # In a thread: the event loop would stand still for as long as that takes.
+            # In a thread, because the conversion would block the event loop.
             return await asyncio.to_thread(to_batch, page.rows, self.schema)
         except (ValueError, OverflowError, TypeError) as error:  # pyarrow's own are of these
             raise StoreError(

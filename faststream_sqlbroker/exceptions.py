@@ -28,8 +28,9 @@ SqlBrokerError
 from collections.abc import Sequence
 from typing import Any
 
-# The one import of FastStream below its shell. `except faststream.exceptions.SetupError` needs real
-# base classes, and FastStream is there whenever this package is: its `__init__` imports the broker.
+# The only import of FastStream outside of the outer layer. `except
+# faststream.exceptions.SetupError` needs real base classes, and FastStream is always installed:
+# `__init__` imports the broker.
 from faststream.exceptions import FastStreamException, FeatureNotSupportedException
 from faststream.exceptions import SetupError as FastStreamSetupError
 

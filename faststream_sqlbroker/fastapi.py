@@ -125,8 +125,8 @@ def shared_session(make: Callable[[], AbstractAsyncContextManager[AsyncSession]]
         async with make() as new_session, new_session.begin():
             yield new_session
 
-    # FastAPI would end a dependency of the scope "request" only after the response was sent: a
-    # COMMIT that fails would be too late for its client.
+    # FastAPI ends a dependency of the scope "request" only after the response was sent. The client
+    # would not learn of a COMMIT that fails.
     dependency: params.Depends = Depends(open_session, scope="function")
     return dependency
 

@@ -99,7 +99,7 @@ def adapt_handler(handler: Callable[..., Any], *, validates_result: bool) -> Cal
 
     setattr(call, _IN_THREAD, not is_async)
     if _has_awaitable(returns):
-        # What is checked is the awaited value.
+        # The validation applies to the awaited value.
         is_awaitable = _has_awaitable(get_origin(returns) or returns)
         result_type = (get_args(returns) or (Any,))[-1] if is_awaitable else Any
         signature = inspect.signature(handler)

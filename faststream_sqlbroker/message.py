@@ -281,8 +281,8 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
     def note_outcome(self) -> None:
         """Update the acknowledgement status for FastStream from the recorded outcome, if any."""
         if self.committed is None and self.raw_message.outcome is not None:
-            # The row's outcome, not the caller's: another object of the same row may have settled
-            # it first.
+            # Use the row's outcome, not the caller's: another object of the same row may have
+            # settled it first.
             self.committed = _get_ack_status(self.raw_message.outcome)
 
 

@@ -127,13 +127,13 @@ class SqlBrokerBatchParser(SqlBrokerParser):
             message_id=f"{first.id}-{last.id}",
         )
 
-    # FastStream recognises batch decoders by this very name.
+    # FastStream recognises batch decoders by exactly this name.
     async def decode_batch(self, msg: StreamMessage[Any]) -> list["DecodedMessage"]:
         """Decode each body by the content type of the message."""
         if isinstance(msg, SqlBrokerBatchMessage) and not msg.opened:
             headers = msg.batch_headers
             if len(headers) != len(msg.raw_message):
-                # A custom parser made the batch without all its headers.
+                # A custom parser created the batch without all its headers.
                 headers = [row.headers for row in msg.raw_message]
             rows = list(zip(_get_payloads(msg), headers, strict=True))
             bodies: list[DecodedMessage] = []

@@ -152,7 +152,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             None,
             _publish_type=_publish_type,
             destination=queue,
-            # Publishers and middlewares add to the headers; the caller's dict must stay as it is.
+            # Publishers and middlewares add headers, which must not change the caller's dict.
             headers=dict(headers)
             if headers is not None and isinstance(headers, Mapping)
             else headers,

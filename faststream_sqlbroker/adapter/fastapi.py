@@ -1,4 +1,4 @@
-"""FastStream's router for FastAPI; this needs FastAPI."""
+"""FastStream's router for FastAPI; requires FastAPI."""
 
 from faststream._internal.fastapi import Context, StreamMessage, StreamRouter
 from faststream._internal.fastapi.context import ContextRepo, Logger

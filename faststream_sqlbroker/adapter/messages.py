@@ -1,4 +1,4 @@
-"""How bodies are encoded, decoded and handed to the database."""
+"""Codecs, parsers and producers of FastStream."""
 
 from faststream._internal._compat import json_loads
 from faststream._internal.basic_types import DecodedMessage

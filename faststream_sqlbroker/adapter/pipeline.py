@@ -1,4 +1,4 @@
-"""What the compiled pipeline stands in for, or calls as FastStream does."""
+"""Parts of FastStream that the compiled pipeline replaces or calls."""
 
 from faststream._internal.configs.broker import ConfigComposition
 from faststream._internal.context import Context, ContextRepo

@@ -1,4 +1,4 @@
-"""The test broker, and the record of calls that handlers and publishers are asked about."""
+"""The test broker, and the recorded calls for assertions about handlers and publishers."""
 
 from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
 from faststream._internal.testing.broker import EnterType, TestBroker

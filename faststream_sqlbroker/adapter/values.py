@@ -1,4 +1,4 @@
-"""Types of arguments, and the value of one that was left out."""
+"""Types of arguments, and the value of an omitted argument."""
 
 from faststream._internal.basic_types import LoggerProto
 from faststream._internal.constants import EMPTY

@@ -49,7 +49,7 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.partitions import need_postgresql
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.subscriber.checks import time_or_none
+from faststream_sqlbroker.subscriber.checks import parse_optional_duration
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.flow.publish_limits import PublishLimits
     from faststream_sqlbroker.flow.tasks.archive_upkeep import PartitionLoop, RetentionLoop
 
-# What few processes use, such as `admin`, is imported where it is made: it would be a third of the
-# time of each start.
+# Modules that few processes use, such as `admin`, are imported on use: they would take a third of
+# the time of each start.
 
 
 class SqlBroker(
@@ -274,7 +274,7 @@ class SqlBroker(
                 logger=make_queue_logger_state(logger=logger, log_level=log_level),
                 fd_config=_build_di_config(apply_types, serializer, provider, context),
                 broker_dependencies=dependencies,
-                graceful_timeout=time_or_none("graceful_timeout", graceful_timeout),
+                graceful_timeout=parse_optional_duration("graceful_timeout", graceful_timeout),
                 ack_policy=ack_policy,
                 id_generator=gen_cor_id if id_generator is EMPTY else partial(id_generator),
                 underlying_driver_annotations=underlying_driver_annotations or {},
@@ -374,7 +374,7 @@ class SqlBroker(
         access = await self._store.access.find_lacks(frozenset({Activity.OPERATE}))
         if access.lacks:
             return {}
-        # One series is always there, so that alerts can ask whether any process tells findings.
+        # One series always exists, so that alerts can check whether any process reports findings.
         return {("no subscriber", "error", ""): 0, **(await self.admin.findings()).counts}
 
     def _iter_running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
@@ -532,7 +532,8 @@ class SqlBroker(
             from faststream_sqlbroker.schema.validate import advice  # noqa: PLC0415
 
             msg = f"{advice(differences)}\nvalidate_schema_on_start=False starts all the same"
-            # `faststream run` prints a long traceback before the text; the log shows it at once.
+            # `faststream run` prints a long traceback before the text; the log shows the text
+            # first.
             self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
             raise SchemaError(msg)
 
@@ -623,11 +624,12 @@ class SqlBroker(
             SetupError: `timeout` is not a valid duration, or the broker belongs to another event
                 loop, which is still open.
         """
-        limit = time_or_none("timeout", timeout)
+        limit = parse_optional_duration("timeout", timeout)
         started_at = self._clock.monotonic()
         is_reachable = await self._store.access.ping(limit, self._rights.activities)
         remaining = None if limit is None else limit - (self._clock.monotonic() - started_at)
-        # Also if that or a loop fails: the reason may be that nothing can be written.
+        # Check this even if the ping or a loop fails, because the reason may be that nothing can be
+        # written.
         loops = (self._scheduler, self._rights, *self.subscribers)
         is_writable = await self._write_path.look_within(remaining) is None
         return (

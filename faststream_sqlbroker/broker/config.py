@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _build_driver_annotations() -> dict[Any, Any]:
     """Map classes that a handler may be annotated with by mistake to the right annotations."""
-    # Imported here: `annotations` imports the broker, which imports this module.
+    # Imported here, because `annotations` imports the broker, which imports this module.
     from faststream_sqlbroker import annotations, message  # noqa: PLC0415
 
     module = "faststream_sqlbroker"
@@ -93,5 +93,5 @@ class SqlBrokerRouterConfig(BrokerConfig):
         raise IncorrectState(_NOT_INCLUDED) if name in _BROKER_ONLY_FIELDS else AttributeError(name)
 
 
-_BROKER_ONLY_FIELDS = frozenset(each.name for each in fields(SqlBrokerConfig))
+_BROKER_ONLY_FIELDS = frozenset(item.name for item in fields(SqlBrokerConfig))
 _NOT_INCLUDED = "this router is not part of a broker yet: call broker.include_router(router) first"

@@ -25,7 +25,7 @@ class SqlBrokerConfigured:
             ConfigError: the file has mistakes; the text has the line and column of each.
             MissingExtraError: an extra that the file needs is not installed.
         """
-        # By its name: that package imports this one, and is an extra.
+        # Imported by name, because that package imports this module, and is an extra.
         config = import_module("faststream_sqlbroker.config")
         broker: Self = config.read_service(path).broker(cls, options)
         return broker

@@ -12,7 +12,7 @@ from faststream_sqlbroker.parser import CORRELATION_ID
 from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResponse
 
 _ENCODED = {"queue", "payload", "headers"}
-OPTIONS = tuple(one.name for one in fields(NewMessage) if one.name not in _ENCODED)
+OPTIONS = tuple(field.name for field in fields(NewMessage) if field.name not in _ENCODED)
 """Fields of a row that are also options of a publish."""
 
 
@@ -48,7 +48,8 @@ class HttpPublish:
 
         async def write(cmd: SqlBrokerPublishCommand) -> Any:
             new_rows = await self._make_rows(cmd, len(rows))
-            # What a middleware returns is its own: the client is told what was written.
+            # The return value of a middleware is its own; the client gets the ids of the written
+            # rows.
             ids[:] = await self._producer.write(new_rows)
             return ids if is_batch else ids[0]
 
@@ -58,8 +59,8 @@ class HttpPublish:
             if is_batch
             else _make_single_command(rows[0])
         )
-        # The body is encoded. What a middleware puts in its place is encoded as JSON, text or
-        # bytes: the broker's own codec has no part in publishes over HTTP.
+        # The body is already encoded. A replacement by a middleware is encoded as JSON, text or
+        # bytes: the broker's codec is not used for publishes over HTTP.
         cmd.codec = DefaultCodec()
         producer: Any = SimpleNamespace(publish=write, publish_batch=write)
         if is_batch:

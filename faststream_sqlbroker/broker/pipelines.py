@@ -151,7 +151,7 @@ def check_step_options(steps: Sequence[Step], targets: Sequence[str | Destinatio
         SetupError: as for `make_settings`.
     """
     with warnings.catch_warnings():
-        # `make_settings` runs again when the subscriber is made, and warns then.
+        # `make_settings` runs again when the subscriber is created, and warns then.
         warnings.simplefilter("ignore")
         for step, target in zip(steps, targets, strict=True):
             make_settings(step.queue, {**step.options, "forward_to": target})

@@ -8,7 +8,7 @@ from faststream_sqlbroker.adapter.broker import BrokerUsecase
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer, is_plain
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import (
     GENERIC,
-    chosen,
+    get_selected_pipeline,
     unknown,
     warn_once,
 )
@@ -37,7 +37,7 @@ class PlainPublish:
         names = unknown(PUBLISHING)
         if names:
             warn_once(PUBLISHING, "FastStream publishes", names, broker._log_of_loops)  # noqa: SLF001
-        self._is_known = is_unmodified and not names and chosen() != GENERIC
+        self._is_known = is_unmodified and not names and get_selected_pipeline() != GENERIC
 
     def producer(self, broker: Any) -> SqlBrokerProducer | None:
         """Return the producer if nothing else takes part in the publish; otherwise None."""
@@ -48,7 +48,7 @@ class PlainPublish:
         producer = config.producer
         if config.broker_middlewares or config.id_generator is not gen_cor_id:
             return None
-        # A test or a tool may have replaced a method: then it is the one to call.
+        # A test or a tool may have replaced a method, which must then be called.
         if not is_plain(producer) or "_basic_publish" in broker.__dict__:
             return None
         plain_producer: SqlBrokerProducer = producer

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
 from faststream_sqlbroker.flow.tasks.requests import request_timeout
-from faststream_sqlbroker.publisher.rows import refuse_one_list
+from faststream_sqlbroker.publisher.rows import check_not_one_list
 from faststream_sqlbroker.response import (
     UNMATCHED,
     MessageOptions,
@@ -105,7 +105,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         """
         if not messages:
             return []
-        refuse_one_list(messages)
+        check_not_one_list(messages)
         cmd = SqlBrokerPublishCommand(*messages, queue=queue, **options)
         cmd.id_generator = self.config.id_generator
         await self.connect()
@@ -135,7 +135,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
                 self._wakeups.published(due)
             return message_id
 
-        # The middlewares see it, and know no other producer than one with this method.
+        # The middlewares run as for any publish; the producer only needs this method.
         message_id: int | None = await self._basic_publish(
             cmd, producer=cast("Any", SimpleNamespace(publish=write))
         )

@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.response import FOREIGN_OPTIONS
-from faststream_sqlbroker.subscriber.checks import no_handler
+from faststream_sqlbroker.subscriber.checks import check_no_handler_options
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             name: value for name, value in options.items() if name not in endpoint
         }
         if subscriber_options.get("forward_to") is not None:
-            no_handler([name for name in _HANDLER_OPTIONS if endpoint.get(name)])
-        # A process that only publishes needs none of what runs handlers.
+            check_no_handler_options([name for name in _HANDLER_OPTIONS if endpoint.get(name)])
+        # Imported here, because a process that only publishes runs no handlers.
         from faststream_sqlbroker.subscriber.factory import create_subscriber  # noqa: PLC0415
 
         subscriber = create_subscriber(
@@ -208,7 +208,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             title=endpoint.get("title"),
             description=endpoint.get("description"),
             include_in_schema=endpoint.get("include_in_schema", True),
-            place=pipeline_step,
+            pipeline_step=pipeline_step,
         )
         subscriber.number = next(_NUMBERS)
         super().subscriber(subscriber, persistent=endpoint.get("persistent", True))
@@ -246,7 +246,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             )
         batch = options.get("batch", False)
         flag("a publisher's batch", batch)
-        # `broker.publish` needs none of it.
+        # Imported here, because `broker.publish` does not need publishers.
         from faststream_sqlbroker.publisher.usecase import (  # noqa: PLC0415
             BatchQueuePublisher,
             QueuePublisher,

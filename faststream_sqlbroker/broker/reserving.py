@@ -148,7 +148,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             queues=_merge_queues(queues, more_queues),
             lease=POP_LEASE,
             rules=SettleRules(),
-            most_deliveries=checks.most_deliveries(max_deliveries, None),
+            most_deliveries=checks.parse_max_deliveries(max_deliveries, None),
             remove=True,
         )
 
@@ -197,12 +197,12 @@ class SqlBrokerReserving(SqlBrokerLocking):
                 leased nevertheless; it is due again when the lease expires.
         """
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
-        checks.retry_strategy(strategy)
+        checks.check_retry_strategy(strategy)
         request = DirectClaimRequest(
             queues=_merge_queues(queues, more_queues),
             lease=lease_seconds(lease),
             rules=SettleRules(retry_strategy=strategy),
-            most_deliveries=checks.most_deliveries(max_deliveries, most_attempts(strategy)),
+            most_deliveries=checks.parse_max_deliveries(max_deliveries, most_attempts(strategy)),
             remove=False,
         )
 
@@ -241,7 +241,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
 
 def _merge_queues(queues: str | Sequence[str], more_queues: tuple[str, ...]) -> tuple[str, ...]:
-    return checks.queue_names(
+    return checks.parse_queue_names(
         [*([queues] if isinstance(queues, str) else queues), *more_queues]
         if more_queues
         else queues

@@ -180,8 +180,8 @@ class SqlBrokerServing:
         """
         strategy = queues.retry_strategy
         strategy = default_retry_strategy() if strategy == "auto" else strategy
-        checks.retry_strategy(strategy)
-        max_deliveries = checks.most_deliveries(queues.max_deliveries, most_attempts(strategy))
+        checks.check_retry_strategy(strategy)
+        max_deliveries = checks.parse_max_deliveries(queues.max_deliveries, most_attempts(strategy))
 
         from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs  # noqa: PLC0415
 
@@ -228,7 +228,7 @@ class SqlBrokerServing:
                     options,
                     log=self._log_of_loops,
                     recorder=self._recorder,
-                    # A test moves its time, and asks for what it wants to see.
+                    # A test advances its own time and polls explicitly.
                     looks=self._under_test is None,
                     **more(),
                 )
@@ -253,7 +253,7 @@ class SqlBrokerServing:
         """
         subscribed = self._get_subscribed_queues()
         for queue in subscribed:
-            # Most names cannot be such a queue, so mostly nothing is imported and nothing asked.
+            # Most names cannot belong to a pull consumer; then nothing is imported or queried.
             if "/" not in queue:
                 continue
             from faststream_sqlbroker.core.channels import ids_of  # noqa: PLC0415
@@ -272,7 +272,7 @@ class SqlBrokerServing:
             if not isinstance(jobs, PullJobs) or jobs.store is not self._store:
                 continue
             if jobs.makes_push(channel, consumer):
-                # The configuration wins; it would be made at the first request, which is too late.
+                # The configuration wins. The first request would apply it, which is too late.
                 await jobs.begin()
                 return False
         return True
@@ -284,7 +284,7 @@ class SqlBrokerServing:
         return await self._store.overviews.jobs(queues)
 
     async def _list_schema_differences(self) -> list[str]:
-        # Of the store that is there then: a test may have put another one in its place.
+        # Read the current store: a test may have replaced it.
         return await self._store.server.differences()
 
     async def _start_with_probes(self, start: Callable[[], Awaitable[None]]) -> None:
@@ -303,12 +303,12 @@ class SqlBrokerServing:
             await self._stop_probes()
             raise
         for jobs in self._http_jobs:
-            # A test has put another store in the place of the one that some were made for.
+            # A test may have replaced the store that these jobs were created for.
             if jobs.store is self._store:
                 jobs.start()
 
     async def _stop_serving(self) -> None:
-        # First: a request during the stop would start again what has just ended.
+        # First, because a request during the stop would restart the stopped parts.
         self._serving_ended = True
         for jobs in self._http_jobs:
             await jobs.stop()

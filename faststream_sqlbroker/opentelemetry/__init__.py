@@ -1,7 +1,7 @@
 """Traces and metrics for OpenTelemetry: `pip install "sqlbroker[otel]"`.
 
-`SqlBrokerTelemetryMiddleware` makes the spans of each publish and each run of a handler.
-`SqlBrokerTelemetryMetrics` has the metrics that only this broker knows. They are independent of
+`SqlBrokerTelemetryMiddleware` creates the spans of each publish and each run of a handler.
+`SqlBrokerTelemetryMetrics` exports the metrics that only this broker has. They are independent of
 each other.
 """
 

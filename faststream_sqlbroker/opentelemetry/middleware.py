@@ -1,5 +1,6 @@
-"""FastStream's spans of each publish and each run of a handler, for this broker; their attributes
-have the names of OpenTelemetry's semantic conventions for messaging.
+"""FastStream's spans of each publish and each run of a handler, for this broker.
+
+The attributes have the names of OpenTelemetry's semantic conventions for messaging.
 """
 
 from collections.abc import Awaitable, Callable
@@ -32,42 +33,44 @@ MESSAGE_ID = "messaging.message.id"
 CONVERSATION_ID = "messaging.message.conversation_id"
 BODY_SIZE = "messaging.message.body.size"
 OLD_BODY_SIZE = "messaging.message.payload_size_bytes"
-"""The name until version 1.22 of the conventions, which FastStream's other brokers use."""
+"""The name before version 1.22 of the conventions, still used by FastStream's other brokers."""
 BATCH_COUNT = "messaging.batch.message_count"
 KEY = "messaging.sqlbroker.message.key"
 DELIVERY = "messaging.sqlbroker.message.delivery"
-"""Which delivery it is, from 1."""
+"""The number of the delivery, starting at 1."""
 Raw = ClaimedMessage | tuple[ClaimedMessage, ...]
-"""What a subscriber is given: a row, or the rows of a batch."""
+"""The raw message of a subscriber: a row, or the rows of a batch."""
 
 
 class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBrokerPublishCommand]):
-    """Reads a message, or the messages of a batch; it has no state, so one serves all."""
+    """Reads the attributes of a message or a batch; stateless, so a single instance is shared."""
 
     __slots__ = ()
     messaging_system = SYSTEM
 
     def get_publish_attrs_from_cmd(self, cmd: SqlBrokerPublishCommand) -> dict[str, Any]:
-        """Queue, correlation id and key. A relay's command is one of the other broker."""
-        ours = isinstance(cmd, SqlBrokerPublishCommand)
+        """Return queue, correlation id and key. A relay's command belongs to another broker."""
+        is_own_command = isinstance(cmd, SqlBrokerPublishCommand)
         attributes: dict[str, Any] = {
-            MESSAGING_SYSTEM: SYSTEM if ours else _system_of(cmd),
+            MESSAGING_SYSTEM: SYSTEM if is_own_command else _get_system(cmd),
             DESTINATION: cmd.destination,
         }
         if cmd.correlation_id is not None:
-            # Read, it is made and stored: by it the links of a batch tell one publish from another.
+            # Reading the id creates and stores it. The links of a batch distinguish publishes by
+            # it.
             attributes[CONVERSATION_ID] = cmd.correlation_id
-        if ours and (key := cmd.options.get("key")) is not None:
+        if is_own_command and (key := cmd.options.get("key")) is not None:
             attributes[KEY] = key
         return attributes
 
     def get_publish_destination_name(self, cmd: SqlBrokerPublishCommand) -> str:
-        """The queue."""
+        """Return the queue."""
         return cmd.destination
 
     def get_consume_attrs_from_message(self, msg: "StreamMessage[Raw]") -> dict[str, Any]:
-        """Ids, queue, size, which delivery it is, and the key; of a batch ids and queue of the
-        first, the size of all, and how many there are.
+        """Return ids, queue, body size, number of the delivery, and key.
+
+        For a batch: ids and queue of the first message, the total size, and the number of messages.
         """
         raw = msg.raw_message
         rows = raw if isinstance(raw, tuple) else (raw,)
@@ -90,15 +93,13 @@ class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBroke
         return attributes
 
     def get_consume_destination_name(self, msg: "StreamMessage[Raw]") -> str:
-        """The queue, of a batch that of the first."""
+        """Return the queue; for a batch, the queue of the first message."""
         raw = msg.raw_message
         return (raw[0] if isinstance(raw, tuple) else raw).queue
 
 
-def _system_of(cmd: "PublishCommand") -> str:
-    """The conventions' name of the broker to which a command of `faststream.kafka` and others
-    publishes.
-    """
+def _get_system(cmd: "PublishCommand") -> str:
+    """Return the conventions' name of the broker that a command of FastStream publishes to."""
     package = type(cmd).__module__.removeprefix("faststream.").partition(".")[0]
     return {"confluent": "kafka", "rabbit": "rabbitmq"}.get(package, package)
 
@@ -106,7 +107,7 @@ def _system_of(cmd: "PublishCommand") -> str:
 _PROVIDER = SqlBrokerTelemetrySettingsProvider()
 _PROPAGATOR = TraceContextTextMapPropagator()
 TRACE_HEADERS = frozenset(_PROPAGATOR.fields)
-"""Where a message keeps the trace of its publish."""
+"""Headers that carry the trace of a message's publish."""
 READ_HEADERS = (*sorted(TRACE_HEADERS), "baggage", CORRELATION_ID)
 """All headers that are read here."""
 REPLAY = {"messaging.sqlbroker.link": "replay"}
@@ -116,13 +117,13 @@ REPLAY = {"messaging.sqlbroker.link": "replay"}
 class SqlBrokerTelemetryMiddleware(TelemetryMiddleware[SqlBrokerPublishCommand]):
     """Traces each publish and each run of a handler: `SqlBroker(middlewares=[…])`.
 
-    The headers of a message carry the trace, so it goes from the publish by the row to the handler
-    and to what the handler publishes; a move to another queue and a retry go on in it. A message
-    that is published without a correlation id is given one.
+    The headers of a message carry the trace from the publish through the row to the handler, and on
+    to the messages that the handler publishes. A move to another queue and a retry continue the
+    trace. A message published without a correlation id gets one.
 
-    The run of a batch, or of a message of `publish_batch`, has a trace of its own with links to
-    those of the publishes. So has the run of a message that was published again (`republish`, a
-    replay of the archive): its first trace may have ended long ago.
+    The run of a batch, or of a message of `publish_batch`, has its own trace with links to the
+    traces of the publishes. So does the run of a message that was published again (`republish`, a
+    replay from the archive), because its first trace may have ended long ago.
     """
 
     def __init__(
@@ -133,13 +134,14 @@ class SqlBrokerTelemetryMiddleware(TelemetryMiddleware[SqlBrokerPublishCommand])
         meter: "Meter | None" = None,
         include_messages_counters: bool = True,
     ) -> None:
-        """Trace with `tracer_provider`.
+        """Create the middleware.
 
         Args:
-            tracer_provider: Default the global one.
-            meter_provider: Of the durations of publishes and runs; default the global one.
-            meter: A meter in its place.
-            include_messages_counters: Whether messages are counted, too.
+            tracer_provider: Provider of the tracer; default the global one.
+            meter_provider: Provider of the meter for durations of publishes and runs; default the
+                global one.
+            meter: A meter to use instead of a provider.
+            include_messages_counters: Also count messages.
         """
         super().__init__(
             settings_provider_factory=lambda _raw: _PROVIDER,
@@ -152,8 +154,8 @@ class SqlBrokerTelemetryMiddleware(TelemetryMiddleware[SqlBrokerPublishCommand])
     def __call__(
         self, msg: Any | None, /, *, context: "ContextRepo"
     ) -> BaseTelemetryMiddleware[SqlBrokerPublishCommand]:
-        """The middleware of one message, or (None) of one publish."""
-        return _OneMessage(
+        """Create the middleware of a message, or of a publish if `msg` is None."""
+        return _MessageTelemetry(
             msg,
             tracer=self._tracer,
             metrics_container=self._metrics,
@@ -162,13 +164,13 @@ class SqlBrokerTelemetryMiddleware(TelemetryMiddleware[SqlBrokerPublishCommand])
         )
 
 
-class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
-    """Of one message or publish."""
+class _MessageTelemetry(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
+    """The middleware of a message or a publish."""
 
     async def publish_scope(
         self, call_next: Callable[[Any], Awaitable[Any]], msg: SqlBrokerPublishCommand
     ) -> Any:
-        """Trace a publish, which learns the id of its row."""
+        """Trace a publish, with the id of the new row."""
 
         async def insert(cmd: SqlBrokerPublishCommand) -> Any:
             result = await call_next(cmd)
@@ -176,10 +178,10 @@ class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
                 trace.get_current_span().set_attribute(MESSAGE_ID, str(result))
             return result
 
-        given = _given_trace(msg.headers)
-        if given is None:
+        parent = _extract_parent(msg.headers)
+        if parent is None:
             return await super().publish_scope(insert, msg)
-        token = context_api.attach(given)
+        token = context_api.attach(parent)
         try:
             return await super().publish_scope(insert, msg)
         finally:
@@ -189,8 +191,8 @@ class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
         self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
     ) -> Any:
         """Trace the run of a handler."""
-        if not _readable(msg.headers):
-            msg.headers = _without_traces(msg.headers)
+        if not _is_readable(msg.headers):
+            msg.headers = _remove_trace_headers(msg.headers)
         raw = msg.raw_message
         if isinstance(raw, tuple):
             return await self._consume_batch(call_next, msg)
@@ -201,15 +203,21 @@ class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
     async def _consume_batch(
         self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
     ) -> Any:
-        """FastStream makes one link for each correlation id, none for a message without one."""
-        given = msg.batch_headers
+        """Trace a batch, with a link for each message.
+
+        FastStream creates one link per correlation id, and none for a message without one.
+        """
+        batch_headers = msg.batch_headers
         msg.batch_headers = [
-            {CORRELATION_ID: f"row {n}", **(each if _readable(each) else _without_traces(each))}
-            for n, each in enumerate(given)
+            {
+                CORRELATION_ID: f"row {n}",
+                **(headers if _is_readable(headers) else _remove_trace_headers(headers)),
+            }
+            for n, headers in enumerate(batch_headers)
         ]
 
         async def handle(message: "StreamMessage[Any]") -> Any:
-            message.batch_headers = given
+            message.batch_headers = batch_headers
             return await call_next(message)
 
         return await super().consume_scope(handle, msg)
@@ -217,15 +225,15 @@ class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
     async def _consume_replay(
         self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
     ) -> Any:
-        """Begin a trace, with a link to that of the first publish."""
-        given = msg.headers
-        published = _publish_of(given)
-        msg.headers = _without_traces(given)
+        """Start a new trace, with a link to the trace of the first publish."""
+        headers = msg.headers
+        first_publish = _extract_publish_span(headers)
+        msg.headers = _remove_trace_headers(headers)
 
         async def handle(message: "StreamMessage[Any]") -> Any:
-            message.headers = given
-            if published is not None:
-                trace.get_current_span().add_link(published, REPLAY)
+            message.headers = headers
+            if first_publish is not None:
+                trace.get_current_span().add_link(first_publish, REPLAY)
             return await call_next(message)
 
         return await super().consume_scope(handle, msg)
@@ -237,17 +245,17 @@ class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
         exc_tb: TracebackType | None = None,
     ) -> bool | None:
         """End the span of the run."""
-        # Workers handle message after message in one context: what is not taken back here stays.
+        # Workers handle all messages in one context, so anything not reset here would stay.
         self._scope_tokens_stack.close()
         return await super().after_processed(exc_type, exc_val, exc_tb)
 
 
-def _readable(headers: dict[str, Any]) -> bool:
-    """Whether all headers that tell of traces are text: another program may have stored others."""
+def _is_readable(headers: dict[str, Any]) -> bool:
+    """Return True if all trace headers are text; another program may have stored other values."""
     return all(isinstance(headers.get(name, ""), str) for name in READ_HEADERS)
 
 
-def _without_traces(headers: dict[str, Any]) -> dict[str, Any]:
+def _remove_trace_headers(headers: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in headers.items()
@@ -255,13 +263,13 @@ def _without_traces(headers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _publish_of(headers: dict[str, Any]) -> SpanContext | None:
+def _extract_publish_span(headers: dict[str, Any]) -> SpanContext | None:
     span = trace.get_current_span(_PROPAGATOR.extract(headers)).get_span_context()
     return span if span.is_valid else None
 
 
-def _given_trace(headers: dict[str, Any]) -> Context | None:
-    """The trace that a publish brings in its headers; a span that runs here comes before it."""
-    if trace.get_current_span().get_span_context().is_valid or not _readable(headers):
+def _extract_parent(headers: dict[str, Any]) -> Context | None:
+    """Return the trace from the headers of a publish; a span that runs here takes precedence."""
+    if trace.get_current_span().get_span_context().is_valid or not _is_readable(headers):
         return None
-    return None if _publish_of(headers) is None else _PROPAGATOR.extract(headers)
+    return None if _extract_publish_span(headers) is None else _PROPAGATOR.extract(headers)

@@ -1,8 +1,8 @@
 """Metrics for Prometheus: `pip install "sqlbroker[prometheus]"`.
 
-`SqlBrokerPrometheusMiddleware` counts what FastStream counts for every broker, message by message.
-`SqlBrokerPrometheusMetrics` has what only this broker knows: what waits, what was claimed and
-settled, leases, the pool. They are independent of each other.
+`SqlBrokerPrometheusMiddleware` exports FastStream's metrics of each message, as for every broker.
+`SqlBrokerPrometheusMetrics` exports the metrics that only this broker has: waiting, claimed and
+settled messages, leases, the pool. They are independent of each other.
 """
 
 from faststream_sqlbroker.exceptions import MissingExtraError

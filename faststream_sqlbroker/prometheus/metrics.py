@@ -17,19 +17,19 @@ from faststream_sqlbroker.core.metrics import METRICS, OF_FLEET, Kind, Labels, M
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 
 MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable by which prometheus_client keeps the values of several processes in files."""
+"""The variable that makes prometheus_client store the values of several processes in files."""
 
 
 def exported_name(metric: Metric, prefix: str = "sqlbroker") -> str:
-    """The name under which `metric` is scraped; a histogram adds `_bucket`, `_sum`, `_count`."""
+    """Return the scraped name of `metric`; a histogram adds `_bucket`, `_sum`, `_count`."""
     return f"{prefix}_{metric.name}{'_total' if metric.kind is Kind.COUNTER else ''}"
 
 
 class SqlBrokerPrometheusMetrics:
-    """Exports what only this broker knows: `SqlBroker(metrics=SqlBrokerPrometheusMetrics(…))`.
+    """Exports the broker's own metrics: `SqlBroker(metrics=SqlBrokerPrometheusMetrics(…))`.
 
-    docs/reference/metrics.md lists the metrics. Values are kept once a claim, once a write of
-    outcomes and once a look: none costs anything for each message.
+    docs/reference/metrics.md lists the metrics. Values are updated once per claim, per write of
+    outcomes and per sample, so there is no cost per message.
     """
 
     def __init__(
@@ -42,51 +42,52 @@ class SqlBrokerPrometheusMetrics:
         """Register the metrics.
 
         Args:
-            registry: Where. Two brokers in one process need two prefixes or two registries.
+            registry: The registry. Two brokers in one process need two prefixes or two registries.
             prefix: The first word of every name.
-            sample_interval: Time between two looks at gauges: seconds, a timedelta or text like
-                "15s". One process of the fleet then reads the queues.
+            sample_interval: Time between two samples of the gauges: seconds, a timedelta or text
+                like "15s". Only one process of the fleet reads the queues for a sample.
 
         Raises:
-            ValueError: the registry has metrics of these names already.
-            SetupError: `sample_interval` is not a duration above 0.
+            ValueError: the registry already has metrics with these names.
+            SetupError: `sample_interval` is not a duration greater than 0.
         """
         self.sample_interval = positive_seconds("sample_interval", sample_interval)
         self._registry = registry
         self._registered: dict[str, Any] = {
-            metric.name: _registered(metric, prefix, registry) for metric in METRICS
+            metric.name: _register_metric(metric, prefix, registry) for metric in METRICS
         }
         self._children: dict[tuple[str, Labels], Any] = {}
-        self._known: dict[str, set[Labels]] = {}
+        self._label_sets: dict[str, set[Labels]] = {}
 
     def count(self, metric: Metric, labels: Labels, amount: int) -> None:
-        """A counter has grown by `amount`."""
-        self._child(metric, labels).inc(amount)
+        """Increase a counter by `amount`."""
+        self._get_child(metric, labels).inc(amount)
 
     def observe(self, metric: Metric, labels: Labels, value: float) -> None:
-        """A histogram has one more value."""
-        self._child(metric, labels).observe(value)
+        """Add a value to a histogram."""
+        self._get_child(metric, labels).observe(value)
 
     def gauge(self, metric: Metric, values: Mapping[Labels, float]) -> None:
-        """A gauge has these values, and no others."""
+        """Replace all values of a gauge."""
         for labels, value in values.items():
-            self._child(metric, labels).set(value)
-        # Afterwards: a scrape by another thread in between must not miss what stays.
-        for labels in self._known.get(metric.name, set()) - values.keys():
+            self._get_child(metric, labels).set(value)
+        # Remove afterwards: a scrape by another thread in between must not miss remaining values.
+        for labels in self._label_sets.get(metric.name, set()) - values.keys():
             child = self._children.pop((metric.name, labels))
             if MULTIPROC not in os.environ:
                 self._registered[metric.name].remove(*labels)
             else:
-                # Files of several processes forget no value. One that has none of the fleet's knows
-                # no more: a frozen value would be taken for true, where another host tells them.
+                # The files of several processes keep every value. A process without values of the
+                # fleet reports NaN, because an old value would look true while another host reports
+                # the current one.
                 child.set(0.0 if values or metric not in OF_FLEET else float("nan"))
-        self._known[metric.name] = set(values)
+        self._label_sets[metric.name] = set(values)
 
     def exposition(self) -> tuple[bytes, str]:
-        """All that is in the registry as Prometheus reads it, and its content type."""
+        """Return the content of the registry in Prometheus's format, and the content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-    def _child(self, metric: Metric, labels: Labels) -> Any:
+    def _get_child(self, metric: Metric, labels: Labels) -> Any:
         child = self._children.get((metric.name, labels))
         if child is None:
             child = self._registered[metric.name].labels(*labels)
@@ -94,7 +95,7 @@ class SqlBrokerPrometheusMetrics:
         return child
 
 
-def _registered(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any:
+def _register_metric(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any:
     kinds: dict[Kind, Callable[..., Any]] = {
         Kind.COUNTER: Counter,
         Kind.HISTOGRAM: Histogram,
@@ -102,7 +103,7 @@ def _registered(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any
     }
     options: dict[str, Any] = {"buckets": metric.buckets} if metric.buckets else {}
     if metric in OF_FLEET:
-        # With several processes on a host: the one that looks changes.
+        # Of several processes on a host, the one that samples changes.
         options["multiprocess_mode"] = "mostrecent"
     return kinds[metric.kind](
         f"{prefix}_{metric.name}", metric.meaning, metric.labels, registry=registry, **options
@@ -110,5 +111,5 @@ def _registered(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any
 
 
 def in_own_registry() -> SqlBrokerPrometheusMetrics:
-    """Metrics that only `/metrics` of their broker shows."""
+    """Create metrics that only `/metrics` of their broker shows."""
     return SqlBrokerPrometheusMetrics(CollectorRegistry())

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 SYSTEM = "sqlbroker"
 """The value of the label `broker`."""
 Raw = ClaimedMessage | tuple[ClaimedMessage, ...]
-"""What a subscriber is given: a row, or the rows of a batch."""
+"""The raw message of a subscriber: a row, or the rows of a batch."""
 
 
 class SqlBrokerMetricsSettingsProvider(MetricsSettingsProvider[Any, SqlBrokerPublishCommand]):
-    """Reads a message, or the messages of a batch; it has no state, so one serves all."""
+    """Reads the attributes of a message or a batch; stateless, so a single instance is shared."""
 
     __slots__ = ()
     messaging_system = SYSTEM
 
     def get_publish_destination_name_from_cmd(self, cmd: SqlBrokerPublishCommand) -> str:
-        """The queue."""
+        """Return the queue."""
         return cmd.destination
 
     def get_consume_attrs_from_message(self, msg: "StreamMessage[Raw]") -> ConsumeAttrs:
-        """The queue of the first, the size of all stored bodies, and how many there are."""
+        """Return the first message's queue, the total size of the bodies, and the count."""
         raw = msg.raw_message
         rows = raw if isinstance(raw, tuple) else (raw,)
         return {
@@ -57,11 +57,12 @@ class SqlBrokerPrometheusMiddleware(PrometheusMiddleware[Any, SqlBrokerPublishCo
         """Register FastStream's metrics; several middlewares may share a registry.
 
         Args:
-            registry: Where.
+            registry: The registry.
             app_name: The label `app_name`; default `metrics_prefix`.
             metrics_prefix: The first word of every name.
-            received_messages_size_buckets: Upper bounds, in bytes; default 16 B to 16 MiB.
-            custom_labels: Further labels: a value, or a function of the raw message (None of a
+            received_messages_size_buckets: Upper bounds of the buckets, in bytes; default 16 B to
+                16 MiB.
+            custom_labels: Further labels: a value, or a function of the raw message (None for a
                 publish).
         """
         super().__init__(

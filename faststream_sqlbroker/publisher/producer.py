@@ -1,4 +1,4 @@
-"""FastStream's producer: encodes bodies and hands rows to `flow.publish`."""
+"""FastStream's producer: encodes bodies and passes rows to `flow.publish`."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
-    """Turns commands into rows."""
+    """Converts publish commands to rows."""
 
     def __init__(
         self,
@@ -47,20 +47,20 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         parser: "CustomCallable | None" = None,
         decoder: "CustomCallable | None" = None,
     ) -> None:
-        """Encode with FastStream's default codec until `connect` gives the application's.
+        """Create a producer with FastStream's default codec; `connect` sets the application's.
 
         Args:
             publisher: Writes the rows.
-            requests: Wait for replies.
-            parser: The broker's; makes a message of a row for `decode`.
-            decoder: The broker's; decodes its body for `decode`.
+            requests: Waits for replies.
+            parser: The broker's parser, which creates a message from a row for `decode`.
+            decoder: The broker's decoder, for `decode`.
         """
         default = SqlBrokerParser()
         self._publisher = publisher
         self._requests = requests
         self._parser = ParserComposition(parser, default.parse_message)
         self._decoder: AsyncCallable = ParserComposition(decoder, default.decode_message)
-        self._own_decoder = self._decoder
+        self._default_decoder = self._decoder
         self.serializer: SerializerProto | None = None
         self.codec: CodecProto = DefaultCodec()
         self._context: Callable[[], ContextRepo | None] = lambda: None
@@ -71,31 +71,32 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         codec: "CodecProto | None",
         context: "Callable[[], ContextRepo] | None" = None,
     ) -> None:
-        """Use the application's serializer, codec and context.
+        """Set the application's serializer, codec and context.
 
         Called again whenever they may have changed: they are final only when the broker starts.
         """
         self.serializer = serializer
         self.codec = codec or DefaultCodec()
-        self._decoder = self._own_decoder if codec is None else codec.decode
+        self._decoder = self._default_decoder if codec is None else codec.decode
         self._context = context or self._context
 
     @override
     async def publish(self, cmd: SqlBrokerPublishCommand) -> int | None:
-        """Write one message.
+        """Write a message.
 
         Returns:
-            The message's id. None if the queue has a message with its dedup_id already, or if the
+            The message's id. None if the queue already has a message with its dedup_id, or if the
             message is written later, with the ack of the handler's message.
         """
-        [message_id] = await self._insert(cmd, [await self._row(cmd, cmd.body, 0)])
+        [message_id] = await self._insert(cmd, [await self._encode_row(cmd, cmd.body, 0)])
         return message_id
 
     async def publish_plain(self, body: Any, queue: str, connection: Any = None) -> int | None:
-        """`publish` of a command with no option but a connection, which the default codec encodes;
-        its id.
+        """Write a message without options, encoded by the default codec; return the id.
+
+        The only option is a connection or session.
         """
-        payload, content_type = self._encoded_plainly(body)
+        payload, content_type = self._encode_plain(body)
         row = make_row(queue, payload, content_type, {})
         [message_id] = await self._publisher.publish([row], connection=connection)
         return message_id
@@ -110,8 +111,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         reply_to: str,
         delivery: "Sequence[ClaimedMessage]",
     ) -> None:
-        """`publish` of a handler's answer to `delivery`, which the default codec encodes."""
-        payload, content_type = self._encoded_plainly(body)
+        """Write a handler's answer to `delivery`, encoded by the default codec."""
+        payload, content_type = self._encode_plain(body)
         row = make_row(
             queue,
             payload,
@@ -124,15 +125,15 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         if not self._publisher.join([row], delivery, required=False):
             await self._publisher.publish([row])
 
-    def _encoded_plainly(self, body: Any) -> tuple[bytes, str | None]:
+    def _encode_plain(self, body: Any) -> tuple[bytes, str | None]:
         try:
             return encode_message(body, self.serializer)
         except Exception as error:
-            raise _unencodable(body, error) from error
+            raise _make_encoding_error(body, error) from error
 
     @override
     async def publish_batch(self, cmd: SqlBrokerPublishCommand) -> list[int | None]:
-        """Write all bodies in one transaction; the ids are in the order of the bodies.
+        """Write all bodies in a single transaction; return the ids in the order of the bodies.
 
         An id is None in the same cases as with `publish`.
         """
@@ -141,29 +142,29 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def _insert(
         self, cmd: SqlBrokerPublishCommand, rows: list[NewMessage]
     ) -> list[int | None]:
-        if (cmd.with_ack or cmd.stacked) and self._join(rows, required=bool(cmd.with_ack)):
+        if (cmd.with_ack or cmd.stacked) and self._join_ack(rows, required=bool(cmd.with_ack)):
             return [None] * len(rows)
-        at_once = cmd.with_ack is False
-        return await self._publisher.publish(rows, connection=cmd.connection, at_once=at_once)
+        commits_now = cmd.with_ack is False
+        return await self._publisher.publish(rows, connection=cmd.connection, at_once=commits_now)
 
     async def make_row(self, cmd: SqlBrokerPublishCommand) -> NewMessage:
-        """The row of one message; the caller writes it.
+        """Create the row of a message, which the caller writes.
 
         Raises:
             PublishError: a value cannot be stored, or the message exceeds the database's limit.
         """
-        row = await self._row(cmd, cmd.body, 0)
+        row = await self._encode_row(cmd, cmd.body, 0)
         self._publisher.check_size(row)
         return row
 
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
-        """Publish in a transaction of its own, and wait for the reply; its row.
+        """Publish in a separate transaction, wait for the reply, and return the row of the reply.
 
         Raises:
             TimeoutError: no reply came within `cmd.timeout` seconds.
-            PublishError: as `publish`.
-            StoreError: as `publish`.
+            PublishError: as for `publish`.
+            StoreError: as for `publish`.
         """
         timeout = request_timeout(cmd.timeout)
         address = self._requests.address()
@@ -171,43 +172,44 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         cmd.add_headers({REPLY_ID: address.id, REPLY_WITHIN: timeout})
         cmd.options.setdefault("expires_in", max(timeout, SHORTEST_EXPIRY))
         correlation_id = cmd.correlation_id
-        row = await self._row(cmd, cmd.body, 0)
+        row = await self._encode_row(cmd, cmd.body, 0)
         return await self._requests.ask(row, address, correlation_id, timeout)
 
     async def write(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows`, which are made already, in one transaction; their ids, None for one whose
-        dedup_id its queue has already.
+        """Insert existing `rows` in a single transaction; return the ids, or None for duplicates.
+
+        A row is a duplicate if its queue already has a message with its dedup_id.
 
         Raises:
-            QueueFullError: a queue is full: none is written.
-            StoreError: as `publish`.
+            QueueFullError: a queue is full; nothing was written.
+            StoreError: as for `publish`.
         """
         return await self._publisher.publish(rows, droppable=False)
 
     async def wait_for_room(self, queue: str) -> None:
-        """Wait until `queue` has fewer due messages than its `max_depth`.
+        """Wait until `queue` has fewer due messages than the limit `max_depth`.
 
         Raises:
-            QueueFullError: that took longer than the limit's timeout.
+            QueueFullError: the timeout of the limit passed.
         """
         await self._publisher.wait_for_room(queue)
 
     def publish_sync(
         self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session"
     ) -> int | None:
-        """Write one message in a synchronous caller's transaction.
+        """Write a message in a synchronous caller's transaction.
 
         Raises:
             PublishError: the codec cannot encode the body, or the message cannot be stored.
             SetupError: the codec awaits something.
         """
-        payload, content_type = encode_now(self.codec, cmd.body, self.serializer)
-        row = command_row(cmd, 0, payload, content_type)
+        payload, content_type = encode_sync(self.codec, cmd.body, self.serializer)
+        row = make_command_row(cmd, 0, payload, content_type)
         [message_id] = self._publisher.publish_sync([row], connection=connection)
         return message_id
 
     async def encode(self, body: Any) -> tuple[bytes, str | None]:
-        """Encode `body` as `publish` does; the bytes and their content type.
+        """Encode `body` like `publish`; return the bytes and the content type.
 
         Raises:
             PublishError: the codec failed or did not return bytes; the bytes exceed the database's
@@ -216,7 +218,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         if isinstance(body, SqlBrokerResponse):
             msg = "a new body cannot be a SqlBrokerResponse: give the body itself"
             raise PublishError(msg)
-        payload, content_type = await self._encoded(self.codec, body)
+        payload, content_type = await self._encode_with(self.codec, body)
         if not isinstance(payload, bytes):
             msg = f"the codec must give bytes, it gave {type(payload).__name__}"
             raise PublishError(msg)
@@ -224,32 +226,34 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return payload, content_type
 
     async def decode(self, row: ClaimedMessage) -> Any:
-        """Decode the body of `row` as subscribers do: with the broker's parser, decoder, codec."""
+        """Decode the body of `row` with the broker's parser, decoder and codec."""
         message: StreamMessage[Any] = await self._parser(row)
         message.set_decoder(self._decoder)
         return await message.decode()
 
-    def _join(self, rows: list[NewMessage], *, required: bool) -> bool:
+    def _join_ack(self, rows: list[NewMessage], *, required: bool) -> bool:
         """Add `rows` to the ack of the message whose handler runs in this context."""
         context = self._context()
         message = None if context is None else context.get_local("message")
         raw = getattr(message, "raw_message", None)
         delivery = raw if isinstance(raw, tuple | list) else (raw,)
-        ours = [row for row in delivery if isinstance(row, ClaimedMessage)]
-        return self._publisher.join(rows, ours, required=required)
+        claimed_rows = [row for row in delivery if isinstance(row, ClaimedMessage)]
+        return self._publisher.join(rows, claimed_rows, required=required)
 
-    async def _row(self, cmd: SqlBrokerPublishCommand, body: Any, place: int) -> NewMessage:
-        payload, content_type = await self._encoded(cmd.codec or self.codec, body)
-        return command_row(cmd, place, payload, content_type)
+    async def _encode_row(
+        self, cmd: SqlBrokerPublishCommand, body: Any, position: int
+    ) -> NewMessage:
+        payload, content_type = await self._encode_with(cmd.codec or self.codec, body)
+        return make_command_row(cmd, position, payload, content_type)
 
-    async def _encoded(self, codec: "CodecProto", body: Any) -> tuple[bytes, str | None]:
+    async def _encode_with(self, codec: "CodecProto", body: Any) -> tuple[bytes, str | None]:
         try:
             return await codec.encode(body, self.serializer)
         except Exception as error:
-            raise _unencodable(body, error) from error
+            raise _make_encoding_error(body, error) from error
 
     async def make_rows(self, cmd: SqlBrokerPublishCommand) -> list[NewMessage]:
-        """The rows of all bodies; the caller writes them.
+        """Create the rows of all bodies, which the caller writes.
 
         Raises:
             PublishError: a value cannot be stored.
@@ -257,25 +261,29 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         codec = cmd.codec or self.codec
         bodies = cmd.batch_bodies
         if not isinstance(codec, BatchCodecProto):
-            return [await self._row(cmd, body, place) for place, body in enumerate(bodies)]
+            return [
+                await self._encode_row(cmd, body, position) for position, body in enumerate(bodies)
+            ]
         try:
             encoded = await codec.encode_batch(bodies, self.serializer)
         except Exception as error:
-            raise _unencodable(bodies, error) from error
+            raise _make_encoding_error(bodies, error) from error
         if len(encoded) != len(bodies):
             msg = (
                 f"{type(codec).__name__}.encode_batch must give a body for each message, "
                 f"it gave {len(encoded)} for {len(bodies)}"
             )
             raise PublishError(msg)
-        return [command_row(cmd, place, *content) for place, content in enumerate(encoded)]
+        return [
+            make_command_row(cmd, position, *content) for position, content in enumerate(encoded)
+        ]
 
 
 _PUBLISH = SqlBrokerProducer.publish
 
 
 def is_plain(producer: Any) -> bool:
-    """Whether all of `producer` is this package's own, with FastStream's codec."""
+    """Return True if `producer` is entirely this package's own, with FastStream's codec."""
     return (
         producer.__class__ is SqlBrokerProducer
         and producer.codec.__class__ is DefaultCodec
@@ -284,41 +292,41 @@ def is_plain(producer: Any) -> bool:
     )
 
 
-def encode_now(
+def encode_sync(
     codec: "CodecProto", body: Any, serializer: "SerializerProto | None"
 ) -> tuple[bytes, str | None]:
-    """The bytes of `body` and their content type, without an event loop.
+    """Encode `body` without an event loop; return the bytes and the content type.
 
     Raises:
         PublishError: the codec cannot encode the body.
         SetupError: the codec awaits something.
     """
-    # A codec's `encode` is a coroutine function. One that awaits nothing ends at the first `send`,
+    # A codec's `encode` is a coroutine function. If it awaits nothing, it ends at the first `send`,
     # so no event loop is needed.
     encoding = codec.encode(body, serializer)
     try:
         encoding.send(None)
     except StopIteration as done:
-        found: tuple[bytes, str | None] = done.value
-        return found
+        encoded: tuple[bytes, str | None] = done.value
+        return encoded
     except Exception as error:
-        raise _unencodable(body, error) from error
+        raise _make_encoding_error(body, error) from error
     encoding.close()
     name = type(codec).__name__
     raise SetupError(f"synchronous code needs a codec that awaits nothing, {name} does")
 
 
-def _unencodable(body: Any, error: Exception) -> Exception:
-    """The error to raise for a codec's `error`; errors of this package stay as they are."""
+def _make_encoding_error(body: Any, error: Exception) -> Exception:
+    """Return the error to raise for a codec's `error`; errors of this package stay unchanged."""
     if isinstance(error, SqlBrokerError):
         return error
     return PublishError(f"a body of type {type(body).__name__} cannot be encoded: {error}")
 
 
-def command_row(
-    cmd: SqlBrokerPublishCommand, place: int, payload: bytes, content_type: str | None
+def make_command_row(
+    cmd: SqlBrokerPublishCommand, position: int, payload: bytes, content_type: str | None
 ) -> NewMessage:
-    """The row of the message at `place` in `cmd`, whose body is encoded as `payload`.
+    """Create the row of the message at `position` in `cmd`, with the encoded body `payload`.
 
     Raises:
         PublishError: a value cannot be stored.
@@ -329,18 +337,20 @@ def command_row(
     correlation_id = cmd.stored_correlation_id
     reply_to = cmd.reply_to
     # A middleware may have added bodies.
-    response = cmd.responses[place] if place < len(cmd.responses) else None
+    response = cmd.responses[position] if position < len(cmd.responses) else None
     if response is not None:
-        given = {name: value for name, value in response.options.items() if value is not None}
-        # The message's delay overrides the call's next_attempt_at, and the other way round. Without
-        # this both would be set, which is an error.
-        if "delay" in given or "next_attempt_at" in given:
+        response_options = {
+            name: value for name, value in response.options.items() if value is not None
+        }
+        # The message's delay overrides the call's next_attempt_at, and the reverse. Otherwise both
+        # would be set, which is an error.
+        if "delay" in response_options or "next_attempt_at" in response_options:
             options = {**options, "delay": None, "next_attempt_at": None}
-        options = {**options, **given}
+        options = {**options, **response_options}
         queue = response.queue or queue
         headers = {**(headers or {}), **response.headers}
         correlation_id = response.correlation_id or correlation_id
-        reply_to = str(given.get("reply_to") or reply_to)
+        reply_to = str(response_options.get("reply_to") or reply_to)
     return make_row(
         queue,
         payload,

@@ -1,4 +1,4 @@
-"""`SqlProducer`: publishes from synchronous code, without a broker and without an event loop."""
+"""`SqlProducer`: publish from synchronous code, without a broker and without an event loop."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ from faststream_sqlbroker.exceptions import MissingExtraError, PublishError, Set
 from faststream_sqlbroker.flow.publish import only, spread
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
-from faststream_sqlbroker.publisher.producer import command_row, encode_now
-from faststream_sqlbroker.publisher.rows import refuse_one_list
+from faststream_sqlbroker.publisher.producer import encode_sync, make_command_row
+from faststream_sqlbroker.publisher.rows import check_not_one_list
 from faststream_sqlbroker.response import MessageOptions, SqlBrokerPublishCommand
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunningTests:
-    """Tests of this process that have no real database."""
+    """The number of running tests of this process that have no real database."""
 
     count: int = 0
 
 
 tests = RunningTests()
-"""Counted by `TestSqlBroker`."""
+"""Incremented by `TestSqlBroker`."""
 LOGGER = logging.getLogger("faststream_sqlbroker.producer")
 
 
 class SqlProducer:
     """Publishes from synchronous code: Django, Flask, scripts. No async driver is needed.
 
-    A producer may be shared by threads. It runs no middleware and asks for no right but those of a
+    A producer may be shared by threads. It runs no middleware and requires only the rights of a
     producer.
     """
 
@@ -66,33 +66,34 @@ class SqlProducer:
         serializer: "SerializerProto | None" = EMPTY,
         id_generator: Callable[[], str] | None = None,
     ) -> None:
-        """Make a producer; it does not connect to the database yet.
+        """Create a producer, without connecting to the database yet.
 
         Args:
             database: A synchronous Engine, or a URL of one; or one of Django's connections, such as
-                `django.db.connection`: then messages are written in Django's transaction.
+                `django.db.connection`: messages are then written in Django's transaction.
             schema: Names of the tables.
-            notify: PostgreSQL: subscribers that listen are told at the COMMIT, in place of finding
-                the message by polling. PostgreSQL lets one transaction with a notification commit
-                at a time. Elsewhere it is without effect.
-            max_payload: As of `SqlBroker`.
-            max_depth: As of `SqlBroker`; nothing waits here: a limit that waits raises.
+            notify: PostgreSQL: notify listening subscribers at the COMMIT, so that they do not
+                depend on polling. PostgreSQL commits transactions with a notification one at a
+                time. No effect on other databases.
+            max_payload: As for `SqlBroker`.
+            max_depth: As for `SqlBroker`, except that nothing waits here: a limit that would wait
+                raises.
             codec: Encodes bodies; it must await nothing.
             serializer: FastDepends' serializer.
-            id_generator: Makes the correlation id of a message that is published without one; None
-                stores none.
+            id_generator: Creates the correlation id of a message that is published without one;
+                None stores none.
 
         Raises:
-            SetupError: `database` is none of these, has an asynchronous driver or no transactions
+            SetupError: `database` is of another type, has an asynchronous driver or no transactions
                 (AUTOCOMMIT), or a limit is not valid.
             MissingExtraError: the URL's driver is not installed.
         """
         tables = build_tables(schema or SqlBrokerSchemaConfig())
-        self._store = SyncStore(_checked(database), tables)
+        self._store = SyncStore(_check_database(database), tables)
         self._notify = notify
         self._codec = codec or DefaultCodec()
         self._serializer = FastDependsConfig(serializer=serializer)._serializer  # noqa: SLF001
-        self._new_id = id_generator
+        self._id_generator = id_generator
         depths = checked_depths(max_depth)
         if max_payload is not None:
             whole_number("max_payload", max_payload, other=" of bytes, or None")
@@ -109,29 +110,29 @@ class SqlProducer:
         session: "Session | None" = None,
         **options: Unpack[MessageOptions],
     ) -> int | None:
-        """Publish one message.
+        """Publish a message and return the id.
 
-        With `connection` or `session`, and with a connection of Django, it is part of the caller's
-        transaction, which is neither begun, committed nor flushed here. Otherwise it is committed
-        when this returns.
+        With `connection` or `session`, and with a connection of Django, the message is part of the
+        caller's transaction, which is neither begun, committed nor flushed here. Otherwise it is
+        committed when this method returns.
 
         Args:
             message: The body: bytes and str unchanged, anything else as JSON.
             queue: Full name of the queue.
             connection: A synchronous Connection to the same database.
-            session: A synchronous Session on that database. At most one of the two.
+            session: A synchronous Session on that database. Pass at most one of the two.
             options: See `MessageOptions`.
 
         Returns:
-            The message's id; None if the queue has a message with the same dedup_id already, or if
-            the queue is full and its `max_depth` drops.
+            The message's id; None if the queue already has a message with the same dedup_id, or if
+            the queue is full and its `max_depth` drops messages.
 
         Raises:
             PublishError: a value cannot be stored, a connection cannot be used, or a TestSqlBroker
                 without a real database runs; nothing was written.
-            QueueFullError: the queue is full by its `max_depth`; nothing was written.
-            StoreError: the database refused the message or could not be reached. After a lost
-                answer to a COMMIT it may be written.
+            QueueFullError: the queue has reached its `max_depth`; nothing was written.
+            StoreError: the database refused the message or could not be reached. If the answer to a
+                COMMIT was lost, the message may be written.
             SetupError: the codec awaits something.
         """
         [message_id] = self._publish((message,), queue, connection, session, options)
@@ -145,28 +146,28 @@ class SqlProducer:
         session: "Session | None" = None,
         **options: Unpack[MessageOptions],
     ) -> list[int | None]:
-        """Publish several messages in one transaction: all of them are stored, or none.
+        """Publish several messages in a single transaction: either all are stored, or none.
 
         Args:
             messages: Bodies, or `SqlBrokerResponse`s with their own options. Without messages
                 nothing happens.
             queue: Full name of the queue.
-            connection: As of `publish`.
-            session: As of `publish`.
+            connection: As for `publish`.
+            session: As for `publish`.
             options: Options of all messages; see `MessageOptions`.
 
         Returns:
             The ids in the order of the messages; an id is None in the same cases as with `publish`.
 
         Raises:
-            PublishError: as `publish`; or the only argument is a list of messages.
-            QueueFullError: as `publish`.
-            StoreError: as `publish`.
-            SetupError: as `publish`.
+            PublishError: as for `publish`; or the only argument is a list of messages.
+            QueueFullError: as for `publish`.
+            StoreError: as for `publish`.
+            SetupError: as for `publish`.
         """
         if not messages:
             return []
-        refuse_one_list(messages)
+        check_not_one_list(messages)
         return self._publish(messages, queue, connection, session, options)
 
     def _publish(
@@ -187,32 +188,32 @@ class SqlProducer:
             raise PublishError("with_ack is for handlers of a broker: leave it out")
         if connection is not None and session is not None:
             raise PublishError("give connection= or session=, not both")
-        given = session if connection is None else connection
-        if given is not None and self._store.of_django:
+        transaction = session if connection is None else connection
+        if transaction is not None and self._store.of_django:
             raise PublishError(
                 "this producer writes in the transaction of Django's connection: leave connection= "
                 "and session= out, or make a SqlProducer of an Engine"
             )
-        # All of them before a connection is taken: what cannot be stored must not cost one.
-        rows = [self._row(body, queue, options) for body in bodies]
+        # Create all rows before a connection is opened, so that invalid messages do not cost one.
+        rows = [self._make_row(body, queue, options) for body in bodies]
         if self._limits is not None:
             self._limits.check_payload(rows)
-        with self._store.open(given) as opened:
-            return self._write(opened, rows)
+        with self._store.open(transaction) as open_connection:
+            return self._write(open_connection, rows)
 
-    def _row(self, body: Any, queue: str, options: Mapping[str, Any]) -> NewMessage:
+    def _make_row(self, body: Any, queue: str, options: Mapping[str, Any]) -> NewMessage:
         cmd = SqlBrokerPublishCommand(body, queue=queue, **options)
-        if self._new_id is not None:
-            cmd.id_generator = self._new_id
-        return command_row(cmd, 0, *encode_now(self._codec, cmd.body, self._serializer))
+        if self._id_generator is not None:
+            cmd.id_generator = self._id_generator
+        return make_command_row(cmd, 0, *encode_sync(self._codec, cmd.body, self._serializer))
 
     def _write(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
         if self._limits is None:
             return self._insert(connection, rows)
-        kept = self._limits.admit_sync(rows, connection=connection)
-        if kept is None:
+        admitted = self._limits.admit_sync(rows, connection=connection)
+        if admitted is None:
             return self._insert(connection, rows)
-        return spread(kept, self._insert(connection, only(rows, kept)))
+        return spread(admitted, self._insert(connection, only(rows, admitted)))
 
     def _insert(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
         if not rows:
@@ -223,11 +224,11 @@ class SqlProducer:
         return ids
 
 
-def _checked(database: Any) -> Any:
-    """`database` as an Engine with transactions, or a connection of Django."""
+def _check_database(database: Any) -> Any:
+    """Return `database` as an Engine with transactions, or as a connection of Django."""
     if is_django(database):
         return database
-    engine = _engine_of_url(database) if isinstance(database, str | URL) else database
+    engine = _create_engine(database) if isinstance(database, str | URL) else database
     if not isinstance(engine, Engine) or engine.dialect.is_async:
         # Only the type is shown: the value may hold a password.
         got = type(database).__name__
@@ -239,7 +240,7 @@ def _checked(database: Any) -> Any:
     return transactional(engine, None)
 
 
-def _engine_of_url(url: str | URL) -> Engine:
+def _create_engine(url: str | URL) -> Engine:
     try:
         return create_engine(url)
     except ModuleNotFoundError as error:

@@ -1,5 +1,7 @@
-"""A publisher bound to a queue, called directly or stacked on a subscriber; its configuration, and
-what AsyncAPI documents show of it. Also the one that sends a handler's answer.
+"""A publisher bound to a queue, with its configuration and AsyncAPI documentation.
+
+Publishers are called directly or stacked on a subscriber. This module also has the publisher of a
+handler's replies.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +34,7 @@ from faststream_sqlbroker.flow.tasks.requests import (
 )
 from faststream_sqlbroker.handler_calls import ensure_name
 from faststream_sqlbroker.payload_names import make_names_unique
-from faststream_sqlbroker.publisher.rows import refuse_one_list
+from faststream_sqlbroker.publisher.rows import check_not_one_list
 from faststream_sqlbroker.response import (
     PublishOptions,
     RequestOptions,
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class ReplyPublisher(FakePublisher):
-    """Sends a handler's answer to the queue that its message asked for.
+    """Sends a handler's answer to the reply queue of the message.
 
     The reply to a request names the request, and expires when no caller waits for it any more.
     """
@@ -61,49 +63,49 @@ class ReplyPublisher(FakePublisher):
     def __init__(
         self, producer: "ProducerProto[Any]", message: "StreamMessage[Any]", clock: Clock
     ) -> None:
-        """Send to `message.reply_to`."""
+        """Create a publisher to `message.reply_to`."""
         super().__init__(producer=producer)
         self.queue = message.reply_to
         self._reply_id = message.headers.get(REPLY_ID)
-        self._expires_in = None if self._reply_id is None else _time_left(message, clock)
+        self._expires_in = None if self._reply_id is None else _get_remaining_time(message, clock)
 
     @override
     async def _publish(
         self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
     ) -> Any:
-        """Send the answer, unless it is a reply that comes too late."""
+        """Send the answer, unless a reply comes too late."""
         if self._expires_in is not None and self._expires_in < SHORTEST_EXPIRY:
             return None
         return await super()._publish(cmd, _extra_middlewares=_extra_middlewares)
 
     @override
     def patch_command(self, cmd: PublishCommand) -> SqlBrokerPublishCommand:
-        """The command of the answer, addressed to `queue`."""
-        real = SqlBrokerPublishCommand.from_cmd(super().patch_command(cmd))
-        real.destination = self.queue
-        real.stacked = True
+        """Return the command of the answer, addressed to `queue`."""
+        command = SqlBrokerPublishCommand.from_cmd(super().patch_command(cmd))
+        command.destination = self.queue
+        command.stacked = True
         if self._reply_id is not None:
-            real.headers = {**(real.headers or {}), REPLY_ID: self._reply_id}
+            command.headers = {**(command.headers or {}), REPLY_ID: self._reply_id}
         if self._expires_in is not None:
-            real.options["expires_in"] = self._expires_in
-        return real
+            command.options["expires_in"] = self._expires_in
+        return command
 
 
-def _time_left(message: "StreamMessage[Any]", clock: Clock) -> float | None:
-    """Seconds for which the caller of a request still waits; None: it does not say.
+def _get_remaining_time(message: "StreamMessage[Any]", clock: Clock) -> float | None:
+    """Return the seconds for which the caller of a request still waits; None if unknown.
 
     Both times are the database's; this process only measures how long the handler took.
     """
-    within = message.headers.get(REPLY_WITHIN)
-    if not isinstance(within, int | float) or isinstance(within, bool):
+    timeout = message.headers.get(REPLY_WITHIN)
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
         return None
     raw = message.raw_message
     row = raw[0] if isinstance(raw, tuple) and raw else raw
     if not isinstance(row, ClaimedMessage):
-        return float(within)
-    before: timedelta = row.acquired_at - row.created_at
-    handled = clock.monotonic() - row.claimed_monotonic
-    return within - before.total_seconds() - handled
+        return float(timeout)
+    queued: timedelta = row.acquired_at - row.created_at
+    elapsed = clock.monotonic() - row.claimed_monotonic
+    return timeout - queued.total_seconds() - elapsed
 
 
 @dataclass(kw_only=True)
@@ -126,7 +128,7 @@ class QueuePublisherSpecificationConfig(PublisherSpecificationConfig):
 class QueuePublisherSpecification(
     PublisherSpecification[BrokerConfig, QueuePublisherSpecificationConfig]
 ):
-    """One channel for the queue. AsyncAPI has no bindings for SQL, so they stay empty."""
+    """One channel for the queue. AsyncAPI has no bindings for SQL, so the bindings stay empty."""
 
     @property
     def address(self) -> str:
@@ -140,11 +142,11 @@ class QueuePublisherSpecification(
 
     @override
     def get_payloads(self) -> list[tuple[dict[str, Any], str]]:
-        """What the handlers return, or the given schema."""
+        """Return the configured schema, or the schemas of the handlers' results."""
         return make_names_unique(super().get_payloads(), self._outer_config)
 
     def get_schema(self) -> dict[str, PublisherSpec]:
-        """The channel by its key."""
+        """Return the channel by key."""
         return {
             self.name: PublisherSpec(
                 address=self.address,
@@ -162,11 +164,11 @@ class QueuePublisherSpecification(
 
 
 class QueuePublisher(SqlCallAssertions, PublisherUsecase):
-    """What `broker.publisher(queue)` returns."""
+    """A publisher, returned by `broker.publisher(queue)`."""
 
     _call_wrapper_class = SqlHandlerCallWrapper
     number: int
-    """Tells which subscribers and publishers were declared before it."""
+    """Position in the order in which subscribers and publishers were declared."""
 
     def __init__(
         self, config: QueuePublisherConfig, specification: QueuePublisherSpecification
@@ -180,13 +182,13 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     def __call__(
         self, func: "Callable[P_HandlerParams, T_HandlerReturn]"
     ) -> "SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]":
-        """Stack it on the handler `func`: what that returns is published."""
+        """Stack the publisher on the handler `func`, to publish the handler's results."""
         wrapper: Any = super().__call__(ensure_name(func))
         return cast("SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]", wrapper)
 
     @property
     def queue(self) -> str:
-        """The queue, with the routers' prefix; "" when each call names one."""
+        """The queue, with the routers' prefix; "" if each call names a queue."""
         return f"{self._outer_config.prefix}{self.config.queue}" if self.config.queue else ""
 
     @override
@@ -196,9 +198,9 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         """Publish to this publisher's queue, or to `queue`; see `SqlBroker.publish`.
 
         Raises:
-            PublishError: as `SqlBroker.publish`.
+            PublishError: as for `SqlBroker.publish`.
         """
-        cmd = self._command((message,), queue, options)
+        cmd = self._make_command((message,), queue, options)
         result: int | None = await self._basic_publish(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()
         )
@@ -207,29 +209,29 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     async def publish_batch(
         self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
     ) -> list[int | None]:
-        """Publish several messages in one transaction; see `SqlBroker.publish_batch`."""
+        """Publish several messages in a single transaction; see `SqlBroker.publish_batch`."""
         if not messages:
             return []
-        refuse_one_list(messages)
-        cmd = self._command(messages, queue, options)
+        check_not_one_list(messages)
+        cmd = self._make_command(messages, queue, options)
         result: list[int | None] = await self._basic_publish_batch(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()
         )
         return result
 
-    def _command(
+    def _make_command(
         self, messages: tuple[Any, ...], queue: str, options: PublishOptions
     ) -> SqlBrokerPublishCommand:
-        return self._completed(
+        return self._complete_command(
             SqlBrokerPublishCommand(*messages, queue=queue or self.queue, **options)
         )
 
-    def _completed(self, cmd: SqlBrokerPublishCommand) -> SqlBrokerPublishCommand:
-        """`cmd` with this publisher's headers, reply_to and codec."""
+    def _complete_command(self, cmd: SqlBrokerPublishCommand) -> SqlBrokerPublishCommand:
+        """Add this publisher's headers, reply_to and codec to `cmd`."""
         cmd.add_headers(self.headers, override=False)
         cmd.reply_to = cmd.reply_to or self.config.reply_to
         cmd.id_generator = self._outer_config.id_generator
-        # As for subscribers, FastStream takes the outermost codec: the broker's, else a router's.
+        # As for subscribers, FastStream uses the outermost codec: the broker's, else a router's.
         cmd.codec = self._outer_config.broker_codec
         cmd.publisher = self
         return cmd
@@ -238,15 +240,17 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     async def _publish(
         self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
     ) -> None:
-        """Send a handler's answer; FastStream calls this."""
-        several = self.config.batch and isinstance(cmd.body, list | tuple)
-        if several and not cmd.body:
+        """Send a handler's answer; called by FastStream."""
+        is_batch = self.config.batch and isinstance(cmd.body, list | tuple)
+        if is_batch and not cmd.body:
             return
-        own = self._completed(SqlBrokerPublishCommand.from_cmd(cmd, batch=several))
-        own.destination = self.queue or own.destination
-        own.stacked = True
-        send = self._basic_publish_batch if several else self._basic_publish
-        await send(own, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares)
+        command = self._complete_command(SqlBrokerPublishCommand.from_cmd(cmd, batch=is_batch))
+        command.destination = self.queue or command.destination
+        command.stacked = True
+        send = self._basic_publish_batch if is_batch else self._basic_publish
+        await send(
+            command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
+        )
 
     @override
     async def request(
@@ -257,20 +261,20 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         timeout: Duration | None = 30.0,
         **options: Unpack[RequestOptions],
     ) -> "SqlBrokerMessage":
-        """Publish to this publisher's queue, or to `queue`, and wait; see `SqlBroker.request`."""
+        """Publish a request to this publisher's queue, or to `queue`; see `SqlBroker.request`."""
         cmd = make_request(message, queue or self.queue, request_timeout(timeout), options)
         reply: SqlBrokerMessage = await self._basic_request(
-            self._completed(cmd), producer=self._outer_config.producer
+            self._complete_command(cmd), producer=self._outer_config.producer
         )
         return reply
 
 
 class BatchQueuePublisher(QueuePublisher):
-    """What `broker.publisher(queue, batch=True)` returns."""
+    """A publisher of lists, returned by `broker.publisher(queue, batch=True)`."""
 
     @override
     async def publish(  # type: ignore[override]
         self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
     ) -> list[int | None]:
-        """Publish each of `messages`, in one transaction; the same as `publish_batch`."""
+        """Publish each of `messages` in a single transaction, like `publish_batch`."""
         return await self.publish_batch(*messages, queue=queue, **options)

@@ -1,6 +1,6 @@
 """The archive and the live table in Spark: `pip install "sqlbroker[spark]"`.
 
-The names are those of `pyspark_sqlbroker`, which imports Spark when one of them is asked for.
+The names are those of `pyspark_sqlbroker`, which imports Spark when a name is first used.
 """
 
 from typing import TYPE_CHECKING, Any

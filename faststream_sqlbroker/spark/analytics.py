@@ -1,4 +1,4 @@
-"""`pyspark_sqlbroker.analytics` by the name that users import."""
+"""`pyspark_sqlbroker.analytics` under the name that users import."""
 
 from pyspark_sqlbroker import analytics
 from pyspark_sqlbroker.analytics import *  # noqa: F403

@@ -1,8 +1,8 @@
-"""Batches of which a message keeps the handler from starting: it goes alone, the others go without
-it.
+"""Split batches in which a message prevents the handler from starting.
 
-A message that fails alone fails as with a subscriber without batch=True, by the same middlewares
-and the same AckPolicy. Nothing is handed out again once the handler has started.
+That message is delivered alone, and the others without it. A message that fails alone fails as with
+a subscriber without batch=True, through the same middlewares and the same AckPolicy. Nothing is
+redelivered once the handler has started.
 """
 
 import logging
@@ -22,7 +22,7 @@ from faststream_sqlbroker.batch_start import (
 )
 from faststream_sqlbroker.core.outcome import Again
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.subscriber.invalid_body import is_fastapis
+from faststream_sqlbroker.subscriber.invalid_body import is_fastapi_error
 
 if TYPE_CHECKING:
     from faststream.message import StreamMessage
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Hands the batches of one subscriber out again, in parts; and makes the middleware that finds
-    out why.
+    """Redelivers the batches of a subscriber in parts.
+
+    Also creates the middleware that finds the cause.
     """
 
     def __init__(self, calls: "CallsCollection[Any]", log: Callable[..., None]) -> None:
@@ -41,20 +42,23 @@ class Batches:
         self._log = log
 
     def __call__(self, msg: Any, **options: Any) -> BaseMiddleware:
-        """The innermost middleware of one call."""
-        return _NotesRefusals(msg, fields=self._fields, **options)
+        """Create the innermost middleware of a call."""
+        return _RefusalRecorder(msg, fields=self._get_fields, **options)
 
-    def _fields(self) -> set[str]:
-        """Names by which the handlers take the batch: that of the only parameter that FastStream
-        fills from it.
+    def _get_fields(self) -> set[str]:
+        """Return the parameter names through which handlers receive the batch.
+
+        FastStream fills a handler's only parameter from the batch.
         """
         parameters: list[list[Any]] = [
             getattr(call.dependant, "flat_params", []) for call in self._calls
         ]
-        return {only[0].field_name for only in parameters if len(only) == 1}
+        return {params[0].field_name for params in parameters if len(params) == 1}
 
-    def noting(self, parser: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """`parser`, whose errors are a message's fault."""
+    def wrap_parser(
+        self, parser: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[Any], Awaitable[Any]]:
+        """Wrap `parser` to record errors as caused by a message."""
 
         async def parse(rows: Any) -> Any:
             try:
@@ -65,8 +69,8 @@ class Batches:
 
         return parse
 
-    def handing_out(self, consume: "Handle") -> "Handle":
-        """`consume`, after which the messages of a batch that did not start have the outcome Again.
+    def wrap_handler(self, consume: "Handle") -> "Handle":
+        """Wrap `consume` to give the messages of a batch that did not start the outcome Again.
 
         `consume` runs FastStream's pipeline, and raises none of its errors.
         """
@@ -78,39 +82,47 @@ class Batches:
                 await consume(rows)
             finally:
                 current_batch_start.reset(token)
-            if start.error is not None and not start.started and len(rows) > 1 and self._marked:
-                self._hand_out_again(rows, start)
+            if (
+                start.error is not None
+                and not start.started
+                and len(rows) > 1
+                and self._can_detect_start
+            ):
+                self._split_batch(rows, start)
 
         return consume_batch
 
     @property
-    def _marked(self) -> bool:
-        """Whether the start would have been noticed: another broker's subscriber may have set the
-        handler up anew.
+    def _can_detect_start(self) -> bool:
+        """True if a start would have been noticed.
+
+        Another broker's subscriber may have wrapped the handler again.
         """
         return all(
             is_marking_start(call.handler._original_call)  # noqa: SLF001 - the only way
             for call in self._calls
         )
 
-    def _hand_out_again(self, rows: Sequence[ClaimedMessage], start: BatchStart) -> None:
-        """The culprits one by one, after the others; both halves if they are unknown."""
-        for place, row in enumerate(rows):
+    def _split_batch(self, rows: Sequence[ClaimedMessage], start: BatchStart) -> None:
+        """Redeliver the culprits alone, after the other messages; both halves if unknown."""
+        for position, row in enumerate(rows):
             if start.culprits:
-                row.outcome = Again(1 + place if place in start.culprits else 0)
+                row.outcome = Again(1 + position if position in start.culprits else 0)
             else:
-                row.outcome = Again(int(place >= len(rows) // 2))
-        who = [rows[place].id for place in sorted(start.culprits)] or "one or more of them"
+                row.outcome = Again(int(position >= len(rows) // 2))
+        culprits = [
+            rows[position].id for position in sorted(start.culprits)
+        ] or "one or more of them"
         self._log(
             logging.WARNING,
             f"the handler of {len(rows)} messages, from {rows[0].id} on, has not started because "
-            f"of {who}, and gets them again in parts: {type(start.error).__name__}",
+            f"of {culprits}, and gets them again in parts: {type(start.error).__name__}",
             message_id=rows[0].id,
         )
 
 
-class _NotesRefusals(BaseMiddleware):
-    """Notes the errors of the handler's validation, before any inner middleware can change them."""
+class _RefusalRecorder(BaseMiddleware):
+    """Records the errors of the handler's validation before an inner middleware can change them."""
 
     def __init__(self, msg: Any, *, fields: Callable[[], set[str]], **options: Any) -> None:
         super().__init__(msg, **options)
@@ -125,34 +137,42 @@ class _NotesRefusals(BaseMiddleware):
         except Exception as error:
             start = current_batch_start.get()
             if start is not None and not start.started and start.error is not error:
-                await self._note_refusal(error, msg)
+                await self._record_refusal(error, msg)
             raise
 
-    async def _note_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
+    async def _record_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
         refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
         if isinstance(refusal, ValidationError):
-            await self._note_places(error, refusal, message)
-        elif refusal is not error or _is_msgspecs(error) or is_fastapis(error):
+            await self._record_positions(error, refusal, message)
+        elif refusal is not error or _is_msgspec_error(error) or is_fastapi_error(error):
             record_fault(error)
 
-    async def _note_places(
+    async def _record_positions(
         self, error: Exception, refusal: ValidationError, message: "StreamMessage[Any]"
     ) -> None:
-        """Note the messages that Pydantic names, unless it is not the batch that it refuses."""
-        places = [each["loc"] for each in refusal.errors(include_url=False, include_input=False)]
+        """Record the messages that Pydantic names, if the batch was refused."""
+        locations = [
+            detail["loc"] for detail in refusal.errors(include_url=False, include_input=False)
+        ]
         fields = self._fields()
-        if not all(place and place[0] in fields for place in places):
+        if not all(location and location[0] in fields for location in locations):
             return  # another parameter's, or a dependency's: whatever the batch is
         batch = await message.decode()
         aligned = isinstance(batch, Sequence) and len(batch) == len(message.raw_message)
-        record_fault(error, _named(places) if aligned else ())
+        record_fault(error, _find_positions(locations) if aligned else ())
 
 
-def _named(places: Sequence[tuple[int | str, ...]]) -> set[int]:
-    """The positions in the batch that `places` name; none, unless each of them names one."""
-    positions = {place[1] for place in places if len(place) > 1 and isinstance(place[1], int)}
-    return positions if all(place[1:2] and place[1] in positions for place in places) else set()
+def _find_positions(locations: Sequence[tuple[int | str, ...]]) -> set[int]:
+    """Return the positions in the batch named by `locations`; none unless each names one."""
+    positions = {
+        location[1] for location in locations if len(location) > 1 and isinstance(location[1], int)
+    }
+    return (
+        positions
+        if all(location[1:2] and location[1] in positions for location in locations)
+        else set()
+    )
 
 
-def _is_msgspecs(error: Exception) -> bool:
+def _is_msgspec_error(error: Exception) -> bool:
     return type(error).__name__ == "ValidationError" and type(error).__module__ == "msgspec"

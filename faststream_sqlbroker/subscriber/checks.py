@@ -1,5 +1,6 @@
-"""The checks of a subscriber's options; every error says what was given, what is allowed and what
-to do.
+"""Checks of a subscriber's options.
+
+Every error names the value, the allowed values and the fix.
 """
 
 import re
@@ -25,21 +26,21 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
 
-_SHORTEST_LEASE = 0.1
-"""Seconds: a renewal, due after a third, must reach the database in time."""
-LARGEST_FACTOR = 1000
-"""Fetched batches that may wait here: far more than workers start in a lease."""
-LARGEST_WEIGHT = 1000
-"""How much more often one queue may be served than another: beyond it, it starves."""
+_MIN_LEASE = 0.1
+"""Seconds. A renewal, due after a third of the lease, must reach the database in time."""
+MAX_FACTOR = 1000
+"""Maximum number of fetched batches that may wait: far more than workers start within a lease."""
+MAX_WEIGHT = 1000
+"""Maximum weight of a queue; with a greater one, the other queues would starve."""
 _PATTERN = re.compile(r"(?:^|[./:])(?:\*|[#>+](?:$|[./:]))|\*(?:$|[./:])")
 """Wildcards of RabbitMQ, NATS, Redis and MQTT."""
 
 
-def queue_names(queues: object) -> tuple[str, ...]:
-    """Return the names of one or several queues, in the order given.
+def parse_queue_names(queues: object) -> tuple[str, ...]:
+    """Return the names of the queues, in the given order.
 
     Raises:
-        SetupError: None at all, one twice, or one that cannot be a name.
+        SetupError: There is no name, a name is repeated or not valid.
     """
     if isinstance(queues, bytes | bytearray) or not isinstance(queues, Iterable):
         raise SetupError(f"queues must be a name or a list of names, got {queues!r}")
@@ -54,8 +55,8 @@ def queue_names(queues: object) -> tuple[str, ...]:
     return names
 
 
-def dead_letter_queue(value: object, queues: Sequence[str]) -> None:
-    """Refuse what is neither None nor the name of another queue than `queues`."""
+def check_dead_letter_queue(value: object, queues: Sequence[str]) -> None:
+    """Raise SetupError unless `value` is None or the name of a queue that is not in `queues`."""
     if value is None:
         return
     if (problem := queue_problem(value)) is not None:
@@ -67,43 +68,39 @@ def dead_letter_queue(value: object, queues: Sequence[str]) -> None:
         )
 
 
-def weighted(queues: object) -> tuple[object, tuple[int, ...] | None]:
-    """Return queues without their weights, and the weights; None if they have none.
+def split_weights(queues: object) -> tuple[object, tuple[int, ...] | None]:
+    """Return the queues without weights, and the weights; None if there are no weights.
 
     Raises:
-        SetupError: A weight that is no whole number from 1 to 1000.
+        SetupError: A weight is not a whole number from 1 to 1000.
     """
     if not isinstance(queues, Mapping):
         return queues, None
     for name, weight in queues.items():
-        if (
-            not isinstance(weight, int)
-            or isinstance(weight, bool)
-            or not 1 <= weight <= LARGEST_WEIGHT
-        ):
+        if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= MAX_WEIGHT:
             raise SetupError(
                 f"the weight of queue {short(name)} must be a whole number from 1 to "
-                f"{LARGEST_WEIGHT}, got {short(weight)}: a queue of weight 5 is claimed from five "
+                f"{MAX_WEIGHT}, got {short(weight)}: a queue of weight 5 is claimed from five "
                 "times as much as one of weight 1"
             )
     return tuple(queues), tuple(queues.values())
 
 
-def factor(name: str, value: object) -> None:
-    """Refuse what is not a number from 1 to 1000."""
+def check_factor(name: str, value: object) -> None:
+    """Raise SetupError unless `value` is a number from 1 to 1000."""
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
-        or not 1 <= value <= LARGEST_FACTOR
+        or not 1 <= value <= MAX_FACTOR
     ):
         raise SetupError(f"{name} must be a number from 1 to 1000, got {value!r}")
 
 
-def header_names(value: object) -> bool | tuple[str, ...]:
-    """Return the names of headers, or a bool.
+def parse_header_names(value: object) -> bool | tuple[str, ...]:
+    """Return `value` as a bool or a tuple of header names.
 
     Raises:
-        SetupError: It is neither.
+        SetupError: The value is neither.
     """
     if isinstance(value, bool):
         return value
@@ -115,15 +112,15 @@ def header_names(value: object) -> bool | tuple[str, ...]:
     return names
 
 
-def ack_policy(value: object) -> None:
-    """Refuse what is not an AckPolicy."""
+def check_ack_policy(value: object) -> None:
+    """Raise SetupError unless `value` is an AckPolicy."""
     if not isinstance(value, AckPolicy):
         allowed = ", ".join(policy.name for policy in AckPolicy)
         raise SetupError(f"ack_policy must be a faststream.AckPolicy ({allowed}), got {value!r}")
 
 
-def retry_strategy(value: object) -> None:
-    """Refuse what can say nothing about the next attempt."""
+def check_retry_strategy(value: object) -> None:
+    """Raise SetupError unless `value` is None or can decide on the next attempt."""
     if isinstance(value, type):
         raise SetupError(
             f"retry_strategy must be an instance, got the class {value.__name__}: call it"
@@ -135,13 +132,13 @@ def retry_strategy(value: object) -> None:
         )
 
 
-def time_or_none(name: str, value: Duration | None) -> float | None:
-    """`seconds_or_zero`, but None stays None."""
+def parse_optional_duration(name: str, value: Duration | None) -> float | None:
+    """Convert a duration to seconds, 0 or more; None stays None."""
     return None if value is None else seconds_or_zero(name, value)
 
 
-def times_fit(settings: ConsumerSettings) -> None:
-    """Refuse times that cannot work together."""
+def check_durations(settings: ConsumerSettings) -> None:
+    """Raise SetupError for durations that cannot work together."""
     if settings.told_only and (settings.policies or settings.wakeup == "poll"):
         other = "wakeup='poll'" if settings.wakeup == "poll" else "policies"
         raise SetupError(
@@ -154,9 +151,9 @@ def times_fit(settings: ConsumerSettings) -> None:
             f"max_fetch_interval ({settings.max_fetch_interval} s): lower the first or raise the "
             "second"
         )
-    if settings.release_stuck_timeout < _SHORTEST_LEASE:
+    if settings.release_stuck_timeout < _MIN_LEASE:
         raise SetupError(
-            f"release_stuck_timeout must be {_SHORTEST_LEASE} seconds or more, "
+            f"release_stuck_timeout must be {_MIN_LEASE} seconds or more, "
             f"got {settings.release_stuck_timeout}: a shorter lease ends before it can be renewed"
         )
     if settings.release_stuck_timeout <= settings.flush_interval:
@@ -167,8 +164,8 @@ def times_fit(settings: ConsumerSettings) -> None:
         )
 
 
-def policy_fits(settings: ConsumerSettings, policy: AckPolicy) -> None:
-    """Refuse policies whose ack comes too early for what else is asked for."""
+def check_ack_timing(settings: ConsumerSettings, policy: AckPolicy) -> None:
+    """Raise SetupError if `policy` acks too early for the other options."""
     if settings.transactional and policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
         raise SetupError(
             f"transactional=True commits what the handler did with its ack, or nothing: AckPolicy."
@@ -191,11 +188,12 @@ def policy_fits(settings: ConsumerSettings, policy: AckPolicy) -> None:
         check_ordered(settings.policies)
 
 
-def forward_fits(
+def check_forwarding(
     settings: ConsumerSettings, policy: AckPolicy, headers: bool | Sequence[str]
 ) -> None:
-    """Refuse a `forward_to` that cannot be one, and options that are for handlers: among them the
-    ack `policy` and `headers`, the option forward_headers.
+    """Raise SetupError for an invalid `forward_to`, or for options of handlers beside `forward_to`.
+
+    Among these options are the ack `policy`, and `headers`, the option forward_headers.
     """
     target = settings.forward_to
     if target is None:
@@ -213,21 +211,21 @@ def forward_fits(
             "forward_to=DESTINATION leaves messages without a destination in the archive, as "
             "FAILED; with retain_in_archive_on_reject=False they would be lost: leave it out"
         )
-    unfit = {
+    handler_options = {
         "transactional": settings.transactional,
         "task_per_message": settings.task_per_message,
         "forward_headers": headers is not False,
         "handler_timeout": settings.handler_timeout is not None,
         "ack_policy": policy is not AckPolicy.NACK_ON_ERROR,
     }
-    no_handler([name for name, given in unfit.items() if given])
+    check_no_handler_options([name for name, is_set in handler_options.items() if is_set])
 
 
-def destinations(value: object, settings: ConsumerSettings) -> tuple[str, ...] | None:
-    """Return the names of the only destinations; None if there are no such.
+def parse_destinations(value: object, settings: ConsumerSettings) -> tuple[str, ...] | None:
+    """Return the names of the allowed destinations; None allows all.
 
     Raises:
-        SetupError: no list of names, or it is given without DESTINATION.
+        SetupError: The value is not a list of names, or is passed without DESTINATION.
     """
     if value is None:
         return None
@@ -257,8 +255,8 @@ def destinations(value: object, settings: ConsumerSettings) -> tuple[str, ...] |
     return tuple(dict.fromkeys(names))
 
 
-def forward_key(value: object, settings: ConsumerSettings) -> None:
-    """Refuse what is no key, and one without forward_to."""
+def check_forward_key(value: object, settings: ConsumerSettings) -> None:
+    """Raise SetupError for an invalid key, or for a key without forward_to."""
     if value is None:
         return
     if settings.forward_to is None:
@@ -275,8 +273,8 @@ def forward_key(value: object, settings: ConsumerSettings) -> None:
         )
 
 
-def no_handler(options: Sequence[str]) -> None:
-    """Refuse `options`, which are given together with forward_to."""
+def check_no_handler_options(options: Sequence[str]) -> None:
+    """Raise SetupError if there are `options` of handlers beside forward_to."""
     if options:
         raise SetupError(
             f"{options[0]} is for handlers, and forward_to moves messages without one, in the "
@@ -284,23 +282,23 @@ def no_handler(options: Sequence[str]) -> None:
         )
 
 
-def batch_fits(settings: ConsumerSettings) -> None:
-    """Refuse options of batches where there are none, and those that cannot work."""
-    _batch_wait_fits(settings)
-    most = settings.batch_max_records
-    if most is None:
+def check_batch_options(settings: ConsumerSettings) -> None:
+    """Raise SetupError for batch options without batch=True, or with invalid values."""
+    _check_batch_wait(settings)
+    max_records = settings.batch_max_records
+    if max_records is None:
         return
-    whole_number("batch_max_records", most, other=" or None for fetch_batch_size")
+    whole_number("batch_max_records", max_records, other=" or None for fetch_batch_size")
     if not settings.batch:
-        raise SetupError(f"batch_max_records={most} is for batch handlers: add batch=True")
-    if most > settings.fetch_batch_size:
+        raise SetupError(f"batch_max_records={max_records} is for batch handlers: add batch=True")
+    if max_records > settings.fetch_batch_size:
         raise SetupError(
-            f"batch_max_records={most} is more than a claim takes "
+            f"batch_max_records={max_records} is more than a claim takes "
             f"(fetch_batch_size={settings.fetch_batch_size}): lower it, or raise fetch_batch_size"
         )
 
 
-def _batch_wait_fits(settings: ConsumerSettings) -> None:
+def _check_batch_wait(settings: ConsumerSettings) -> None:
     wait = settings.batch_max_wait
     if wait is None:
         return
@@ -315,9 +313,9 @@ def _batch_wait_fits(settings: ConsumerSettings) -> None:
             )
 
 
-def warn_of_surprises(settings: ConsumerSettings) -> None:
-    """Warn of values that are legal, but hardly meant."""
-    _warn_of_patterns(settings.queues)
+def warn_about_surprises(settings: ConsumerSettings) -> None:
+    """Warn about values that are valid, but probably a mistake."""
+    _warn_about_patterns(settings.queues)
     lease = settings.max_lease
     timeout = settings.handler_timeout
     if lease is not None and lease < settings.release_stuck_timeout:
@@ -337,7 +335,7 @@ def warn_of_surprises(settings: ConsumerSettings) -> None:
         )
 
 
-def _warn_of_patterns(queues: Sequence[str]) -> None:
+def _warn_about_patterns(queues: Sequence[str]) -> None:
     for queue in filter(_PATTERN.search, queues):
         _warn(
             f"queue {short(queue)} is a name and no pattern: this subscriber gets what is "
@@ -347,7 +345,7 @@ def _warn_of_patterns(queues: Sequence[str]) -> None:
 
 
 def warn_unused_strategy(settings: ConsumerSettings) -> None:
-    """Warn that a given strategy is never asked."""
+    """Warn about a retry strategy that is never used."""
     if most_attempts(settings.retry_strategy) != 1:
         _warn(
             "retry_strategy is never asked with AckPolicy.ACK_FIRST, the message is gone before "
@@ -356,28 +354,30 @@ def warn_unused_strategy(settings: ConsumerSettings) -> None:
 
 
 def _warn(text: str) -> None:
-    # The user's line is to be named; how many of our frames lie above it differs by entry point.
+    # The warning must point at the user's line. The number of frames of this package above it
+    # depends on the entry point.
     level = 2
     frame = sys._getframe(1)  # noqa: SLF001 - the frames are needed before warnings.warn
-    while frame.f_back is not None and _is_ours(frame):
+    while frame.f_back is not None and _is_own_frame(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _is_own_frame(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
 
 
-def most_deliveries(given: int | Literal["auto"] | None, attempts: int | None) -> float:
-    """How many deliveries of a message may end without an outcome, of the option and the
-    strategy's `attempts`.
+def parse_max_deliveries(value: int | Literal["auto"] | None, attempts: int | None) -> float:
+    """Return how many deliveries of a message may end without an outcome.
+
+    `attempts` is the maximum of the retry strategy, used for "auto".
 
     Raises:
-        SetupError: it is not valid.
+        SetupError: The value is not valid.
     """
-    if given == "auto":
+    if value == "auto":
         return default_max_deliveries(attempts)
-    if given is None:
+    if value is None:
         return float("inf")
-    whole_number("max_deliveries", given, other=', "auto", or None for no limit')
-    return given
+    whole_number("max_deliveries", value, other=', "auto", or None for no limit')
+    return value

@@ -1,4 +1,4 @@
-"""What a subscriber is given, and what AsyncAPI documents show of it."""
+"""Configuration of a subscriber, and its AsyncAPI documentation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,20 +22,20 @@ from faststream_sqlbroker.subscriber.options import SubscriberSettings
 
 @dataclass(kw_only=True)
 class QueueSubscriberConfig(SubscriberUsecaseConfig):
-    """A subscriber's checked settings; they can be read as attributes (`config.max_workers`, …)."""
+    """A subscriber's validated settings, also readable as attributes (`config.max_workers`, …)."""
 
     settings: SubscriberSettings
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """The subscriber's, else its router's or broker's, else NACK_ON_ERROR."""
+        """The policy of the subscriber, else of its router or broker, else NACK_ON_ERROR."""
         for policy in (self._ack_policy, self._outer_config.ack_policy):
             if policy is not EMPTY:
                 return policy
         return AckPolicy.NACK_ON_ERROR
 
     def __getattr__(self, name: str) -> Any:
-        """Settings by their names."""
+        """Return the setting `name`."""
         if name.startswith("_") or name == "settings":
             raise AttributeError(name)
         return getattr(self.settings, name)
@@ -43,18 +43,18 @@ class QueueSubscriberConfig(SubscriberUsecaseConfig):
 
 @dataclass(kw_only=True)
 class QueueSubscriberSpecificationConfig(SubscriberSpecificationConfig):
-    """What a subscriber's documentation is made of."""
+    """The data of a subscriber's AsyncAPI documentation."""
 
     queues: tuple[str, ...] = ()
     forward_to: str | Destination | None = None
-    place: PipelineStep | None = None
-    """The step of a pipeline that it is."""
+    pipeline_step: PipelineStep | None = None
+    """The step of a pipeline that this subscriber runs."""
 
 
 class QueueSubscriberSpecification(
     SubscriberSpecification[BrokerConfig, QueueSubscriberSpecificationConfig]
 ):
-    """One channel for each queue. AsyncAPI has no bindings for SQL."""
+    """One channel per queue. AsyncAPI has no bindings for SQL."""
 
     @property
     def channel_labels(self) -> list[str]:
@@ -64,44 +64,47 @@ class QueueSubscriberSpecification(
     @property
     @override
     def call_name(self) -> str:
-        """The handler's name; without one, the pipeline's."""
+        """The name of the handler, or else of the pipeline."""
         if self.config.forward_to is None:
             return super().call_name
-        return "Forward" if self.config.place is None else self.config.place.pipeline
+        return (
+            "Forward" if self.config.pipeline_step is None else self.config.pipeline_step.pipeline
+        )
 
     @property
     @override
     def description(self) -> str | None:
-        """As given, else the handler's docstring; without one, where messages go."""
-        given = super().description
+        """The configured description, else the handler's docstring, else the target of messages."""
+        description = super().description
         target = self.config.forward_to
-        place = self.config.place
-        if given is not None or target is None:
-            return given
-        if place is None:
-            return f"Messages are moved to {self._shown(target)}, their bodies are not decoded."
-        hops = " → ".join(map(self._shown, place.hops))
+        step = self.config.pipeline_step
+        if description is not None or target is None:
+            return description
+        if step is None:
+            queue = self._format_target(target)
+            return f"Messages are moved to {queue}, their bodies are not decoded."
+        hops = " → ".join(map(self._format_target, step.hops))
         return (
-            f"Step {place.number} of {len(place.hops) - 1} of the service {place.pipeline}: "
+            f"Step {step.number} of {len(step.hops) - 1} of the service {step.pipeline}: "
             f"{hops}. Messages are moved on, their bodies are not decoded."
         )
 
     @override
     def get_payloads(self) -> "list[tuple[dict[str, Any], str]]":
-        """What the handlers take; without one, anything."""
+        """Return the schemas of the handlers' bodies; without a handler, a schema for any body."""
         payloads = super().get_payloads()
         if self.config.forward_to is not None:
             for payload, _ in payloads:
                 payload["description"] = "Opaque: any bytes."
         return make_names_unique(payloads, self._outer_config)
 
-    def _shown(self, target: str | Destination) -> str:
+    def _format_target(self, target: str | Destination) -> str:
         if isinstance(target, Destination):
             return f"the queue in the header {target.value!r}"
         return f"{self._outer_config.prefix}{target}"
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
-        """The channels by their keys."""
+        """Return the channels by key."""
         payloads = self.get_payloads()
         labels = self.channel_labels
         schema = {}

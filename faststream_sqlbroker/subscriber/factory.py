@@ -1,4 +1,4 @@
-"""Build a subscriber from what the decorator was given."""
+"""Build a subscriber from the arguments of the decorator."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,12 @@ def create_subscriber(
     title: str | None,
     description: str | None,
     include_in_schema: bool,
-    place: PipelineStep | None = None,
+    pipeline_step: PipelineStep | None = None,
 ) -> QueueSubscriber:
-    """Put settings, parser and documentation together.
+    """Create a subscriber from settings, parser and documentation.
 
-    `ack_policy` is what was given, or EMPTY; `place` is the step of a pipeline that the subscriber
-    becomes.
+    `ack_policy` is the passed policy, or EMPTY; `pipeline_step` is the step of a pipeline that the
+    subscriber becomes.
     """
     config = QueueSubscriberConfig(
         _outer_config=outer_config, _ack_policy=ack_policy, no_reply=no_reply, settings=settings
@@ -47,7 +47,7 @@ def create_subscriber(
         QueueSubscriberSpecificationConfig(
             queues=settings.queues,
             forward_to=settings.forward_to,
-            place=place,
+            pipeline_step=pipeline_step,
             title_=title,
             description_=description,
             include_in_schema=include_in_schema,

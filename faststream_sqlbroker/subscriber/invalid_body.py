@@ -1,8 +1,8 @@
-"""Bodies that the handler cannot take: they cannot be decoded, or do not fit its parameters.
+"""Bodies that the handler cannot accept: they cannot be decoded, or do not fit its parameters.
 
-What an error is, is read from where it was raised: FastStream's calls lie between, and none of the
-application's. So it costs nothing while there is no error, and the same error raised by a handler,
-a dependency or a middleware is theirs.
+The cause of an error is determined from the traceback: only calls of FastStream, and none of the
+application, lie between the pipeline and the error. This costs nothing while there is no error, and
+the same error raised by a handler, a dependency or a middleware is attributed to that code.
 """
 
 from traceback import walk_tb
@@ -20,24 +20,23 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 
 _LIBRARIES = frozenset({"fast_depends", "faststream", "faststream_sqlbroker"})
 _CALL = "decode_wrapper"
-"""FastStream's function that decodes the body and calls the handler with it."""
+"""FastStream's function that decodes the body and calls the handler."""
 
 _COMPILED_CALL = "call_compiled"
-"""Ours that does the same in the compiled pipeline."""
+"""The equivalent function of the compiled pipeline."""
 
-_FASTAPI_REFUSES = "raise_fastapi_validation_error"
-"""The function in which FastStream's integrations of FastAPI raise what FastAPI has found."""
-_FROM_BODY = frozenset({"body", "path", "query"})
+_FASTAPI_RAISES = "raise_fastapi_validation_error"
+"""The function in which FastStream's FastAPI integration raises validation errors of FastAPI."""
+_BODY_LOCATIONS = frozenset({"body", "path", "query"})
 
 
 def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
-    """Reject the message of `raw` if its body is at fault for `error`, unless it is settled
-    otherwise.
+    """Reject the message of `raw` if the body caused `error`, unless otherwise settled.
 
     Args:
-        raw: A row, or a tuple of them; a batch of several is handed out again in parts instead.
-        error: What FastStream's pipeline has raised.
-        retry: Whether it is to be tried again, as after any error.
+        raw: A row, or a tuple of rows; a batch of several is redelivered in parts instead.
+        error: The error raised by FastStream's pipeline.
+        retry: Retry the message, as after any other error.
     """
     rows = raw if isinstance(raw, tuple) else (raw,)
     if len(rows) != 1 or not isinstance(rows[0], ClaimedMessage):
@@ -48,7 +47,7 @@ def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
 
 
 def _is_settled_by(error: Exception, outcome: Outcome | None, *, retry: bool) -> bool:
-    """Whether `outcome` is what the ack policy makes of `error`, which nothing else has decided."""
+    """Return True if the ack policy alone derived `outcome` from `error`."""
     match outcome:
         case Nack(delay=None):
             return outcome.error is error and not retry
@@ -59,45 +58,45 @@ def _is_settled_by(error: Exception, outcome: Outcome | None, *, retry: bool) ->
 
 
 def is_body_refused(error: Exception, raw: Any) -> bool:
-    """Whether `error` says that the body of `raw` cannot be decoded, or does not fit the handler's
-    parameters.
+    """Return True if `error` means that the body is undecodable or does not fit the parameters.
 
-    Only a ValueError, msgspec's errors and too deep nesting say so: a decoder that cannot reach a
-    server is none.
+    Only a ValueError, msgspec's errors and too deep nesting have this meaning. A decoder that
+    cannot reach a server raises other errors.
     """
-    if is_fastapis(error):
+    if is_fastapi_error(error):
         return True
-    if not (isinstance(error, ValueError | RecursionError) or _is_msgspecs(error)):
+    if not (isinstance(error, ValueError | RecursionError) or _is_msgspec_error(error)):
         return False
-    # From the pipeline inwards: decoding, the call of the handler, and what that calls first.
-    calling = False
+    # Walk from the pipeline inwards: decoding, the call of the handler, and the first frame inside
+    # that call.
+    is_inside_call = False
     is_call = False
     for frame, _ in walk_tb(error.__traceback__):
-        if _decodes(frame, raw):
+        if _is_decoding(frame, raw):
             return True
-        if calling and (parameters := _validates(frame)) is not None:
-            return _is_of_body(error, parameters)
-        if calling and _library(frame) not in _LIBRARIES:
+        if is_inside_call and (parameters := _get_validated_parameters(frame)) is not None:
+            return _is_body_error(error, parameters)
+        if is_inside_call and _get_library(frame) not in _LIBRARIES:
             return False
-        is_call = frame.f_code.co_name == _CALL and _library(frame) == "faststream"
-        calling |= is_call or _is_compiled_call(frame)
-    # Raised by the call itself: a body that is to fill several parameters, and holds one value.
+        is_call = frame.f_code.co_name == _CALL and _get_library(frame) == "faststream"
+        is_inside_call |= is_call or _is_compiled_call(frame)
+    # Raised by the call itself: the body should fill several parameters, but is a single value.
     return is_call
 
 
-def is_faststreams_call(call: Any) -> bool:
-    """Whether `call` is FastStream's function, and not one that a tool has put in its place."""
+def is_faststream_call(call: Any) -> bool:
+    """Return True if `call` is FastStream's own function, not a replacement by another tool."""
     code = getattr(call, "__code__", None)
     module = str(getattr(call, "__globals__", {}).get("__name__"))
     return code is not None and code.co_name == _CALL and module.startswith("faststream.")
 
 
 def _is_compiled_call(frame: FrameType) -> bool:
-    return frame.f_code.co_name == _COMPILED_CALL and _library(frame) == "faststream_sqlbroker"
+    return frame.f_code.co_name == _COMPILED_CALL and _get_library(frame) == "faststream_sqlbroker"
 
 
-def _decodes(frame: FrameType, raw: Any) -> bool:
-    """Whether `frame` decodes the body of `raw`; a handler may decode another message's."""
+def _is_decoding(frame: FrameType, raw: Any) -> bool:
+    """Return True if `frame` decodes the body of `raw`; a handler may decode another message."""
     message = frame.f_locals.get("self")
     return (
         frame.f_code.co_name == "decode"
@@ -106,49 +105,49 @@ def _decodes(frame: FrameType, raw: Any) -> bool:
     )
 
 
-def refuse(error: Exception, parameters: Serializer) -> NoReturn:  # noqa: ARG001 - see _validates
-    """Raise `error` of the compiled pipeline: values do not fit `parameters`."""
+def raise_invalid(error: Exception, parameters: Serializer) -> NoReturn:  # noqa: ARG001 - see _get_validated_parameters
+    """Raise `error` of the compiled pipeline, because values do not fit `parameters`."""
     raise error
 
 
-def _validates(frame: FrameType) -> Serializer | None:
-    """The handler's parameters, if `frame` fits values to them."""
-    if frame.f_code is refuse.__code__:
-        refused: Serializer = frame.f_locals["parameters"]
-        return refused
+def _get_validated_parameters(frame: FrameType) -> Serializer | None:
+    """Return the handler's parameters if `frame` validates parameters; otherwise None."""
+    if frame.f_code is raise_invalid.__code__:
+        parameters: Serializer = frame.f_locals["parameters"]
+        return parameters
     owner = frame.f_locals.get("self")
     is_call = frame.f_code.co_name == "__call__" and isinstance(owner, Serializer)
     return owner if is_call else None
 
 
-def _library(frame: FrameType) -> str:
+def _get_library(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
-def _is_of_body(error: Exception, parameters: Serializer) -> bool:
-    """Whether what does not fit is filled from the body, rather than from the context or a
-    dependency.
-    """
+def _is_body_error(error: Exception, parameters: Serializer) -> bool:
+    """Return True if the invalid value came from the body, not from the context or a dependency."""
     refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
     if not isinstance(refusal, ValidationError):
-        return refusal is not error or _is_msgspecs(refusal)
-    places = (each["loc"] for each in refusal.errors(include_url=False, include_input=False))
-    found = [parameters.options.get(str(place[0])) for place in places if place]
-    return all(parameter is None or parameter.source is None for parameter in found)
+        return refusal is not error or _is_msgspec_error(refusal)
+    locations = (detail["loc"] for detail in refusal.errors(include_url=False, include_input=False))
+    fields = [parameters.options.get(str(location[0])) for location in locations if location]
+    return all(parameter is None or parameter.source is None for parameter in fields)
 
 
-def is_fastapis(error: Exception) -> bool:
-    """Whether FastAPI says that the body does not fit the handler's parameters.
+def is_fastapi_error(error: Exception) -> bool:
+    """Return True if FastAPI reports that the body does not fit the handler's parameters.
 
-    It takes a body for a request: what it finds wrong is in the query, the path or the body. The
-    same error from the handler itself is the handler's.
+    FastAPI treats the body as a request: errors are located in the query, the path or the body. The
+    same error raised by the handler itself is attributed to the handler.
     """
     if type(error).__module__ != "fastapi.exceptions" or not hasattr(error, "errors"):
         return False
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    own = bool(frames) and frames[-1].f_code.co_name == _FASTAPI_REFUSES
-    return own and all(each["loc"][:1][0] in _FROM_BODY for each in error.errors())
+    is_raised_by_fastapi = bool(frames) and frames[-1].f_code.co_name == _FASTAPI_RAISES
+    return is_raised_by_fastapi and all(
+        detail["loc"][:1][0] in _BODY_LOCATIONS for detail in error.errors()
+    )
 
 
-def _is_msgspecs(error: Exception) -> bool:
+def _is_msgspec_error(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] == "msgspec"

@@ -1,8 +1,8 @@
-"""The options of a subscriber, declared once: names and meaning here, checks below, defaults
-with their types in `flow.settings`.
+"""The options of a subscriber, declared once.
 
-Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `SubscriberSettings` holds
-seconds.
+Names and meaning are declared here, checks in `subscriber.checks`, defaults and types in
+`flow.settings`. Durations are seconds, a timedelta or text like "500ms" or "1.5h";
+`SubscriberSettings` holds seconds.
 """
 
 import warnings
@@ -25,103 +25,119 @@ from faststream_sqlbroker.subscriber import checks
 
 
 class SubscriberOptions(TypedDict, total=False):
-    """Keyword arguments of `broker.subscriber(queues, ...)`; all may be left out."""
+    """Keyword arguments of `broker.subscriber(queues, ...)`; all are optional."""
 
     max_workers: int
-    """Handlers that run at the same time; default 1."""
+    """Maximum number of handlers that run at the same time; default 1."""
     fetch_batch_size: int
-    """Most messages per claim; default 100."""
+    """Maximum number of messages per claim; default 100."""
     max_not_processed_factor: float
-    """Most claimed messages that may wait for a worker, as a multiple of fetch_batch_size; 1 or
-    more, default 1.5. Of a slow handler fewer wait."""
-    max_prefetch_bytes: int | None
-    """Most bytes of bodies that wait for a worker, or make a batch; a larger message goes alone.
-    What a claim finds beyond it is given back, uncharged. None is no limit; default 64 MiB."""
-    min_fetch_interval: Duration | None
-    """Least time between a full fetch and the next; 0 (the default) fetches as soon as there is
-    room."""
-    max_fetch_interval: Duration | None
-    """Longest wait between two looks at an idle queue, if no wake-up comes; default 1 s. None, only
-    when told: PostgreSQL with `notify_trigger`."""
-    flush_interval: Duration
-    """Longest wait before outcomes are written (at once when workers are idle); default 50 ms."""
-    flush_batch_size: int
-    """Most outcomes per write; default 500."""
-    release_stuck_interval: Duration
-    """Most time between two searches for expired leases, which mostly come sooner; default 60 s."""
-    release_stuck_timeout: Duration
-    """Length of a lease, 100 ms or more; held messages are renewed after a third of it; default 600
-    s. What waits for a worker is leased for at most 20 s."""
-    max_deliveries: int | None
-    """Deliveries without an outcome, such as lost leases, after which a message is FAILED
-    unhandled; None is no limit; default: the retry strategy's max_attempts + 3, or 20 if it has
-    none."""
-    handler_timeout: Duration | None
-    """Time after which an async handler is cancelled and the message nacked; default None, never.
+    """Maximum number of claimed messages that wait for a worker, as a multiple of fetch_batch_size;
+    1 or more, default 1.5. For a slow handler fewer messages wait.
     """
+    max_prefetch_bytes: int | None
+    """Maximum total size of the bodies that wait for a worker or form a batch; a larger message is
+    delivered alone. Claimed messages beyond this size are released without counting a delivery.
+    None is no limit; default 64 MiB.
+    """
+    min_fetch_interval: Duration | None
+    """Minimum time between a full fetch and the next; 0 (the default) fetches as soon as there is
+    capacity.
+    """
+    max_fetch_interval: Duration | None
+    """Maximum time between two polls of an idle queue without a wake-up; default 1 s. None polls
+    only when notified: PostgreSQL with `notify_trigger`.
+    """
+    flush_interval: Duration
+    """Maximum delay of writing outcomes (none while workers are idle); default 50 ms."""
+    flush_batch_size: int
+    """Maximum number of outcomes per write; default 500."""
+    release_stuck_interval: Duration
+    """Maximum time between searches for expired leases (usually shorter); default 60 s."""
+    release_stuck_timeout: Duration
+    """Length of a lease, 100 ms or more; leases of held messages are renewed after a third of this
+    time; default 600 s. Messages that wait for a worker are leased for at most 20 s.
+    """
+    max_deliveries: int | None
+    """Number of deliveries without an outcome, such as lost leases, after which a message is FAILED
+    without another run; None is no limit; default: the retry strategy's max_attempts + 3, or 20
+    if the strategy has no maximum.
+    """
+    handler_timeout: Duration | None
+    """Time after which an async handler is cancelled and its message nacked; default None."""
     max_lease: Duration | None
-    """Time after the claim at which a lease is no longer renewed; default None, never."""
+    """Time after the claim from which a lease is no longer renewed; default None, never."""
     ack_policy: AckPolicy
-    """What a handler's end means for the message; default NACK_ON_ERROR."""
+    """Decides the outcome of a message when its handler ends; default NACK_ON_ERROR."""
     retry_strategy: RetryStrategyProto | None
-    """When a nacked message is tried again; None is never; default 1 s, doubled up to 5 min, 10
-    attempts."""
+    """Decides when a nacked message is tried again; None never retries; default 1 s, doubled up to
+    5 min, 10 attempts.
+    """
     retry_invalid_body: bool
-    """Whether a message is tried again whose body cannot be decoded or does not fit the handler;
-    default False: FAILED at once, with reason invalid_body."""
+    """Retry messages whose body cannot be decoded or does not fit the handler; default False: such
+    a message is FAILED immediately, with reason invalid_body.
+    """
     retain_in_archive_on_ack: bool
-    """Whether COMPLETED messages are archived; default True."""
+    """Archive COMPLETED messages; default True."""
     retain_in_archive_on_reject: bool
-    """Whether FAILED messages are archived, as dead letters; default True."""
+    """Archive FAILED messages, as dead letters; default True."""
     dead_letter_queue: str | None
-    """Queue to which FAILED messages go in place of the archive, to be consumed there; default
-    None."""
+    """Queue that receives FAILED messages, to be consumed, instead of the archive; default None."""
     wakeup: Literal["auto", "listen", "poll"]
-    """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default)
-    picks."""
+    """How the subscriber notices new messages: "listen" requires PostgreSQL, "poll" only polls,
+    "auto" (the default) selects the best available.
+    """
     batch: bool
-    """Whether the handler gets a list of up to batch_max_records messages; default False."""
+    """Pass the handler a list of up to batch_max_records messages; default False."""
     batch_max_records: int | None
-    """Most messages per call of a batch handler, up to fetch_batch_size; default None: that."""
+    """Maximum number of messages per call of a batch handler, up to fetch_batch_size; default None:
+    fetch_batch_size.
+    """
     batch_max_wait: Duration | None
-    """Longest time that a batch waits to be filled, from its first message on; shorter than a
-    lease; default None: it starts with what one claim has found."""
+    """Maximum time to fill a batch, starting with its first message; shorter than a lease; default
+    None: a batch starts with the result of a single claim.
+    """
     forward_headers: bool | Sequence[str]
-    """Headers that answers take over from their message: names, True for all; default False, none.
+    """Headers of the message that are copied to its answers: a list of names, or True for all;
+    default False, none.
     """
     transactional: bool
-    """Whether the handler works in the transaction that acks its message; default False."""
+    """Run the handler in the transaction that acks its message; default False."""
     task_per_message: bool
-    """Whether each call of the handler has an asyncio task of its own, for what goes by
-    `asyncio.current_task()`; default False: its worker's task, in a context of its own."""
+    """Run each call of the handler in its own asyncio task, for libraries that depend on
+    `asyncio.current_task()`; default False: the task of the worker, in a separate context.
+    """
     policies: Sequence[Policy]
-    """Delay, Debounce, KeepLast, Throttle, Window, Once, Concurrency, BlockingWait, in the order in
-    which they apply."""
+    """Delay, Debounce, KeepLast, Throttle, Window, Once, Concurrency, BlockingWait, in the order of
+    their application.
+    """
     ordered: bool
-    """Whether messages of one key are handled one at a time, in the order of their ids; default
-    False."""
+    """Handle messages of the same key one at a time, in the order of their ids; default False."""
     forward_to: str | Destination | None
-    """Queue to which every message is moved, in place of a handler; `DESTINATION`: the one that its
-    header of that name says; default None."""
+    """Queue to which every message is moved, instead of a handler; `DESTINATION` uses the queue
+    named in the message's header of that name; default None.
+    """
     destinations: Sequence[str] | None
-    """With `forward_to=DESTINATION` the only queues to which messages are moved, by their full
-    names; one that names another is FAILED, with reason destination_not_allowed; default None, any.
+    """With `forward_to=DESTINATION`: the full names of the only queues to which messages are moved;
+    a message with another destination is FAILED, with reason destination_not_allowed; default
+    None, any queue.
     """
     forward_key: str | Header | None
-    """With `forward_to` the key of each message in the next queue: a text for all, or
-    `Header("tenant")`, the value of that header, without which it has none; default None, the key
-    that it has."""
+    """With `forward_to`: the key of each message in the next queue: a fixed text, or
+    `Header("tenant")` for the value of that header (no key if the header is missing); default
+    None keeps the key.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriberSettings(ConsumerSettings):
-    """All options of a subscriber, checked; `SubscriberOptions` says what each means.
+    """All validated options of a subscriber; `SubscriberOptions` explains each.
 
     Raises:
-        SetupError: A value that cannot work; the message says which and what to do.
+        SetupError: A value is not valid; the message names the value and the fix.
 
     Warns:
-        UserWarning: Values that are legal together, but hardly meant.
+        UserWarning: Values that are valid together, but probably a mistake.
     """
 
     ack_policy: AckPolicy = AckPolicy.NACK_ON_ERROR
@@ -129,46 +145,46 @@ class SubscriberSettings(ConsumerSettings):
     forward_headers: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
-        """Work out, then check."""
-        self._set("queues", checks.queue_names(self.queues))
-        checks.dead_letter_queue(self.dead_letter_queue, self.queues)
+        """Convert and validate the values."""
+        self._set("queues", checks.parse_queue_names(self.queues))
+        checks.check_dead_letter_queue(self.dead_letter_queue, self.queues)
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
             whole_number(name, getattr(self, name))
         if self.max_prefetch_bytes is not None:
             whole_number(
                 "max_prefetch_bytes", self.max_prefetch_bytes, other=" or None for no limit"
             )
-        checks.factor("max_not_processed_factor", self.max_not_processed_factor)
+        checks.check_factor("max_not_processed_factor", self.max_not_processed_factor)
         for name in _FLAGS:
             flag(name, getattr(self, name))
-        self._set("forward_headers", checks.header_names(self.forward_headers))
+        self._set("forward_headers", checks.parse_header_names(self.forward_headers))
         one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
         self._set("policies", checked_policies(self.policies))
-        checks.ack_policy(self.ack_policy)
-        checks.retry_strategy(self.retry_strategy)
-        self._take_times()
+        checks.check_ack_policy(self.ack_policy)
+        checks.check_retry_strategy(self.retry_strategy)
+        self._convert_durations()
         if self.max_deliveries is not None:
             whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
-        checks.batch_fits(self)
-        checks.times_fit(self)
-        checks.policy_fits(self, self.ack_policy)
-        checks.forward_key(self.forward_key, self)
-        self._set("destinations", checks.destinations(self.destinations, self))
-        checks.forward_fits(self, self.ack_policy, self.forward_headers)
-        checks.warn_of_surprises(self)
+        checks.check_batch_options(self)
+        checks.check_durations(self)
+        checks.check_ack_timing(self, self.ack_policy)
+        checks.check_forward_key(self.forward_key, self)
+        self._set("destinations", checks.parse_destinations(self.destinations, self))
+        checks.check_forwarding(self, self.ack_policy, self.forward_headers)
+        checks.warn_about_surprises(self)
 
-    def _take_times(self) -> None:
+    def _convert_durations(self) -> None:
         if self.max_fetch_interval is None:
             self._set("max_fetch_interval", inf)
-        for name in sorted(_TIMES - {"min_fetch_interval"}):
+        for name in sorted(_DURATIONS - {"min_fetch_interval"}):
             if name == "max_fetch_interval" and self.told_only:
                 continue
             value = getattr(self, name)
-            if value is not None or not _may_be_none(name):
+            if value is not None or not _is_optional(name):
                 self._set(name, positive_seconds(name, value))
         name = "min_fetch_interval"
         value = getattr(self, name)
-        # None stands for the default, which is not None.
+        # None selects the default, which is not None.
         self._set(name, 0.0 if value is None else seconds_or_zero(name, value))
 
     def _set(self, name: str, value: object) -> None:
@@ -178,44 +194,45 @@ class SubscriberSettings(ConsumerSettings):
 def make_settings(
     queues: str | Sequence[str] | Mapping[str, int], options: SubscriberOptions
 ) -> SubscriberSettings:
-    """Check `options` and fill in defaults; an option that is FastStream's EMPTY counts as left
-    out.
+    """Check `options` and fill in defaults.
+
+    An option with FastStream's EMPTY as its value counts as omitted.
 
     Args:
-        queues: One name or several, or a mapping of names to their weights.
-        options: What the user gave, and nothing else.
+        queues: A name or several names, or a mapping of names to weights.
+        options: The options that the user passed, and no others.
 
     Raises:
-        UnknownOptionError: An option of another name; also a TypeError.
-        SetupError: A value that cannot work.
+        UnknownOptionError: An unknown option; also a TypeError.
+        SetupError: A value is not valid.
     """
-    refuse_unknown("a subscriber", options, _HINTS, _ELSEWHERE)
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
-    if "retry_strategy" in given:
-        attempts = most_attempts(given["retry_strategy"])
-        given.setdefault("max_deliveries", default_max_deliveries(attempts))
-    names, weights = checks.weighted(queues)
-    settings = SubscriberSettings(queues=checks.queue_names(names), weights=weights, **given)
-    if given.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
+    refuse_unknown("a subscriber", options, _HINTS, _FOREIGN_OPTIONS)
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
+    if "retry_strategy" in values:
+        attempts = most_attempts(values["retry_strategy"])
+        values.setdefault("max_deliveries", default_max_deliveries(attempts))
+    names, weights = checks.split_weights(queues)
+    settings = SubscriberSettings(queues=checks.parse_queue_names(names), weights=weights, **values)
+    if values.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
         checks.warn_unused_strategy(settings)
     return settings
 
 
 def changed(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
-    """`settings` with `changes`, without the warnings, which were given at the decorator."""
+    """Return `settings` with `changes`, without repeating the warnings of the decorator."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return replace(settings, **changes)
 
 
-def _may_be_none(name: str) -> bool:
+def _is_optional(name: str) -> bool:
     return type(None) in get_args(_HINTS[name])
 
 
 _HINTS: dict[str, Any] = get_type_hints(SubscriberOptions)
 _FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
-_TIMES = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
-_ELSEWHERE = advice(
+_DURATIONS = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
+_FOREIGN_OPTIONS = advice(
     ("max_not_persisted_factor", "leave it out, claims stop by themselves while outcomes wait"),
     (
         "batch_max_accumulation_timeout_factor batch_timeout_ms",
@@ -236,4 +253,4 @@ _ELSEWHERE = advice(
     ("queue topic subject channel stream list routing_key", "use queues, the first argument"),
     ("middlewares", "give them to SqlBroker or to a SqlBrokerRouter"),
 )
-"""Options of other brokers, and what to do here."""
+"""Options of other brokers, with the replacement."""

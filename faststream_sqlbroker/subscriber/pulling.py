@@ -1,7 +1,7 @@
-"""Single messages for the application: what `get_one` and `async for` of a subscriber give.
+"""Single messages for the application: `get_one` and `async for` of a subscriber.
 
-One message at a time is leased. The application settles it, which is written at once; until then
-its lease is renewed.
+One message at a time is leased. The application settles it, and the outcome is written immediately;
+until then the lease is renewed.
 """
 
 import asyncio
@@ -46,34 +46,34 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, None]])
 
-MOST_LEASES = 10
-"""For how many leases a message is held that the application does not settle."""
-_ADVICE = "release_stuck_timeout is the length of its lease"
+MAX_LEASES = 10
+"""Maximum number of leases for which an unsettled message is held."""
+_LEASE_HINT = "release_stuck_timeout is the length of its lease"
 
 
 class HasHandlerError(SetupError, AssertionError):
-    """Single messages were asked for, and the subscriber has a handler.
+    """A request for single messages from a subscriber that has a handler.
 
-    It is an AssertionError, too, as with FastStream's other brokers.
+    Also an AssertionError, as in FastStream's other brokers.
     """
 
 
-def _written(record: M) -> M:
-    """`record`, a method that records an outcome, with the write of the outcome after it."""
+def _write_after(record: M) -> M:
+    """Wrap `record`, a method that records an outcome, to write the outcome afterwards."""
 
     @wraps(record)
     async def record_and_write(self: "PulledMessage", *args: Any, **options: Any) -> None:
         try:
             await record(self, *args, **options)
         finally:
-            # A nack with an invalid delay is recorded as a plain one before it raises.
-            await self.write()
+            # A nack with an invalid delay is recorded as a plain nack before it raises.
+            await self.write_outcome()
 
     return cast("M", record_and_write)
 
 
 class PulledMessage(SqlBrokerMessage):
-    """A message that the application settles itself: each method writes the outcome at once.
+    """A message that the application settles: each method writes the outcome immediately.
 
     Raises (from every method that settles):
         LeaseLostError: the lease is lost; nothing was written.
@@ -83,24 +83,24 @@ class PulledMessage(SqlBrokerMessage):
 
     _held: Held
 
-    def held_by(self, held: Held) -> None:
-        """Write the outcome by `held`."""
+    def set_held(self, held: Held) -> None:
+        """Set the lease that the outcome is written through."""
         self._held = held
 
-    ack = _written(SqlBrokerMessage.ack)
-    nack = _written(SqlBrokerMessage.nack)
-    reject = _written(SqlBrokerMessage.reject)
-    postpone = _written(SqlBrokerMessage.postpone)
-    move_to = _written(SqlBrokerMessage.move_to)
-    republish = _written(SqlBrokerMessage.republish)
+    ack = _write_after(SqlBrokerMessage.ack)
+    nack = _write_after(SqlBrokerMessage.nack)
+    reject = _write_after(SqlBrokerMessage.reject)
+    postpone = _write_after(SqlBrokerMessage.postpone)
+    move_to = _write_after(SqlBrokerMessage.move_to)
+    republish = _write_after(SqlBrokerMessage.republish)
 
-    async def write(self) -> None:
-        """Write the outcome that is recorded, unless one is written."""
+    async def write_outcome(self) -> None:
+        """Write the recorded outcome, unless an outcome is already written."""
         if (outcome := self.raw_message.outcome) is None:
             return
         try:
             if not await self._held.settle(outcome):
-                # Another one was written first.
+                # Another outcome was written first.
                 self.raw_message.settle_anew(self._held.ended)
                 self.committed = None
                 self.note_outcome()
@@ -112,7 +112,7 @@ class PulledMessage(SqlBrokerMessage):
 
 
 class PullingParser(SqlBrokerParser):
-    """Makes messages that the application settles itself."""
+    """Creates messages that the application settles."""
 
     @override
     async def parse_message(self, message: ClaimedMessage) -> SqlBrokerMessage:
@@ -120,7 +120,7 @@ class PullingParser(SqlBrokerParser):
 
 
 class Pulling:
-    """Takes messages of one subscriber one by one; a stop ends it for good."""
+    """Claims single messages of a subscriber, until a stop ends it for good."""
 
     def __init__(
         self,
@@ -135,15 +135,17 @@ class Pulling:
         decoder: "AsyncCallable",
         paused: bool,
     ) -> None:
-        """Nothing is taken yet; `encode` is as of `Holder`, `middlewares` makes those of one
-        message, and `parser` is the user's, if there is one.
+        """Create the object without claiming a message.
+
+        `encode` is the same as for `Holder`, `middlewares` returns the middlewares of a message,
+        and `parser` is the user's parser, if any.
         """
         self._claimer = claimer
         self._clock = wakeups.clock
         self._outages = wakeups.outages
         self._log = log
         self._lease = settings.release_stuck_timeout
-        self._wanted = DirectClaimRequest(
+        self._request = DirectClaimRequest(
             queues=settings.queues,
             lease=self._lease,
             rules=settings.settle_rules,
@@ -153,23 +155,23 @@ class Pulling:
         )
         ids = claimer.correlation_ids
         self._holder = Holder(self._extend, encode, ack_first=False, log=log, correlation_ids=ids)
-        own = PullingParser()
-        own.log = log
+        default_parser = PullingParser()
+        default_parser.log = log
         self._middlewares = middlewares
-        self._parser = ParserComposition(parser, own.parse_message)
+        self._parser = ParserComposition(parser, default_parser.parse_message)
         self._decoder = decoder
-        longest = min(MOST_LEASES * self._lease, settings.max_lease or inf)
-        self.renewal = Renewal(claimer, self._outages, log, self._lease, longest)
+        max_duration = min(MAX_LEASES * self._lease, settings.max_lease or inf)
+        self.renewal = Renewal(claimer, self._outages, log, self._lease, max_duration)
         self._iterated: WeakSet[Held] = WeakSet()
         """Messages returned by iterations, which a stop releases."""
-        self._waits: set[asyncio.Timeout] = set()
+        self._timeouts: set[asyncio.Timeout] = set()
         """Timeouts that `pause` and `stop` expire early."""
         self._resumed = asyncio.Event()
         self.pause(paused)
         self._stopped = False
 
     def pause(self, paused: bool) -> None:
-        """Take nothing while `paused`; what is held stays held."""
+        """Claim no messages while `paused`; held messages stay held."""
         if paused:
             self._resumed.clear()
             self._interrupt()
@@ -177,114 +179,116 @@ class Pulling:
             self._resumed.set()
 
     def _interrupt(self) -> None:
-        while self._waits:
-            self._waits.pop().reschedule(0.0)
+        while self._timeouts:
+            self._timeouts.pop().reschedule(0.0)
 
     @asynccontextmanager
-    async def _interruptible(self) -> AsyncIterator[None]:
-        """A block that ends early, without an error, when it is interrupted."""
-        # It has no time of its own: `_interrupt` gives it one.
+    async def _allow_interrupt(self) -> AsyncIterator[None]:
+        """Run a block that ends early, without an error, when interrupted."""
+        # The timeout has no deadline until `_interrupt` sets one.
         waiting = asyncio.timeout(None)
         with suppress(TimeoutError):
             async with waiting:
-                self._waits.add(waiting)
+                self._timeouts.add(waiting)
                 try:
                     yield
                 finally:
-                    self._waits.discard(waiting)
+                    self._timeouts.discard(waiting)
 
     async def get_one(self, wait: float | None) -> PulledMessage | None:
-        """The first due message; None if there was none for `wait` seconds (None: no limit), or if
-        the subscriber was stopped.
+        """Return the first due message, or None after `wait` seconds or a stop.
 
-        Cancelled, it leases nothing.
-
-        Raises:
-            StoreError: the database refused or could not be reached.
-        """
-        held = await self._take(wait)
-        return None if held is None else await self._message(held)
-
-    async def messages(self) -> AsyncGenerator[PulledMessage, None]:
-        """One message after the other; asking for the next acks the last.
-
-        While the database fails for a passing reason it is asked again, with growing pauses.
+        None waits without limit. A cancelled call leases nothing.
 
         Raises:
-            StoreError: the database refused.
+            StoreError: the database refused the statement or could not be reached.
         """
-        held: Held | None = None
+        leased_message = await self._claim(wait)
+        return None if leased_message is None else await self._make_message(leased_message)
+
+    async def iter_messages(self) -> AsyncGenerator[PulledMessage, None]:
+        """Yield due messages; requesting the next message acks the last.
+
+        During a transient failure of the database, retry with growing delays.
+
+        Raises:
+            StoreError: the database refused a statement.
+        """
+        leased_message: Held | None = None
         try:
-            while (held := await self._outlast("claim of an iteration", self._take)) is not None:
-                self._iterated.add(held)
-                message = await self._message(held)
+            while (
+                leased_message := await self._retry_outages("claim of an iteration", self._claim)
+            ) is not None:
+                self._iterated.add(leased_message)
+                message = await self._make_message(leased_message)
                 yield message
                 try:
-                    if held.open:
-                        await self._outlast("ack of an iteration", message.ack)
+                    if leased_message.open:
+                        await self._retry_outages("ack of an iteration", message.ack)
                 except LeaseLostError as error:
-                    self._log(logging.WARNING, str(error), message_id=held.row.id)
-                # A stop ends the tries to ack it.
-                await held.give_back()
+                    self._log(logging.WARNING, str(error), message_id=leased_message.row.id)
+                # A stop ends the retries of the ack, so the message may still be leased.
+                await leased_message.give_back()
         finally:
-            # The consumer has gone, or something has failed.
-            if held is not None:
-                await held.give_back()
+            # The iterator was closed, or something failed.
+            if leased_message is not None:
+                await leased_message.give_back()
 
-    async def _take(self, wait: float | None = None) -> Held | None:
+    async def _claim(self, wait: float | None = None) -> Held | None:
         clock = self._clock.callers
         deadline = None if wait is None else clock.monotonic() + wait
         while not self._stopped:
-            async with self._interruptible():
+            async with self._allow_interrupt():
                 async with clock.timeout_at(None if self._resumed.is_set() else deadline):
                     await self._resumed.wait()
-                left = None if deadline is None else max(0.0, deadline - clock.monotonic())
-                row = await self._claimer.take(self._wanted, left, as_claimed)
-                return None if row is None else self._hold(row)
+                remaining = None if deadline is None else max(0.0, deadline - clock.monotonic())
+                row = await self._claimer.take(self._request, remaining, as_claimed)
+                return None if row is None else self._make_held(row)
             if deadline is not None and clock.monotonic() >= deadline:
                 return None
         return None
 
-    def _hold(self, row: ClaimedMessage) -> Held:
+    def _make_held(self, row: ClaimedMessage) -> Held:
         row.holder = self._holder
-        return Held(row, self._wanted, self._claimer, _ADVICE)
+        return Held(row, self._request, self._claimer, _LEASE_HINT)
 
     async def _extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
-        held = await self._claimer.extend(rows, max(seconds, self._lease))
-        return all(row.id in held for row in rows)
+        extended = await self._claimer.extend(rows, max(seconds, self._lease))
+        return all(row.id in extended for row in rows)
 
-    async def _message(self, held: Held) -> PulledMessage:
+    async def _make_message(self, leased_message: Held) -> PulledMessage:
         try:
             message = await process_msg(
-                msg=held.row,
-                middlewares=self._middlewares(held.row),
+                msg=leased_message.row,
+                middlewares=self._middlewares(leased_message.row),
                 parser=self._parser,
                 decoder=self._decoder,
             )
-            pulled = _own(message)
+            pulled = _check_pulled(message)
         except BaseException as error:
             with suppress(StoreError, LeaseLostError):
                 is_failure = isinstance(error, Exception)
                 outcome = Nack(error=error) if is_failure else Abandon()
-                await held.settle(Skip() if isinstance(error, SkipMessage) else outcome)
+                await leased_message.settle(Skip() if isinstance(error, SkipMessage) else outcome)
             raise
-        pulled.held_by(held)
+        pulled.set_held(leased_message)
         if not self._stopped:
-            self.renewal.add(held)
+            self.renewal.add(leased_message)
         return pulled
 
-    async def _outlast(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
-        """What `work` gives, which is repeated while the database fails for a passing reason; None
-        if the subscriber was stopped.
+    async def _retry_outages(self, name: str, function: Callable[[], Awaitable[T]]) -> T | None:
+        """Return the result of `function`, retried during transient failures of the database.
+
+        Return None if the subscriber was stopped.
         """
         failures = 0
         while not self._stopped:
             try:
-                result = await work()
+                result = await function()
             except TransientStoreError as error:
                 failures += 1
                 self._outages.failed(self, name, error)
-                async with self._interruptible():
+                async with self._allow_interrupt():
                     await self._clock.sleep(backoff(failures, self._clock))
             else:
                 if failures:
@@ -293,7 +297,7 @@ class Pulling:
         return None
 
     async def stop(self) -> None:
-        """Take nothing more, give back what iterations hold, and renew no lease any more.
+        """Stop claiming, release messages of iterations, and stop renewing leases.
 
         A message of `get_one` stays leased until its lease ends; the application may still settle
         it.
@@ -301,45 +305,45 @@ class Pulling:
         self._stopped = True
         self._interrupt()
         await self.renewal.stop()
-        for held in list(self._iterated):
-            await held.give_back()
+        for leased_message in list(self._iterated):
+            await leased_message.give_back()
         self._outages.left(self)
 
 
-def _own(message: object) -> PulledMessage:
+def _check_pulled(message: object) -> PulledMessage:
     if not isinstance(message, PulledMessage):
-        raise SetupError(_FOREIGN)
+        raise SetupError(_FOREIGN_MESSAGE)
     return message
 
 
-def refuse_options(settings: "SubscriberSettings", what: str) -> None:
-    """Refuse options that single messages cannot keep to.
+def check_options(settings: "SubscriberSettings", usage: str) -> None:
+    """Refuse options that do not apply to single messages.
 
     Raises:
-        NotSupportedError: there is one; the text names it.
+        NotSupportedError: there is such an option; the text names it.
     """
     for name in ("policies", "ordered", "batch", "transactional", "task_per_message", "forward_to"):
         if value := getattr(settings, name):
             raise NotSupportedError(
-                f"{what} takes single messages, to which {name}={value!r} does not apply: "
+                f"{usage} takes single messages, to which {name}={value!r} does not apply: "
                 "leave the option out, or give the subscriber a handler"
             )
 
 
-def refuse_handlers(calls: Any, what: str) -> None:
-    """Refuse a subscriber with a handler: its messages are the handler's.
+def check_no_handlers(calls: Any, usage: str) -> None:
+    """Refuse a subscriber whose messages go to a handler.
 
     Raises:
-        HasHandlerError: it has one.
+        HasHandlerError: the subscriber has a handler.
     """
     if calls:
         raise HasHandlerError(
-            f"{what} takes messages of a subscriber without a handler, and this one has one: use "
+            f"{usage} takes messages of a subscriber without a handler, and this one has one: use "
             "another broker.subscriber(queue) for single messages"
         )
 
 
-_FOREIGN = (
+_FOREIGN_MESSAGE = (
     "the parser must return the message that the parser it is given has made, so that the "
     "application can settle it"
 )

@@ -1,6 +1,7 @@
-"""RunningCalls of FastStream's pipeline: how many run, and subscribers that have none.
+"""The running calls of FastStream's pipeline, and subscribers without calls.
 
-Counting is its MultiLock, which keeps them in an asyncio.Queue, at a tenth of the cost.
+FastStream counts calls with its MultiLock, which stores them in an asyncio.Queue; counting here
+costs a tenth.
 """
 
 import asyncio
@@ -15,11 +16,11 @@ from faststream_sqlbroker.exceptions import SetupError
 
 
 class NoCalls(CallsCollection[Any]):
-    """The calls of a subscriber that moves messages on by itself."""
+    """The calls of a subscriber that forwards messages without a handler."""
 
     @override
     def add_call(self, call: Any) -> None:
-        """There can be none.
+        """Refuse the handler.
 
         Raises:
             SetupError: always.
@@ -32,7 +33,7 @@ class NoCalls(CallsCollection[Any]):
 
 
 class RunningCalls(MultiLock):
-    """A MultiLock that counts; entered around each call of the pipeline (4 µs a message less)."""
+    """A MultiLock that counts, entered around each pipeline call (4 µs less per message)."""
 
     __slots__ = ("_idle", "_running")
 
@@ -56,12 +57,12 @@ class RunningCalls(MultiLock):
 
     @override
     def acquire(self) -> None:
-        """One more."""
+        """Count a started call."""
         self._running += 1
 
     @override
     def release(self) -> None:
-        """One has ended."""
+        """Count an ended call."""
         self._running = max(0, self._running - 1)
         if self._idle is not None and not self._running:
             self._idle.set()
@@ -70,23 +71,24 @@ class RunningCalls(MultiLock):
     @property
     @override
     def qsize(self) -> int:
-        """How many run."""
+        """The number of running calls."""
         return self._running
 
     @property
     @override
     def empty(self) -> bool:
-        """Whether none runs."""
+        """True if no call is running."""
         return not self._running
 
     @override
     async def wait_release(self, timeout: float | None = None) -> None:
-        """Wait until none runs, for `timeout` seconds at most; without a timeout not at all, as
-        FastStream's.
+        """Wait until no call is running, for at most `timeout` seconds.
+
+        As in FastStream, return immediately without a timeout.
         """
         if not timeout or not self._running:
             return
-        ended = self._idle = self._idle or asyncio.Event()
+        idle = self._idle = self._idle or asyncio.Event()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await ended.wait()
+                await idle.wait()

@@ -1,4 +1,4 @@
-"""What transactional=True asks of a subscriber's handlers and of the engine's pool."""
+"""Requirements of transactional=True on handlers and on the engine's pool."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 TRANSACTION = "sql_transaction"
-"""Name in FastStream's context of the transaction that a handler works in."""
+"""Name in FastStream's context of the handler's transaction."""
 
 
 def check_transaction(
     handlers: Sequence[Callable[..., Any]], store: "Store", *, transactional: bool
 ) -> None:
-    """Refuse what cannot work.
+    """Refuse handlers and pools that cannot work with the option `transactional`.
 
     Raises:
-        SetupError: a synchronous handler or a pool too small for transactional=True; a handler that
-            asks for a transaction without it.
+        SetupError: a synchronous handler or a pool too small for transactional=True, or a handler
+            that requests a transaction without this option.
     """
     for handler in handlers:
         name = getattr(handler, "__name__", repr(handler))
@@ -30,7 +30,7 @@ def check_transaction(
                 f"handler {name!r} cannot use: make it async"
             )
             raise SetupError(msg)
-        if not transactional and (parameter := _asks_for_transaction(handler)):
+        if not transactional and (parameter := _find_transaction_parameter(handler)):
             msg = (
                 f"the handler {name!r} asks for the transaction of its message ({parameter!r}), "
                 "and there is none: add transactional=True to its subscriber"
@@ -44,11 +44,11 @@ def check_transaction(
         raise SetupError(msg)
 
 
-def _asks_for_transaction(handler: Callable[..., Any]) -> str | None:
+def _find_transaction_parameter(handler: Callable[..., Any]) -> str | None:
     try:
         hints = get_type_hints(handler, include_extras=True)
     except (NameError, TypeError):
-        # Names that only FastStream can resolve: a missing transaction then fails at the first
+        # Only FastStream can resolve some names. A missing transaction then fails at the first
         # message.
         return None
     for parameter, hint in hints.items():

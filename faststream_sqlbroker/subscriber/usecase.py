@@ -33,22 +33,22 @@ from faststream_sqlbroker.handler_calls import (
 )
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
-from faststream_sqlbroker.subscriber.checks import policy_fits
+from faststream_sqlbroker.subscriber.checks import check_ack_timing
 from faststream_sqlbroker.subscriber.config import (
     QueueSubscriberConfig,
     QueueSubscriberSpecification,
 )
 from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
-from faststream_sqlbroker.subscriber.pipeline.acknowledging import SkipsMessages
+from faststream_sqlbroker.subscriber.pipeline.acknowledging import SkipMiddleware
 from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
 from faststream_sqlbroker.subscriber.pulling import (
     PulledMessage,
     Pulling,
-    refuse_handlers,
-    refuse_options,
+    check_no_handlers,
+    check_options,
 )
-from faststream_sqlbroker.subscriber.relay import ForwardHeaders, relays
+from faststream_sqlbroker.subscriber.relay import ForwardHeaders, find_relays
 from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
 
@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 
 
 class HandlerOptions(TypedDict, total=False):
-    """Options of one handler of a subscriber that has several."""
+    """Options of a handler of a subscriber with several handlers."""
 
     filter: Any
-    """Takes a message and says whether this handler is to get it."""
+    """A function that takes a message and returns True if this handler should receive it."""
     parser: "CustomCallable | None"
     """Replaces the subscriber's parser."""
     decoder: "CustomCallable | None"
@@ -80,11 +80,14 @@ class HandlerOptions(TypedDict, total=False):
 
 
 class QueueSubscriber(SubscriberUsecase[Any]):
-    """What `broker.subscriber(queues)` returns. May be started and stopped any number of times."""
+    """A subscriber, returned by `broker.subscriber(queues)`.
+
+    It can be started and stopped any number of times.
+    """
 
     _call_wrapper_class = SqlHandlerCallWrapper
     number: int
-    """Tells which subscribers and publishers were declared before it."""
+    """Position in the order in which subscribers and publishers were declared."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         specification: QueueSubscriberSpecification,
         calls: "CallsCollection[Any]",
     ) -> None:
-        """Take the settings of `config`; nothing runs before `start`."""
+        """Store the settings of `config`; nothing runs before `start`."""
         super().__init__(config, specification, calls)  # type: ignore[arg-type] # as for publishers
         self.config = config
         self._consumer: Consumer | None = None
@@ -100,11 +103,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._is_paused = False
         self._pipeline: Pipeline | None = None
         names = config.settings.forward_headers
-        self._forward = ForwardHeaders(None if names is True else names) if names else None
+        self._forward_headers = ForwardHeaders(None if names is True else names) if names else None
         self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
-        self._call_decorators = (self._adapt,)
+        self._call_decorators = (self._adapt_handler,)
         if self._batches is not None:
-            self._call_decorators = (mark_start, self._adapt)
+            self._call_decorators = (mark_start, self._adapt_handler)
 
     @overload
     def __call__(
@@ -131,7 +134,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         check_not_generator(func)
         return super().__call__(ensure_name(func), **options)
 
-    def _adapt(self, handler: "Callable[..., Any]") -> "Callable[..., Any]":
+    def _adapt_handler(self, handler: "Callable[..., Any]") -> "Callable[..., Any]":
         dependencies: Any = self._outer_config.fd_config
         is_checked = dependencies.use_fastdepends and not dependencies.get_dependent
         return adapt_handler(handler, validates_result=is_checked)
@@ -143,69 +146,74 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @property
     def dead_letter_queue(self) -> str | None:
-        """Where dead letters go, with the routers' prefix."""
+        """The queue of dead letters, with the routers' prefix."""
         queue = self.config.settings.dead_letter_queue
         return None if queue is None else f"{self._outer_config.prefix}{queue}"
 
     @property
     def forward_to(self) -> str | Destination | None:
-        """Where messages are moved in place of a handler, with the routers' prefix."""
+        """The queue to which messages are moved instead of a handler, with the routers' prefix."""
         target = self.config.settings.forward_to
         return f"{self._outer_config.prefix}{target}" if isinstance(target, str) else target
 
     @property
     @override
     def _broker_middlewares(self) -> "Sequence[BrokerMiddleware[Any]]":
-        # FastStream's own pipeline reads it; the compiled one acks such messages by itself.
-        return (SkipsMessages, *self.middlewares)
+        # Only FastStream's own pipeline reads this property; the compiled pipeline acks skipped
+        # messages itself.
+        return (SkipMiddleware, *self.middlewares)
 
     @property
     def middlewares(self) -> "Sequence[BrokerMiddleware[Any]]":
-        """The user's, and those of the subscriber's options."""
+        """The user's middlewares, then the middlewares of the subscriber's options."""
         middlewares = super()._broker_middlewares
-        own = tuple(each for each in (self._forward, self._batches) if each is not None)
-        return (*middlewares, *own) if own else middlewares
+        option_middlewares = tuple(
+            middleware
+            for middleware in (self._forward_headers, self._batches)
+            if middleware is not None
+        )
+        return (*middlewares, *option_middlewares) if option_middlewares else middlewares
 
     @override
     def _get_parser_and_decoder(
-        self, *given: Any, **options: Any
+        self, *args: Any, **options: Any
     ) -> "tuple[AsyncCallable, AsyncCallable]":
-        parser, decoder = super()._get_parser_and_decoder(*given, **options)
+        parser, decoder = super()._get_parser_and_decoder(*args, **options)
         if self._batches is not None and parser is not self._parser:
-            parser = self._batches.noting(parser)
+            parser = self._batches.wrap_parser(parser)
         return parser, decoder
 
     @property
     def relays(self) -> dict[str, bool]:
-        """The publishers of other brokers that its answers go to, and whether each can publish."""
-        return relays(call.handler for call in self.calls)
+        """Publishers of other brokers that receive answers, with True if the publisher is ready."""
+        return find_relays(call.handler for call in self.calls)
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing runs that should not fail: true before the start and after the stop."""
+        """True unless a running loop has failed; also true before the start and after the stop."""
         return not self.running or self._consumer is None or self._consumer.healthy
 
     @property
     def consumer(self) -> Consumer | None:
-        """The running loops and what they hold."""
+        """The running loops and their messages."""
         return self._consumer
 
     @property
     def paused(self) -> bool:
-        """Whether `pause` was called, and `resume` was not since."""
+        """True between `pause` and `resume`."""
         return self._is_paused
 
     def pause(self) -> None:
-        """Take no more messages here, until `resume`; other processes and subscribers go on.
+        """Stop claiming messages here until `resume`; other processes and subscribers continue.
 
-        Running handlers go on to their end; messages that wait for a worker are given back,
-        uncharged. It holds for this object: across `stop` and `start`, but not for the next
-        process; for that see `broker.admin.pause`. Without effect if it is paused already.
+        Running handlers finish; messages that wait for a worker are released without counting a
+        delivery. The pause applies to this object, across `stop` and `start`, but not to the next
+        process; for that see `broker.admin.pause`. No effect on a paused subscriber.
         """
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Take messages again. A queue that `broker.admin.pause` has paused stays paused."""
+        """Claim messages again. A queue paused by `broker.admin.pause` stays paused."""
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
@@ -217,19 +225,19 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     async def start(self) -> None:
-        """Start the loops; a subscriber without a handler and without forward_to starts none.
+        """Start the loops, if there is a handler or forward_to.
 
         Raises:
-            SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is
-                given for a synchronous handler, the broker's ack_policy does not fit transactional,
-                ordered or dead_letter_queue, or forward_to=DESTINATION has no archive for messages
-                without one.
+            SetupError: the routers' prefix makes a queue's name invalid, handler_timeout is set for
+                a synchronous handler, the broker's ack_policy does not fit transactional, ordered
+                or dead_letter_queue, or forward_to=DESTINATION has no archive for messages without
+                a destination.
             RightsError: the database user lacks rights that the subscriber needs.
-            NotSupportedError: wakeup="listen" on a database or driver that cannot.
+            NotSupportedError: wakeup="listen" on a database or driver without this feature.
         """
         consumer = self._consumer
         if consumer is not None and (consumer.stopping or consumer.orphaned):
-            # A handler has asked for it, or the event loop ended without a stop.
+            # A handler requested the stop, or the event loop ended without a stop.
             await self.stop()
         if self.running and self._consumer is not None:
             return
@@ -239,13 +247,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             self._consumer = self._make_consumer()
         self._post_start()
         if self._consumer is not None:
-            if self._deletes_failed:
-                self._log_of_loops(logging.WARNING, _DELETES)
+            if self._is_deleting_failed:
+                self._log_of_loops(logging.WARNING, _DELETION_WARNING)
             await self._consumer.start()
 
     @property
-    def _deletes_failed(self) -> bool:
-        """Whether messages that fail here are gone, though this was not asked for."""
+    def _is_deleting_failed(self) -> bool:
+        """True if messages that fail here are deleted, although the user did not request this."""
         settings = self.config.settings
         store = self._outer_config.store  # type: ignore[attr-defined]
         can_fail = settings.forward_to is not None or self.ack_policy is not AckPolicy.ACK_FIRST
@@ -254,24 +262,25 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @property
     def activities(self) -> Activities:
-        """What its loops do in the database."""
+        """The activities of the loops in the database."""
         if not self.calls and self.forward_to is None:
             return frozenset()
         archive: bool = self._outer_config.store.dialect.has_archive  # type: ignore[attr-defined]
-        first = self.ack_policy is AckPolicy.ACK_FIRST and self.forward_to is None
-        return activities_of(self.config.settings, ack_first=first, archive=archive)
+        acks_first = self.ack_policy is AckPolicy.ACK_FIRST and self.forward_to is None
+        return activities_of(self.config.settings, ack_first=acks_first, archive=archive)
 
     def _make_consumer(self) -> Consumer:
         outer: Any = self._outer_config
-        settings = self._settings()
+        settings = self._make_settings()
         ack_first = self.ack_policy is AckPolicy.ACK_FIRST
         handle: Handle
         if settings.forward_to is None:
             handle = self._make_pipeline().run
             if self._batches is not None:
-                handle = self._batches.handing_out(handle)
+                handle = self._batches.wrap_handler(handle)
         else:
-            # Batches are moved together; a default policy of the broker's is for handlers.
+            # Messages are moved in batches. A default policy of the broker applies only to
+            # handlers.
             handle = Forward(
                 settings,
                 self._log_of_loops,
@@ -287,7 +296,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             log=self._log_of_loops,
             ack_first=ack_first,
             cancellable=not any(map(is_synchronous, self._handlers)),
-            handlers=[_name_of(handler) for handler in self._handlers] or ["forward_to"],
+            handlers=[_get_name(handler) for handler in self._handlers] or ["forward_to"],
             encode=outer.producer.encode,
             heartbeat=outer.heartbeat,
             lookout=outer.lookout,
@@ -305,8 +314,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return self._pipeline
 
     def attach(self) -> Consumer | None:
-        """Make the loops without starting them, as a test does, after the checks of `start`; None
-        without a handler and without forward_to.
+        """Create the loops without a start, for tests, after the checks of `start`.
+
+        Return None without a handler and without forward_to.
         """
         self.lock = RunningCalls()
         if self.calls or self.forward_to is not None:
@@ -314,7 +324,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return self._consumer
 
     async def prepare(self) -> None:
-        """What FastStream does before a subscriber's first message."""
+        """Run FastStream's preparations for a subscriber's first message."""
         await super().start()
         self.lock = RunningCalls()
 
@@ -322,25 +332,25 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _handlers(self) -> "list[Callable[..., Any]]":
         return [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's
 
-    def _settings(self) -> SubscriberSettings:
+    def _make_settings(self) -> SubscriberSettings:
         settings = self.config.settings
         if settings.forward_to is None:
             # The default of a broker or router is known only now.
-            policy_fits(settings, self.ack_policy)
+            check_ack_timing(settings, self.ack_policy)
         if settings.handler_timeout is not None and (
             blocking := [h for h in self._handlers if is_synchronous(h)]
         ):
             msg = (
-                f"handler_timeout cannot end the synchronous handler {_name_of(blocking[0])!r}, "
+                f"handler_timeout cannot end the synchronous handler {_get_name(blocking[0])!r}, "
                 "which runs in a thread: make it async, or leave the timeout out"
             )
             raise SetupError(msg)
         store: Any = self._outer_config.store  # type: ignore[attr-defined]
         if not store.can_listen:
-            _check_unheard(settings, store)
+            _check_wakeups(settings, store)
         check_transaction(self._handlers, store, transactional=settings.transactional)
-        kept = store.dialect.has_archive or settings.dead_letter_queue is not None
-        if isinstance(settings.forward_to, Destination) and not kept:
+        keeps_failed = store.dialect.has_archive or settings.dead_letter_queue is not None
+        if isinstance(settings.forward_to, Destination) and not keeps_failed:
             raise SetupError(_NO_ARCHIVE)
         if not self._outer_config.prefix:
             return settings
@@ -353,8 +363,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     async def stop(self) -> None:
-        """Hand back what was not started, let handlers end for `graceful_timeout`, write all
-        outcomes.
+        """Release waiting messages, let handlers end, and write all outcomes.
+
+        Handlers get up to `graceful_timeout` to end.
         """
         consumer = self._consumer
         if consumer is not None:
@@ -362,16 +373,16 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         pulling, self._pulling = self._pulling, None
         if pulling is not None:
             await pulling.stop()
-        self._ended(consumer)
+        self._clear_consumer(consumer)
 
-    def _ended(self, consumer: Consumer | None) -> None:
+    def _clear_consumer(self, consumer: Consumer | None) -> None:
         if self._consumer is consumer:
             self._consumer = None
             self.running = False
 
     @override
     async def consume(self, msg: Any) -> Any:
-        """Run FastStream's pipeline on a row or a batch; its outcome is on the row afterwards."""
+        """Run FastStream's pipeline on a row or a batch; the outcome is on the row afterwards."""
         transaction = current.get()
         try:
             if transaction is None:
@@ -379,42 +390,43 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             with self._outer_config.context.scope(TRANSACTION, transaction):
                 return await self.process_message(msg)
         except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - decided there
-            await self.end_with(msg, error)
+            await self.handle_error(msg, error)
         return None
 
-    async def end_with(self, msg: Any, error: BaseException) -> None:
-        """What `error`, which the pipeline has raised and is being handled, means for `msg`.
+    async def handle_error(self, msg: Any, error: BaseException) -> None:
+        """Settle `msg` after `error`, which the pipeline raised and which is being handled.
 
-        CriticalLogMiddleware has logged it.
+        CriticalLogMiddleware has already logged the error.
         """
         if isinstance(error, GeneratorExit) and cancelled():
             raise error
         if isinstance(error, ControlException):
-            # Without FastStream's acknowledgement (MANUAL) it has not been followed; ACK_FIRST has
-            # no use for it.
+            # Without FastStream's acknowledgement (MANUAL) the exception was not applied yet.
+            # ACK_FIRST cannot apply it.
             await apply_unacknowledged(msg, error, self._log_of_loops)
             return
         if isinstance(error, SkipMessage):
             return  # its messages are acked
-        self._note_failure(msg, error)
+        self._report_failure(msg, error)
         if isinstance(error, StopConsume | SystemExit):
             self._request_stop()
             if isinstance(error, SystemExit) and (app := self._outer_config.context.get("app")):
                 app.exit()
         elif isinstance(error, Exception):
             settle_invalid(msg, error, retry=self.config.settings.retry_invalid_body)
-        # Any other is a generator's, which the handler has closed: a failure like any other.
-        _name_error(msg, error)
+        # Any other error is the GeneratorExit of a generator that the handler closed: an ordinary
+        # failure.
+        _add_error(msg, error)
 
-    def _note_failure(self, msg: Any, error: BaseException) -> None:
+    def _report_failure(self, msg: Any, error: BaseException) -> None:
         self._outer_config.note_failure(msg, error)  # type: ignore[attr-defined] # SqlBrokerConfig
 
     def _request_stop(self) -> None:
-        # Awaiting the stop here would wait for the very handler that asks for it.
+        # Awaiting the stop here would wait for the handler that requested it.
         consumer = self._consumer
         if consumer is not None:
             task = consumer.request_stop(self._outer_config.graceful_timeout)
-            task.add_done_callback(lambda _task: self._ended(consumer))
+            task.add_done_callback(lambda _task: self._clear_consumer(consumer))
 
     @override
     def _make_response_publisher(self, message: "StreamMessage[Any]") -> "Sequence[PublisherProto]":
@@ -423,47 +435,48 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     async def get_one(self, *, timeout: Duration | None = 5.0) -> PulledMessage | None:
-        """The first due message, leased to the caller, who settles it.
+        """Return the first due message, leased to the caller, who settles it.
 
-        Its lease is renewed until it is settled or dropped, for ten leases at most; what is not
-        settled is delivered again. The queues may have handlers elsewhere. A stop ends the wait.
+        The lease is renewed until the message is settled or dropped, for ten leases at most; a
+        message that is not settled is delivered again. The queues may have handlers elsewhere. A
+        stop ends the wait.
 
         Args:
-            timeout: How long to wait: seconds, a timedelta or text like "5s"; 0 looks once, None
-                waits without limit.
+            timeout: Maximum wait: seconds, a timedelta or text like "5s"; 0 checks once, None waits
+                without limit.
 
         Returns:
-            The message; None if none was due in time. `ack`, `nack`, `reject` and the other
-            methods write the outcome at once.
+            The message; None if none was due in time. `ack`, `nack`, `reject` and the other methods
+            write the outcome immediately.
 
         Raises:
             HasHandlerError: the subscriber has a handler; also an AssertionError.
-            NotSupportedError: the subscriber has an option that single messages cannot keep to:
-                policies, ordered, batch, transactional or forward_to.
+            NotSupportedError: the subscriber has an option that does not apply to single messages:
+                policies, ordered, batch, transactional, task_per_message or forward_to.
             SetupError: `timeout` is not a valid duration, or negative.
-            StoreError: the database refused or could not be reached.
+            StoreError: the database refused the statement or could not be reached.
         """
         wait = None if timeout is None else seconds_or_zero("timeout", timeout)
-        return await self._pulling_for("get_one").get_one(wait)
+        return await self._get_pulling("get_one").get_one(wait)
 
     @override
-    # A generator can be closed, as `aclosing` does.
+    # Unlike other iterators, a generator can be closed, as `aclosing` does.
     def __aiter__(self) -> AsyncGenerator[PulledMessage, None]:  # noqa: PYI058
-        """Messages one after the other, each leased to the caller.
+        """Iterate over messages, each leased to the caller.
 
-        Asking for the next acks the last, unless it is settled. Closing the iterator, an error in
-        the loop's body, and a stop give the last one back: it is delivered again. A stop ends the
-        iteration. While the database fails for a passing reason, it waits.
+        The next iteration acks the previous message, unless it is settled. Closing the iterator, an
+        error in the loop's body, and a stop release the last message, which is delivered again. A
+        stop ends the iteration. During a transient failure of the database, the iterator waits.
 
         Raises:
-            HasHandlerError: as `get_one`.
-            NotSupportedError: as `get_one`.
+            HasHandlerError: as for `get_one`.
+            NotSupportedError: as for `get_one`.
         """
-        return self._pulling_for("async for").messages()
+        return self._get_pulling("async for").iter_messages()
 
-    def _pulling_for(self, what: str) -> Pulling:
-        refuse_handlers(self.calls, what)
-        refuse_options(self.config.settings, what)
+    def _get_pulling(self, usage: str) -> Pulling:
+        check_no_handlers(self.calls, usage)
+        check_options(self.config.settings, usage)
         if self._pulling is None:
             self._pulling = self._make_pulling()
         return self._pulling
@@ -475,7 +488,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return Pulling(
             outer.direct_claimer,
             outer.wakeups,
-            self._settings(),
+            self._make_settings(),
             self._log_of_loops,
             encode=outer.producer.encode,
             middlewares=lambda row: [make(row, context=context) for make in self.middlewares],
@@ -486,7 +499,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     def get_log_context(self, message: "StreamMessage[Any] | None") -> dict[str, str]:
-        """Columns of the log: queue and message id."""
+        """Return the columns of the log: queue and message id."""
         raw = getattr(message, "raw_message", None)
         row = raw[0] if isinstance(raw, tuple) else raw
         queue = getattr(row, "queue", None) or ",".join(self.queues)
@@ -511,25 +524,27 @@ REPLACED = {
     name: getattr(QueueSubscriber, name)
     for name in ("consume", "process_message", "get_log_context")
 }
-"""Methods that the compiled pipeline replaces: one that is replaced otherwise rules it out."""
+"""Methods that the compiled pipeline replaces. If anything else replaces one of them, the pipeline
+is not compiled.
+"""
 _NO_ARCHIVE = (
     "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema "
     "has none: give the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive "
     "table, or name a queue"
 )
-_DELETES = (
+_DELETION_WARNING = (
     "messages that fail for good are deleted: the schema has no archive table to keep them; give "
     "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table "
     "(retain_in_archive_on_reject=False says that they are not wanted)"
 )
 
 
-def _name_of(handler: Any) -> str:
+def _get_name(handler: Any) -> str:
     return getattr(handler, "__name__", None) or repr(handler)
 
 
-def _check_unheard(settings: SubscriberSettings, store: Any) -> None:
-    """Refuse what only wake-ups of the database can do, where there are none."""
+def _check_wakeups(settings: SubscriberSettings, store: Any) -> None:
+    """Refuse settings that depend on the database's wake-ups, where there are none."""
     if settings.wakeup == "listen":
         msg = (
             "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one "
@@ -546,8 +561,8 @@ def _check_unheard(settings: SubscriberSettings, store: Any) -> None:
         raise NotSupportedError(msg)
 
 
-def _name_error(msg: Any, error: BaseException) -> None:
-    """Give the outcome of failed rows their error, where it is not known yet.
+def _add_error(msg: Any, error: BaseException) -> None:
+    """Add the error to the outcome of failed rows that have none yet.
 
     FastStream acks after the error of a middleware's exit, and no longer handles that error then.
     """

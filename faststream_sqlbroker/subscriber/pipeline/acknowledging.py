@@ -1,6 +1,7 @@
-"""What FastStream's own two middlewares do, which acknowledge and log.
+"""The work of FastStream's two own middlewares, which acknowledge and log.
 
-A message that is handled and acked needs neither; for all others FastStream's own objects do it.
+A message that is handled and acked needs neither of them; for all other messages FastStream's own
+objects do the work.
 """
 
 import logging
@@ -21,12 +22,12 @@ _Info = tuple[type[BaseException] | None, BaseException | None, TracebackType | 
 
 
 class Acknowledging:
-    """Does the work of the two middlewares for the messages of one subscriber."""
+    """Acknowledges and logs the messages of a subscriber."""
 
     __slots__ = ("_acks", "_acks_first", "_context", "_make_ack", "_make_log", "_state")
 
     def __init__(self, state: Any, context: Any, policy: AckPolicy, parser: Any) -> None:
-        """`parser` makes a message of a row that no message was made of."""
+        """Create an acknowledger; `parser` creates a message from a row that has none yet."""
         self._state = state
         self._context = context
         self._make_log = CriticalLogMiddleware(state)
@@ -38,30 +39,30 @@ class Acknowledging:
                 logger=state, ack_policy=policy, fallback_parser=parser
             )
 
-    async def begin(self, message: Any, log_context: dict[str, str]) -> None:
-        """Ack what is acked first, and log."""
+    async def start_message(self, message: Any, log_context: dict[str, str]) -> None:
+        """Log the message; under ACK_FIRST, ack first."""
         if self._acks_first:
             await self.ack(message)
-        if self.talks:
+        if self.is_logging:
             self._state.log("Received", extra=log_context)
 
     async def ack(self, message: Any) -> None:
-        """Ack `message`; FastStream logs what that raises."""
+        """Ack `message`; log an error as FastStream does."""
         try:
             await message.ack()
         except Exception as error:  # noqa: BLE001 - as FastStream's
             self._state.log(repr(error), logging.CRITICAL, exc_info=error)
 
     async def leave(self, row: Any, message: Any, error: BaseException | None) -> bool:
-        """End the message with `error`, which is being handled, or without.
+        """Finish the message, after `error` if any, which is being handled.
 
         Args:
             row: The row, or the rows of a batch.
-            message: FastStream's; None if it was not made.
-            error: What its handler, a middleware or FastStream has raised.
+            message: FastStream's message; None if it was not created.
+            error: The error raised by the handler, a middleware or FastStream.
 
         Returns:
-            Whether the error is dealt with.
+            True if the error was handled.
         """
         log: Any = self._make_log(row, context=self._context)
         if message is not None:
@@ -70,50 +71,50 @@ class Acknowledging:
             record_skip(row)
         failure: BaseException | None = None
         try:
-            await log.__aexit__(*_info(error))
-        except BaseException as another:  # noqa: BLE001 - raised again, unless it is dealt with
-            failure = another
-        # Not inside of `except`: the outcome names the error that is being handled here.
+            await log.__aexit__(*_get_exc_info(error))
+        except BaseException as log_error:  # noqa: BLE001 - raised again, unless it is dealt with
+            failure = log_error
+        # Not inside of `except`, because the outcome must name the error being handled here.
         return await self._acknowledge(row, message, error, failure)
 
     async def leave_handled(self, row: Any, message: Any) -> None:
-        """End the message, whose handler and answers went well."""
+        """Finish a message whose handler and answers succeeded."""
         failure: BaseException | None = None
-        if self.talks:
+        if self.is_logging:
             try:
                 self._state.log("Processed", extra=self._context.get_local("log_context", {}))
-            except BaseException as another:  # noqa: BLE001 - as above
-                failure = another
+            except BaseException as log_error:  # noqa: BLE001 - as above
+                failure = log_error
         if failure is not None:
             await self._acknowledge(row, message, None, failure)
         elif self._acks and not ack_quickly(message):
             await self.ack(message)
 
     @property
-    def talks(self) -> bool:
-        """Whether log lines go anywhere."""
+    def is_logging(self) -> bool:
+        """True if log lines are written anywhere."""
         return self._state.logger.__class__ is not EmptyLoggerObject
 
     async def _acknowledge(
         self, row: Any, message: Any, error: BaseException | None, failure: BaseException | None
     ) -> bool:
-        """Acknowledge as `failure` asks for, which the log has raised, or else `error`."""
+        """Acknowledge after `failure`, raised while logging, or else after `error`."""
         if self._make_ack is not None:
             ack: Any = self._make_ack(row, context=self._context)
             ack.message = message
-            if await ack.__aexit__(*_info(failure or error)):
+            if await ack.__aexit__(*_get_exc_info(failure or error)):
                 return True
         if failure is not None:
             raise failure
         return False
 
 
-def _info(error: BaseException | None) -> _Info:
+def _get_exc_info(error: BaseException | None) -> _Info:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-class SkipsMessages(BaseMiddleware):
-    """Acks messages by SkipMessage, which FastStream's pipeline leaves without an outcome."""
+class SkipMiddleware(BaseMiddleware):
+    """Acks messages after SkipMessage, for which FastStream's pipeline sets no outcome."""
 
     @override
     async def __aexit__(

@@ -1,4 +1,4 @@
-"""Publishes what a handler returns: to the queue that its message names, and by its publishers."""
+"""Publish the result of a handler: to the reply queue of the message, and by its publishers."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -11,24 +11,24 @@ from faststream_sqlbroker.subscriber.pipeline.fingerprints import unknown
 from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 
 Scopes = Callable[[], Iterable[Any]]
-"""Gives the middlewares' `publish_scope`s, for one publish."""
+"""Returns the `publish_scope` of each middleware, for one publish."""
 
 _PUBLISH_ANSWER = QueuePublisher._publish
 
 
-async def _passes_on(publish: Callable[[Any], Awaitable[Any]], cmd: Any) -> Any:
+async def _call_publish(publish: Callable[[Any], Awaitable[Any]], cmd: Any) -> Any:
     return await publish(cmd)
 
 
-def no_scopes() -> tuple[Any, ...]:
-    """Those of a subscriber without middlewares."""
-    # FastStream has its own two middlewares there, which pass everything on. Without any, a
-    # publisher would take its own router's.
-    return (_passes_on,)
+def get_default_scopes() -> tuple[Any, ...]:
+    """Return the scopes of a subscriber without middlewares."""
+    # FastStream has its own two middlewares here, which pass everything on. Without any scope, a
+    # publisher would use those of its own router.
+    return (_call_publish,)
 
 
 class Answers:
-    """Publishes the answers of one handler."""
+    """Publishes the answers of a handler."""
 
     __slots__ = ("_is_known", "_subscriber", "publishers")
 
@@ -38,22 +38,22 @@ class Answers:
         self.publishers: list[Any] = handler._publishers
         """FastStream's own list, because a publisher may be stacked later."""
 
-    def wanted(self, message: Any, result: Any) -> bool:
-        """Whether `publish` has anything to do."""
+    def is_needed(self, message: Any, result: Any) -> bool:
+        """Return True if `publish` has anything to do."""
         return bool(message.reply_to or self.publishers) or isinstance(result, Response)
 
-    async def publish(self, message: Any, result: Any, scopes: Scopes = no_scopes) -> None:
+    async def publish(self, message: Any, result: Any, scopes: Scopes = get_default_scopes) -> None:
         """Publish `result`, the answer to `message`, as FastStream does."""
         response = ensure_response(result)
         if not response.correlation_id:
             response.correlation_id = message.correlation_id
-        replying: Iterable[Any] = ()
+        reply_publishers: Iterable[Any] = ()
         if message.reply_to and not self._subscriber._no_reply:
-            replying = self._subscriber._make_response_publisher(message)
-        # The scopes of middlewares take a command, which a plain answer does without.
-        is_plain = self._is_known and scopes is no_scopes and _is_body_alone(response)
-        for publisher in (*replying, *self.publishers):
-            producer = _plain_producer(publisher) if is_plain else None
+            reply_publishers = self._subscriber._make_response_publisher(message)
+        # The scopes of middlewares need a command, which a plain answer avoids.
+        is_plain = self._is_known and scopes is get_default_scopes and _is_body_alone(response)
+        for publisher in (*reply_publishers, *self.publishers):
+            producer = _find_plain_producer(publisher) if is_plain else None
             if producer is not None:
                 await _publish_plain(producer, publisher, message, response)
             else:
@@ -65,19 +65,19 @@ def _is_body_alone(response: Response) -> bool:
     return response.__class__ is Response and not response.headers
 
 
-def _plain_producer(publisher: Any) -> SqlBrokerProducer | None:
-    """The producer of an answer that nothing but a publisher of ours has a part in."""
-    if not _is_ours(publisher):
+def _find_plain_producer(publisher: Any) -> SqlBrokerProducer | None:
+    """Return the producer if only a publisher of this package takes part in the answer."""
+    if not _is_own_publisher(publisher):
         return None
     outer = publisher._outer_config
     producer = outer.producer
     if outer.broker_middlewares or outer.broker_codec is not None or not is_plain(producer):
         return None
-    found: SqlBrokerProducer = producer
-    return found
+    plain_producer: SqlBrokerProducer = producer
+    return plain_producer
 
 
-def _is_ours(publisher: Any) -> bool:
+def _is_own_publisher(publisher: Any) -> bool:
     return (
         publisher.__class__ is QueuePublisher
         and not publisher.is_test
@@ -90,7 +90,7 @@ def _is_ours(publisher: Any) -> bool:
 async def _publish_plain(
     producer: SqlBrokerProducer, publisher: QueuePublisher, message: Any, response: Response
 ) -> None:
-    """As `publisher._publish`: the row joins the ack of `message` if that is possible."""
+    """Publish like `publisher._publish`: the row joins the ack of `message` if possible."""
     raw = message.raw_message
     await producer.publish_answer(
         response.body,

@@ -1,4 +1,4 @@
-"""Calls the handler with what it asks for: FastDepends' work, with all answers found before."""
+"""Call the handler with its arguments: FastDepends' work, with all look-ups made in advance."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -7,79 +7,88 @@ from typing import Any
 from fast_depends.core import CallModel
 from fast_depends.utils import is_coroutine_callable
 
-from faststream_sqlbroker.subscriber.invalid_body import is_faststreams_call
-from faststream_sqlbroker.subscriber.pipeline.bodies import UNKNOWN, Load, decodes_by_itself
-from faststream_sqlbroker.subscriber.pipeline.context import local_repository, variable_of
-from faststream_sqlbroker.subscriber.pipeline.dependencies import Dependencies, Found
+from faststream_sqlbroker.subscriber.invalid_body import is_faststream_call
+from faststream_sqlbroker.subscriber.pipeline.bodies import NOT_DECODED, Load, is_decode_replaced
+from faststream_sqlbroker.subscriber.pipeline.context import get_local_repository, get_variable
+from faststream_sqlbroker.subscriber.pipeline.dependencies import Dependencies, ResolvedDependencies
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 from faststream_sqlbroker.subscriber.pipeline.models import (
     CONTEXT,
     RESERVED,
     Arguments,
     Values,
-    takes_any_object,
-    takes_anything,
+    is_any_object,
+    is_unvalidated,
 )
 
-Call = Callable[[Any], Awaitable[Any]]
-"""Decodes the body of a message and calls the handler; its checked result."""
+HandlerCall = Callable[[Any], Awaitable[Any]]
+"""Decodes the body of a message and calls the handler; returns its validated result."""
 
 
-def compile_call(item: Any, injection: Any, load: Load, found: Found) -> Call:
-    """How to call the handler of `item`.
+def compile_call(
+    item: Any, injection: Any, load: Load, dependencies: ResolvedDependencies
+) -> HandlerCall:
+    """Return a function that calls the handler of `item`.
 
     Args:
-        item: FastStream's, with the handler and what it asks for.
+        item: FastStream's item, with the handler and its parameters.
         injection: FastStream's configuration of FastDepends.
         load: Decodes bodies.
-        found: Gets the dependencies that were looked up.
+        dependencies: Receives the dependencies that were looked up.
 
     Raises:
-        NotCompiled: only FastDepends knows.
+        NotCompiled: only FastDepends can call the handler.
     """
     model: CallModel | None = item.dependant
     if model is None or not injection.use_fastdepends or injection.get_dependent:
         raise NotCompiled("its arguments are not FastDepends'")
-    if not is_faststreams_call(item.handler._wrapped_call):
+    if not is_faststream_call(item.handler._wrapped_call):
         raise NotCompiled("its call is replaced")
     if model.is_generator or not is_coroutine_callable(model.call):
         raise NotCompiled("it is a generator")
     arguments = Arguments(model)
-    dependencies = Dependencies(model, found)
-    if not dependencies and (quick := _unchecked(model, arguments, injection.context, load)):
+    solved_dependencies = Dependencies(model, dependencies)
+    if not solved_dependencies and (
+        quick := _compile_unchecked(model, arguments, injection.context, load)
+    ):
         return quick
-    place = _body_place(model, found)
-    solved = _Solved(item.handler, model, arguments, dependencies, injection.context, place, load)
-    return solved.call_compiled
+    body_parameter = _find_body_parameter(model, dependencies)
+    solved_call = _SolvedCall(
+        item.handler, model, arguments, solved_dependencies, injection.context, body_parameter, load
+    )
+    return solved_call.call_compiled
 
 
-def _names(items: Iterable[Any]) -> list[str]:
+def _list_names(items: Iterable[Any]) -> list[str]:
     return [item.field_name for item in items]
 
 
-def _body_place(model: CallModel, found: Found) -> str | None:
-    """The parameter that takes the body; None: no parameter, or each takes one of its values."""
-    own = _names(model.params)
-    flat = _names(model.flat_params)
-    if len(flat) > 1:
+def _find_body_parameter(model: CallModel, dependencies: ResolvedDependencies) -> str | None:
+    """Return the parameter that receives the body.
+
+    Return None if there is no such parameter, or if each parameter receives one value of the body.
+    """
+    own_names = _list_names(model.params)
+    flat_names = _list_names(model.flat_params)
+    if len(flat_names) > 1:
         return None
-    if flat and (own != flat or own != list(model.positional_args)):
+    if flat_names and (own_names != flat_names or own_names != list(model.positional_args)):
         raise NotCompiled("the body goes to a dependency, or to a keyword-only parameter")
-    if own:
-        return own[0]
-    # FastDepends gives it to the first parameter, which the context then replaces.
-    others = [name for name in model.keyword_args if name not in model.dependencies]
-    if not others and _are_nested(found):
+    if own_names:
+        return own_names[0]
+    # FastDepends passes the body to the first parameter, which the context then overwrites.
+    other_names = [name for name in model.keyword_args if name not in model.dependencies]
+    if not other_names and _has_nested(dependencies):
         raise NotCompiled("dependencies of dependencies, and no parameter takes the body")
-    return others[0] if others else None
+    return other_names[0] if other_names else None
 
 
-def _are_nested(found: Found) -> bool:
-    return any(model.dependencies for _, model in found)
+def _has_nested(dependencies: ResolvedDependencies) -> bool:
+    return any(model.dependencies for _, model in dependencies)
 
 
-class _Solved:
-    """Calls one handler with everything that it may ask for."""
+class _SolvedCall:
+    """Calls a handler with all kinds of arguments."""
 
     def __init__(
         self,
@@ -88,7 +97,7 @@ class _Solved:
         arguments: Arguments,
         dependencies: Dependencies,
         context: Any,
-        place: str | None,
+        body_parameter: str | None,
         load: Load,
     ) -> None:
         self._handler = handler
@@ -96,33 +105,33 @@ class _Solved:
         self._arguments = arguments
         self._dependencies = dependencies
         self._context = context
-        self._place = place
+        self._body_parameter = body_parameter
         self._is_spread = len(model.flat_params) > 1
         self._load = load
 
     async def call_compiled(self, message: Any) -> Any:
-        # Overrides last for a test: FastDepends applies them.
+        # Overrides exist only during a test, so FastDepends applies them.
         if self._dependencies and self._provider.overrides:
             return await self._handler._wrapped_call(message)
         body = self._load(message)
-        if body is UNKNOWN:
-            # FastDepends decodes it again, which a method of the user's may not expect.
-            if self._is_spread and decodes_by_itself(message):
+        if body is NOT_DECODED:
+            # FastDepends decodes the body again, which a method of the user's may not expect.
+            if self._is_spread and is_decode_replaced(message):
                 return await self._handler._wrapped_call(message)
             body = await message.decode()
         values: Values = {CONTEXT: self._context}
         if self._is_spread:
-            # Such a body fails in FastDepends, with FastDepends' error.
-            if not _names_arguments(body):
+            # Let FastDepends raise its own error for such a body.
+            if not _is_argument_mapping(body):
                 return await self._handler._wrapped_call(message)
             values.update(body)
-        elif self._place is not None:
-            values[self._place] = body
+        elif self._body_parameter is not None:
+            values[self._body_parameter] = body
         if not self._dependencies.needs_stack:
             return await self._call(values, None)
         async with AsyncExitStack() as stack:
             return await self._call(values, stack)
-        # A dependency has swallowed the handler's error. That is a failure, as in FastDepends: the
+        # A dependency has suppressed the handler's error. As in FastDepends that is a failure: the
         # message must not count as handled.
         raise AssertionError("unreachable")
 
@@ -130,12 +139,15 @@ class _Solved:
         arguments = self._arguments
         if self._dependencies:
             await self._dependencies.add(values, stack, {})
-        result = await arguments.call(**arguments.of(values))
+        result = await arguments.call(**arguments.build(values))
         return result if arguments.respond is None else arguments.respond(result)
 
 
-def _names_arguments(body: Any) -> bool:
-    """Whether each value of `body` may be an argument; a decoder may give keys that are no text."""
+def _is_argument_mapping(body: Any) -> bool:
+    """Return True if each value of `body` may be an argument.
+
+    A decoder may return keys that are not text.
+    """
     return (
         isinstance(body, Mapping)
         and RESERVED.isdisjoint(body)
@@ -143,49 +155,57 @@ def _names_arguments(body: Any) -> bool:
     )
 
 
-def _unchecked(model: CallModel, arguments: Arguments, context: Any, load: Load) -> Call | None:
-    """The quickest way, for a handler that takes the body as it is, or as any JSON object.
+def _compile_unchecked(
+    model: CallModel, arguments: Arguments, context: Any, load: Load
+) -> HandlerCall | None:
+    """Compile the fastest call, for a handler that takes the unchanged body or any JSON object.
 
-    It may ask for the message, too.
+    The handler may also take the message.
     """
-    own = _names(model.params)
-    if len(own) != 1 or own != list(model.positional_args):
+    own_names = _list_names(model.params)
+    if len(own_names) != 1 or own_names != list(model.positional_args):
         return None
-    [place] = own
-    copies = takes_any_object(model, place)
-    names = [name for name, of, _ in arguments.fields if of == "message"]
+    [body_parameter] = own_names
+    copies = is_any_object(model, body_parameter)
+    names = [name for name, source, _ in arguments.fields if source == "message"]
     if len(names) != len(arguments.fields):
         return None
-    unchecked = names if copies else [place, *names]
-    if not all(takes_anything(model, name) for name in unchecked):
+    unchecked = names if copies else [body_parameter, *names]
+    if not all(is_unvalidated(model, name) for name in unchecked):
         return None
-    return _with_message(arguments, place, names, context, load, copies=copies)
+    return _make_unchecked_call(arguments, body_parameter, names, context, load, copies=copies)
 
 
-def _with_message(
-    arguments: Arguments, place: str, names: list[str], context: Any, load: Load, *, copies: bool
-) -> Call:
-    """Of the context the handler asks for the message at most."""
+def _make_unchecked_call(
+    arguments: Arguments,
+    body_parameter: str,
+    names: list[str],
+    context: Any,
+    load: Load,
+    *,
+    copies: bool,
+) -> HandlerCall:
+    """Return a call for a handler that takes nothing from the context, or only the message."""
     call = arguments.call
     respond = arguments.respond
-    repository = local_repository(context)
-    variable = variable_of(repository, "message")
+    repository = get_local_repository(context)
+    variable = get_variable(repository, "message")
 
     async def call_compiled(message: Any) -> Any:
         body = load(message)
-        # Another decoder's may have keys that are no text, and is no JSON object.
+        # The result of another decoder may have keys that are not text, and is not a JSON object.
         is_object = body.__class__ is dict
-        if body is UNKNOWN:
+        if body is NOT_DECODED:
             body = await message.decode()
-        # A global value of that name comes before the message.
+        # A global value of this name takes precedence over the message.
         is_hidden = names and "message" in repository._global_context
         if is_hidden or (copies and not is_object):
-            result = await call(**arguments.of({CONTEXT: context, place: body}))
+            result = await call(**arguments.build({CONTEXT: context, body_parameter: body}))
         else:
-            given = {place: body.copy() if copies else body}
+            call_arguments = {body_parameter: body.copy() if copies else body}
             for name in names:
-                given[name] = variable.get()  # a middleware may have handed another one on
-            result = await call(**given)
+                call_arguments[name] = variable.get()  # a middleware may have handed another one on
+            result = await call(**call_arguments)
         return result if respond is None else respond(result)
 
     return call_compiled

@@ -1,4 +1,4 @@
-"""Makes the message of a row, decodes its body and acks it, as FastStream and our classes do."""
+"""Create the message of a row, decode its body and ack it, like FastStream and this package do."""
 
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -22,10 +22,10 @@ from faststream_sqlbroker.parser import (
     load_json,
 )
 
-UNKNOWN: Any = object()
-"""Stands for a body that FastStream has to decode."""
+NOT_DECODED: Any = object()
+"""Marks a body that FastStream has to decode."""
 Load = Callable[[Any], Any]
-"""Gives the decoded body of a message, or UNKNOWN."""
+"""Returns the decoded body of a message, or NOT_DECODED."""
 Parse = Callable[[ClaimedMessage], SqlBrokerMessage]
 
 _ACK = Ack()
@@ -33,70 +33,73 @@ _ACK_METHOD = SqlBrokerMessage.ack
 _CONSUME = SourceType.CONSUME
 _DECODER = "_StreamMessage__decoder"
 _DECODED = "_StreamMessage__decoded_caches"
-_OURS = (SqlBrokerMessage, SqlBrokerBatchMessage)
+_OWN_CLASSES = (SqlBrokerMessage, SqlBrokerBatchMessage)
 
 
-def loading(decoder: Any) -> Load:
-    """Decodes JSON as `message.decode()` does, without its coroutines.
+def make_loader(decoder: Any) -> Load:
+    """Return a function that decodes JSON like `message.decode()`, without coroutines.
 
-    Whatever else the body may be, and an error, is left to `message.decode()`.
+    Other bodies, and errors, are left to `message.decode()`.
     """
     if getattr(decoder, "__func__", None) is not SqlBrokerParser.decode_message:
-        return lambda _message: UNKNOWN  # a decoder or codec of the user's, or a batch
+        return lambda _message: NOT_DECODED  # a decoder or codec of the user's, or a batch
 
     def load(message: Any) -> Any:
-        # A middleware may hand another object on, or replace the method. `type`, because a proxy
-        # says that it is of the class that it stands for.
-        if type(message) is not SqlBrokerMessage or "decode" in (known := message.__dict__):
-            return UNKNOWN
-        # It may have decoded the body before, or with another decoder.
-        decoded = known[_DECODED]
-        if known["content_type"] != JSON or decoded or known[_DECODER] is not decoder:
-            return UNKNOWN
+        # A middleware may pass on another object, or replace the method. `type`, because a proxy
+        # reports the class of the object behind it.
+        if type(message) is not SqlBrokerMessage or "decode" in (attributes := message.__dict__):
+            return NOT_DECODED
+        # A middleware may have decoded the body already, or with another decoder.
+        decoded = attributes[_DECODED]
+        if attributes["content_type"] != JSON or decoded or attributes[_DECODER] is not decoder:
+            return NOT_DECODED
         try:
-            body = decoded[decoder] = load_json(known["body"])
+            body = decoded[decoder] = load_json(attributes["body"])
         except Exception:  # noqa: BLE001 - decode() raises it where FastStream would
-            return UNKNOWN
+            return NOT_DECODED
         return body
 
     return load
 
 
-def decodes_by_itself(message: Any) -> bool:
-    """Whether a middleware has replaced `message.decode()`, or handed an object of its own on."""
-    return type(message) not in _OURS or "decode" in vars(message)
+def is_decode_replaced(message: Any) -> bool:
+    """Return True if a middleware replaced `message.decode()` or the message."""
+    return type(message) not in _OWN_CLASSES or "decode" in vars(message)
 
 
 def quick_parse(parser: SqlBrokerParser) -> Parse:
-    """`parser.parse`, for most messages without the constructor.
+    """Return a function like `parser.parse` that mostly avoids the constructor.
 
-    Where the constructor would make something else of a message, it is `parser.parse` itself.
+    Return `parser.parse` itself if the constructor would create a different message.
     """
-    full = parser.parse
+    parse_fully = parser.parse
 
     def parse(row: ClaimedMessage) -> SqlBrokerMessage:
         stored = row.stored_headers
         if stored.__class__ is not str or len(stored) > LONGEST_KEPT:
-            return full(row)
+            return parse_fully(row)
         headers = plain_headers(stored)
         if headers is None or REPLY_TO in headers:
-            return full(row)
-        return _made(row, headers)
+            return parse_fully(row)
+        return _make_message(row, headers)
 
-    # Another version of FastStream may set other attributes: compare with what it makes.
-    samples = [_sample(headers) for headers in _SAMPLES]
-    return parse if all(_same(parse(row), full(row)) for row in samples) else full
+    # Another version of FastStream may set other attributes, so compare the results.
+    samples = [_make_sample(headers) for headers in _SAMPLES]
+    return parse if all(_is_equal(parse(row), parse_fully(row)) for row in samples) else parse_fully
 
 
-def _made(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMessage:
-    """The message of `row`, with what StreamMessage's constructor sets, in its order."""
-    own_id = str(row.id)
+def _make_message(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMessage:
+    """Create the message of `row` with the attributes that StreamMessage's constructor sets.
+
+    Their order is the same, too.
+    """
+    message_id = str(row.id)
     content_type = headers.get(CONTENT_TYPE)
     correlation_id = headers.get(CORRELATION_ID)
     if not correlation_id or correlation_id.__class__ is not str:
-        # As `correlation_id_of`, without its call.
+        # Like `get_correlation_id`, without the call.
         holder = row.holder
-        correlation_id = own_id if holder is None else holder.correlation_ids.of(row.id)
+        correlation_id = message_id if holder is None else holder.correlation_ids.of(row.id)
     message = SqlBrokerMessage.__new__(SqlBrokerMessage)
     message.__dict__ = {
         "raw_message": row,
@@ -108,7 +111,7 @@ def _made(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMessage:
         "batch_headers": [],
         "path": {},
         "correlation_id": correlation_id,
-        "message_id": own_id,
+        "message_id": message_id,
         "committed": None,
         "processed": False,
         _DECODER: None,
@@ -124,35 +127,37 @@ _SAMPLES = (
 )
 
 
-async def _extends(_rows: Any, _seconds: float) -> bool:
+async def _extend_leases(_rows: Any, _seconds: float) -> bool:
     return True
 
 
-_HOLDER = Holder(_extends, None, ack_first=False, correlation_ids=CorrelationIds(new_database_id()))
+_HOLDER = Holder(
+    _extend_leases, None, ack_first=False, correlation_ids=CorrelationIds(new_database_id())
+)
 
 
-def _sample(headers: str) -> ClaimedMessage:
-    moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
+def _make_sample(headers: str) -> ClaimedMessage:
+    timestamp = datetime(2026, 1, 1, tzinfo=timezone.utc)
     row = ClaimedMessage(
-        *(1, "queue", b"{}", headers, 0, None, 0, 1, 1, moment, moment),
-        *(None, None, None, moment, UUID(int=0)),
+        *(1, "queue", b"{}", headers, 0, None, 0, 1, 1, timestamp, timestamp),
+        *(None, None, None, timestamp, UUID(int=0)),
     )
     row.holder = _HOLDER
     return row
 
 
-def _same(one: SqlBrokerMessage, other: SqlBrokerMessage) -> bool:
-    return type(one) is type(other) and list(vars(one).items()) == list(vars(other).items())
+def _is_equal(message: SqlBrokerMessage, other: SqlBrokerMessage) -> bool:
+    return type(message) is type(other) and list(vars(message).items()) == list(vars(other).items())
 
 
 def ack_quickly(message: Any) -> bool:
-    """Ack a message that is not settled, as `message.ack()` does; whether this was possible.
+    """Ack an unsettled message like `message.ack()`; return False if this is not possible.
 
-    Batches cannot.
+    Batches cannot be acked this way.
     """
     if message.__class__ is not SqlBrokerMessage:
         return False
-    # What the handler has settled, or a test has replaced, is for `message.ack()`.
+    # `message.ack()` handles messages that are settled, or replaced by a test.
     row = message.raw_message
     if (
         message.committed is not None

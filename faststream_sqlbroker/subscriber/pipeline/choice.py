@@ -1,8 +1,8 @@
-"""Which pipeline a subscriber has, why, and whether what was found at its start still holds.
+"""Select the pipeline of a subscriber, and check that the configuration is unchanged.
 
-FastStream reads its configuration anew for each message, so it may change while the subscriber
-runs: a middleware is added, the context cleared, a handler put under test. What cannot be asked
-this quickly is refused at the start.
+FastStream reads its configuration for each message, so it may change while the subscriber runs: a
+middleware is added, the context cleared, a handler put under test. Features that cannot be checked
+this quickly are refused at the start.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -16,15 +16,15 @@ from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.parser import SqlBrokerBatchParser, SqlBrokerParser
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
 from faststream_sqlbroker.subscriber.pipeline.answers import Answers
-from faststream_sqlbroker.subscriber.pipeline.arguments import Call, compile_call
-from faststream_sqlbroker.subscriber.pipeline.bodies import loading, quick_parse
+from faststream_sqlbroker.subscriber.pipeline.arguments import HandlerCall, compile_call
+from faststream_sqlbroker.subscriber.pipeline.bodies import make_loader, quick_parse
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
-from faststream_sqlbroker.subscriber.pipeline.dependencies import Found
+from faststream_sqlbroker.subscriber.pipeline.dependencies import ResolvedDependencies
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import (
     GENERIC,
     VARIABLE,
     NotCompiled,
-    chosen,
+    get_selected_pipeline,
     unknown,
     warn_once,
 )
@@ -35,7 +35,7 @@ from faststream_sqlbroker.subscriber.transactions import TRANSACTION
 
 
 class Guard:
-    """Asked before each message of one subscriber."""
+    """Checks before each message of a subscriber."""
 
     __slots__ = (
         *(
@@ -66,22 +66,22 @@ class Guard:
         self,
         subscriber: Any,
         scopes: Scopes,
-        found: Found,
-        own: Collection[str],
+        dependencies: ResolvedDependencies,
+        methods: Collection[str],
         *,
         transactional: bool,
     ) -> None:
-        """Remember what `subscriber` has now.
+        """Store the current state of `subscriber`.
 
         Args:
-            subscriber: Prepared, with one handler.
-            scopes: Its context.
-            found: The dependencies of its handler.
-            own: Names of its methods that a test might replace.
-            transactional: Whether each message has a transaction.
+            subscriber: A prepared subscriber with one handler.
+            scopes: The subscriber's context.
+            dependencies: The dependencies of the handler.
+            methods: Names of the subscriber's methods that a test might replace.
+            transactional: True if each message has a transaction.
         """
         self._subscriber = subscriber
-        self._methods = frozenset(own)
+        self._methods = frozenset(methods)
         self._scopes = scopes
         self._calls = subscriber.calls
         [self._item] = subscriber.calls
@@ -95,39 +95,40 @@ class Guard:
         outer = subscriber._outer_config
         self._context = outer.context
         self._state = outer.logger
-        self._compositions, leaves = _parts_of(outer)
+        self._compositions, leaves = _collect_configs(outer)
         self._leaves = [
             (leaf, leaf.broker_middlewares, list(leaf.broker_middlewares), dict(leaf.extra_context))
             for leaf in leaves
         ]
-        self._dependencies = found
+        self._dependencies = dependencies
         self._provider = outer.fd_config.provider
 
-    def passes(self) -> bool:
-        """Whether the next message may go the compiled way."""
-        # Before each message: the cheapest questions come first.
+    def can_use_compiled(self) -> bool:
+        """Return True if the next message may use the compiled pipeline."""
+        # This runs before each message, so the cheapest checks come first.
         return (
             not self._handler.is_test
             and (current.get() is None) is not self._transactional
-            and self.holds()
+            and self.is_unchanged()
         )
 
-    def is_passing(self) -> bool:
-        """Whether something that does not last asks for FastStream's pipeline: a test, or another
-        message's transaction.
+    def is_temporary(self) -> bool:
+        """Return True if a temporary condition requires FastStream's pipeline.
+
+        The condition is a test, or the transaction of another message.
         """
         return self._handler.is_test or (current.get() is None) is self._transactional
 
-    def holds(self) -> bool:
-        """Whether nothing has changed."""
+    def is_unchanged(self) -> bool:
+        """Return True if nothing has changed."""
         return (
-            self._same_handler()
-            and self._scopes.holds()
-            and self._same_configuration()
-            and (not self._dependencies or self._same_dependencies())
+            self._has_same_handler()
+            and self._scopes.is_unchanged()
+            and self._has_same_configuration()
+            and (not self._dependencies or self._has_same_dependencies())
         )
 
-    def _same_handler(self) -> bool:
+    def _has_same_handler(self) -> bool:
         item = self._item
         calls = self._calls.data
         return (
@@ -142,32 +143,34 @@ class Guard:
             and self._methods.isdisjoint(self._subscriber.__dict__)
         )
 
-    def _same_configuration(self) -> bool:
+    def _has_same_configuration(self) -> bool:
         for composition, configs in self._compositions:
             if composition.configs is not configs:
                 return False
         for leaf, middlewares, contents, extra in self._leaves:
-            now = leaf.broker_middlewares
-            if now is not middlewares or leaf.extra_context != extra:
+            current_middlewares = leaf.broker_middlewares
+            if current_middlewares is not middlewares or leaf.extra_context != extra:
                 return False
             # A list may change in place.
-            if (now or contents) and not _same(now, contents):
+            if (current_middlewares or contents) and not _is_same_sequence(
+                current_middlewares, contents
+            ):
                 return False
         broker = self._leaves[0][0]
         return broker.fd_config.context is self._context and broker.logger is self._state
 
-    def _same_dependencies(self) -> bool:
-        # A dependency that was built anew is another model under the same key.
-        known = self._provider.dependencies
-        return all(known.get(key) is model for key, model in self._dependencies)
+    def _has_same_dependencies(self) -> bool:
+        # A rebuilt dependency is another model under the same key.
+        dependencies = self._provider.dependencies
+        return all(dependencies.get(key) is model for key, model in self._dependencies)
 
 
-def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
+def _is_same_sequence(current: Sequence[Any], stored: Sequence[Any]) -> bool:
+    return len(current) == len(stored) and all(map(is_, current, stored))
 
 
-def _parts_of(config: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
-    """The compositions in `config`, each with what it is made of, and the configurations in them.
+def _collect_configs(config: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    """Return the compositions in `config` with their parts, and the configurations in the parts.
 
     The first configuration is the broker's.
     """
@@ -176,38 +179,39 @@ def _parts_of(config: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
     compositions: list[tuple[Any, Any]] = [(config, config.configs)]
     leaves: list[Any] = []
     for part in config.configs:
-        inner, of_part = _parts_of(part)
+        inner, inner_leaves = _collect_configs(part)
         compositions += inner
-        leaves += of_part
+        leaves += inner_leaves
     return compositions, leaves
 
 
 MOST_CHANGES = 100
-"""After so many changes while it runs, a subscriber keeps FastStream's pipeline until its next
-start."""
+"""Maximum number of changes while a subscriber runs; after that it uses FastStream's pipeline until
+its next start.
+"""
 
 Process = Callable[[Any], Awaitable[None]]
-"""Runs the handler on a row or a batch; raises what FastStream's `process_message` raises."""
+"""Runs the handler on a row or a batch; raises the errors of FastStream's `process_message`."""
 
 
 class Pipeline:
-    """What the workers of one subscriber call with each row, or each batch."""
+    """The function that workers of a subscriber call with each row or batch."""
 
-    def __init__(self, subscriber: Any, own: Mapping[str, Any]) -> None:
-        """Compile the pipeline of `subscriber`, which is prepared, or choose FastStream's.
+    def __init__(self, subscriber: Any, methods: Mapping[str, Any]) -> None:
+        """Compile the pipeline of `subscriber`, which is prepared, or select FastStream's.
 
         Args:
             subscriber: A `QueueSubscriber`.
-            own: Its class's methods that the compiled pipeline replaces, by name.
+            methods: Methods of its class that the compiled pipeline replaces, by name.
 
         Raises:
             SetupError: the environment variable has an unknown value.
         """
         self._subscriber = subscriber
-        self._methods = own
+        self._methods = methods
         self._changes = 0
         self._process: Process | None = None
-        self._passes: Callable[[], bool] = lambda: False
+        self._can_use_compiled: Callable[[], bool] = lambda: False
         self._guard: Guard | None = None
         self.reason = ""
         """The reason for using FastStream's own pipeline; empty if compiled."""
@@ -217,11 +221,11 @@ class Pipeline:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether messages take the compiled way, for now."""
+        """True if messages currently use the compiled pipeline."""
         return self._process is not None
 
     def describe(self) -> str:
-        """Which pipeline it is, and why, for the log."""
+        """Return the kind of pipeline and the reason, for the log."""
         if self.reason:
             return f"FastStream's own pipeline: {self.reason}"
         if self.arguments_reason:
@@ -229,81 +233,84 @@ class Pipeline:
         return "compiled pipeline"
 
     async def run(self, row: Any) -> None:
-        """Run the handler on `row`; its outcome is on the row afterwards. As `consume`."""
-        # FastStream reads its configuration for each message, so a change holds from the next one.
-        if not self._passes():
-            await self._run_otherwise(row)
+        """Run the handler on `row`, like `consume`; the outcome is on the row afterwards."""
+        # FastStream reads its configuration for each message, so a change applies from the next
+        # one.
+        if not self._can_use_compiled():
+            await self._run_fallback(row)
             return
         try:
             await self._process(row)  # type: ignore[misc] # it passes only if there is one
         except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - decided there
             await self._subscriber.handle_error(row, error)
 
-    async def _run_otherwise(self, row: Any) -> None:
+    async def _run_fallback(self, row: Any) -> None:
         guard = self._guard
-        # A test or another message's transaction ends by itself: to compile for it would use up the
-        # changes that are allowed.
-        if guard is not None and not guard.is_passing() and self._changes < MOST_CHANGES:
+        # A test or another message's transaction ends by itself. Compiling for it would use up the
+        # allowed changes.
+        if guard is not None and not guard.is_temporary() and self._changes < MOST_CHANGES:
             self._changes += 1
             self._compile()
-            if self._process is not None and self._passes():
+            if self._process is not None and self._can_use_compiled():
                 await self.run(row)
                 return
         await self._subscriber.consume(row)
 
     def _compile(self) -> None:
-        # Whatever fails from here on leaves FastStream's pipeline.
+        # If anything fails from here on, FastStream's pipeline is used.
         self._process = None
         self._guard = None
-        self._passes = lambda: False
+        self._can_use_compiled = lambda: False
         self.reason = self.arguments_reason = ""
         try:
-            self._choose()
-        except NotCompiled as why:
-            self.reason = str(why)
+            self._select_pipeline()
+        except NotCompiled as reason:
+            self.reason = str(reason)
 
-    def _choose(self) -> None:
-        if chosen() == GENERIC:
+    def _select_pipeline(self) -> None:
+        if get_selected_pipeline() == GENERIC:
             raise NotCompiled(f"{VARIABLE}={GENERIC}")
         subscriber = self._subscriber
-        _refuse_unknown(subscriber, self._methods)
-        self._refuse_changed(PIPELINE, "FastStream runs its own pipeline")
+        _check_supported(subscriber, self._methods)
+        self._check_known(PIPELINE, "FastStream runs its own pipeline")
         settings = subscriber.config.settings
         outer = subscriber._outer_config
         [item] = subscriber.calls
-        found: Found = []
+        dependencies: ResolvedDependencies = []
         scopes = Scopes(subscriber, outer.context, outer.extra_context)
-        call = self._compiled_call(item, outer.fd_config, found)
-        parts = _parts(subscriber, item, scopes, call)
+        call = self._make_call(item, outer.fd_config, dependencies)
+        parts = _make_parts(subscriber, item, scopes, call)
         middlewares = tuple(subscriber.middlewares)
         process: Process
-        # A middleware gets the row before there is a message, and FastStream's parser makes the
-        # message of a batch. Only Wrapped does either.
+        # A middleware receives the row before the message exists, and FastStream's parser creates
+        # the message of a batch. Only Wrapped supports either.
         if middlewares or settings.batch:
             process = Wrapped(parts, middlewares).process
         else:
             process = Plain(parts).process
         if settings.transactional:
-            process = _in_transaction(process, outer.context)
+            process = _add_transaction(process, outer.context)
         self._guard = Guard(
-            subscriber, scopes, found, self._methods, transactional=settings.transactional
+            subscriber, scopes, dependencies, self._methods, transactional=settings.transactional
         )
-        self._passes = self._guard.passes
+        self._can_use_compiled = self._guard.can_use_compiled
         self._process = process
 
-    def _compiled_call(self, item: Any, injection: Any, found: Found) -> Call:
+    def _make_call(
+        self, item: Any, injection: Any, dependencies: ResolvedDependencies
+    ) -> HandlerCall:
         try:
-            self._refuse_changed(ARGUMENTS, "FastDepends makes the arguments of handlers")
-            return compile_call(item, injection, loading(item.decoder), found)
-        except NotCompiled as why:
-            self.arguments_reason = str(why)
-            # FastDepends looks them up by itself.
-            found.clear()
-            wrapped: Call = item.handler._wrapped_call
+            self._check_known(ARGUMENTS, "FastDepends makes the arguments of handlers")
+            return compile_call(item, injection, make_loader(item.decoder), dependencies)
+        except NotCompiled as reason:
+            self.arguments_reason = str(reason)
+            # FastDepends looks the dependencies up itself.
+            dependencies.clear()
+            wrapped: HandlerCall = item.handler._wrapped_call
             return wrapped
 
-    def _refuse_changed(self, group: str, instead: str) -> None:
-        """Refuse what was compiled from other functions; the first time with a warning.
+    def _check_known(self, group: str, instead: str) -> None:
+        """Refuse to compile from unknown functions; warn the first time.
 
         Raises:
             NotCompiled: functions of `group` are not known.
@@ -314,15 +321,15 @@ class Pipeline:
         raise NotCompiled(f"unknown functions: {', '.join(names)}")
 
 
-def _refuse_unknown(subscriber: Any, own: Mapping[str, Any]) -> None:
-    """Refuse what the compiled pipeline does not do.
+def _check_supported(subscriber: Any, methods: Mapping[str, Any]) -> None:
+    """Refuse features that the compiled pipeline lacks.
 
     Raises:
-        NotCompiled: why.
+        NotCompiled: the subscriber uses such a feature; the text names it.
     """
     kind = type(subscriber)
-    if not own.keys().isdisjoint(vars(subscriber)) or any(
-        getattr(kind, name) is not function for name, function in own.items()
+    if not methods.keys().isdisjoint(vars(subscriber)) or any(
+        getattr(kind, name) is not function for name, function in methods.items()
     ):
         raise NotCompiled("a method of the subscriber is replaced")
     if len(subscriber.calls) != 1:
@@ -342,7 +349,7 @@ def _refuse_unknown(subscriber: Any, own: Mapping[str, Any]) -> None:
 _PARSERS = (SqlBrokerParser.parse_message, SqlBrokerBatchParser.parse_batch)
 
 
-def _parts(subscriber: Any, item: Any, scopes: Scopes, call: Call) -> Parts:
+def _make_parts(subscriber: Any, item: Any, scopes: Scopes, call: HandlerCall) -> Parts:
     outer = subscriber._outer_config
     is_batch = subscriber.config.settings.batch
     return Parts(
@@ -353,7 +360,7 @@ def _parts(subscriber: Any, item: Any, scopes: Scopes, call: Call) -> Parts:
         parse=quick_parse(item.parser.__self__),
         parse_any=item.parser,
         decoder=item.decoder,
-        log_context=subscriber.get_log_context if is_batch else _log_context_of(subscriber),
+        log_context=subscriber.get_log_context if is_batch else _make_log_context(subscriber),
         call=call,
         answers=Answers(subscriber, item.handler),
         acknowledging=Acknowledging(
@@ -363,8 +370,8 @@ def _parts(subscriber: Any, item: Any, scopes: Scopes, call: Call) -> Parts:
     )
 
 
-def _log_context_of(subscriber: Any) -> Callable[[Any], dict[str, str]]:
-    """`subscriber.get_log_context`, for the message of a row."""
+def _make_log_context(subscriber: Any) -> Callable[[Any], dict[str, str]]:
+    """Return `subscriber.get_log_context`, specialized for the message of a row."""
     queues = ",".join(subscriber.queues)
 
     def log_context(message: Any) -> dict[str, str]:
@@ -376,8 +383,8 @@ def _log_context_of(subscriber: Any) -> Callable[[Any], dict[str, str]]:
     return log_context
 
 
-def _in_transaction(process: Process, context: Any) -> Process:
-    """`process`, with the transaction of the message in the context."""
+def _add_transaction(process: Process, context: Any) -> Process:
+    """Wrap `process` to set the transaction of the message in the context."""
 
     async def process_in_transaction(row: Any) -> None:
         with context.scope(TRANSACTION, current.get()):

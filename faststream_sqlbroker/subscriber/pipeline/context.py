@@ -1,4 +1,4 @@
-"""FastStream's context around a message: the same variables, set and reset in the same order."""
+"""Set FastStream's context around a message: the same variables in the same order."""
 
 from contextvars import ContextVar, Token
 from typing import Any
@@ -8,14 +8,14 @@ from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 
 _ALWAYS = ("handler_", "logger")
-_OF_A_MESSAGE = ("log_context", "message")
+_MESSAGE_NAMES = ("log_context", "message")
 
 Tokens = tuple["Token[Any]", "Token[Any]", "Token[Any] | None", "list[Token[Any]]"]
 MessageTokens = tuple["Token[Any]", "Token[Any]"]
 
 
-def local_repository(context: Any) -> ContextRepo:
-    """Where `context` keeps what is local.
+def get_local_repository(context: Any) -> ContextRepo:
+    """Return the repository of local values of `context`.
 
     Raises:
         NotCompiled: its class is not known.
@@ -28,13 +28,13 @@ def local_repository(context: Any) -> ContextRepo:
     raise NotCompiled(f"the context is a {type(context).__name__}")
 
 
-def variable_of(repository: ContextRepo, name: str) -> "ContextVar[Any]":
-    """The variable that FastStream sets; it makes one for the first message."""
-    known = repository._scope_context
-    if name not in known:
-        # To set it makes the variable; the value itself is undone at once.
+def get_variable(repository: ContextRepo, name: str) -> "ContextVar[Any]":
+    """Return the variable that FastStream sets, and creates for the first message."""
+    variables = repository._scope_context
+    if name not in variables:
+        # Setting a value creates the variable; the value is reset immediately.
         repository.reset_local(name, repository.set_local(name, EMPTY))
-    return known[name]
+    return variables[name]
 
 
 class Scopes:
@@ -51,24 +51,26 @@ class Scopes:
         Raises:
             NotCompiled: the context's class is not known, or `extra` replaces FastStream's names.
         """
-        if not extra.keys().isdisjoint((*_ALWAYS, *_OF_A_MESSAGE)):
+        if not extra.keys().isdisjoint((*_ALWAYS, *_MESSAGE_NAMES)):
             raise NotCompiled("extra_context replaces names of FastStream")
-        self._repo = local_repository(context)
+        self._repo = get_local_repository(context)
         self._subscriber = subscriber
-        self._handler, self._logger = (variable_of(self._repo, name) for name in _ALWAYS)
-        self._log_context, self._message = (variable_of(self._repo, name) for name in _OF_A_MESSAGE)
-        # Nearly always it is the broker alone.
+        self._handler, self._logger = (get_variable(self._repo, name) for name in _ALWAYS)
+        self._log_context, self._message = (
+            get_variable(self._repo, name) for name in _MESSAGE_NAMES
+        )
+        # Nearly always the broker is the only extra name.
         names = list(extra)
-        self._first = variable_of(self._repo, names[0]) if names else None
+        self._first = get_variable(self._repo, names[0]) if names else None
         self._first_value = extra[names[0]] if names else None
-        self._others = [(variable_of(self._repo, name), extra[name]) for name in names[1:]]
+        self._others = [(get_variable(self._repo, name), extra[name]) for name in names[1:]]
 
-    def holds(self) -> bool:
-        """Whether the variables are the ones that FastStream would set: `clear()` forgets them."""
+    def is_unchanged(self) -> bool:
+        """Return True unless the variables were replaced, as after `clear()`."""
         return self._repo._scope_context.get("message") is self._message
 
     def enter(self, logger: Any) -> Tokens:
-        """Set what is known before the message is; `leave` takes the result."""
+        """Set the values that do not depend on the message; pass the result to `leave`."""
         first = self._first
         return (
             self._handler.set(self._subscriber),
@@ -78,18 +80,18 @@ class Scopes:
         )
 
     def enter_message(self, log_context: dict[str, str], message: Any) -> MessageTokens:
-        """Set the message; `leave` takes the result."""
+        """Set the message; pass the result to `leave`."""
         return self._log_context.set(log_context), self._message.set(message)
 
-    def leave(self, tokens: Tokens, of_message: MessageTokens | None) -> None:
-        """Reset everything, the last first."""
-        if of_message is not None:
-            log_context, message = of_message
+    def leave(self, tokens: Tokens, message_tokens: MessageTokens | None) -> None:
+        """Reset everything in reverse order."""
+        if message_tokens is not None:
+            log_context, message = message_tokens
             self._message.reset(message)
             self._log_context.reset(log_context)
-        handler, logger, first, others = tokens
-        if others:
-            pairs = zip(reversed(self._others), reversed(others), strict=True)
+        handler, logger, first, other_tokens = tokens
+        if other_tokens:
+            pairs = zip(reversed(self._others), reversed(other_tokens), strict=True)
             for (variable, _), token in pairs:
                 variable.reset(token)
         if self._first is not None and first is not None:

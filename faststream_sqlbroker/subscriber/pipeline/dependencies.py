@@ -1,4 +1,4 @@
-"""The values of `Depends`: FastDepends' way of finding them, with everything it looks up found."""
+"""Resolve the values of `Depends` as FastDepends does, with all look-ups made in advance."""
 
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack
@@ -12,36 +12,36 @@ from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 from faststream_sqlbroker.subscriber.pipeline.models import RESERVED, Arguments, Values
 
 Cache = dict[Any, Any]
-Found = list[tuple[Hashable, CallModel]]
-"""Each key of FastDepends' provider that was looked up, with what was found."""
+ResolvedDependencies = list[tuple[Hashable, CallModel]]
+"""Keys looked up in FastDepends' provider, with the results."""
 
 
 class Dependencies:
-    """The dependencies of one function, in the order in which FastDepends calls them."""
+    """The dependencies of a function, in the order in which FastDepends calls them."""
 
     __slots__ = ("_extra", "_named", "needs_stack")
 
-    def __init__(self, model: CallModel, found: Found) -> None:
-        """Look the dependencies of `model` up, and add them to `found`.
+    def __init__(self, model: CallModel, resolved: ResolvedDependencies) -> None:
+        """Look up the dependencies of `model`, and add the results to `resolved`.
 
         Raises:
-            NotCompiled: one of them only FastDepends knows how to call.
+            NotCompiled: only FastDepends can call one of the dependencies.
         """
-        self._extra = [_Dependency(key, model, found) for key in model.extra_dependencies]
+        self._extra = [_Dependency(key, model, resolved) for key in model.extra_dependencies]
         self._named = [
-            (name, _Dependency(key, model, found)) for name, key in model.dependencies.items()
+            (name, _Dependency(key, model, resolved)) for name, key in model.dependencies.items()
         ]
         if not RESERVED.isdisjoint(model.dependencies):
             raise NotCompiled("a dependency with a name of FastDepends' own")
-        every = (*self._extra, *(dependency for _, dependency in self._named))
-        self.needs_stack: bool = any(dependency.needs_stack for dependency in every)
+        dependencies = (*self._extra, *(dependency for _, dependency in self._named))
+        self.needs_stack: bool = any(dependency.needs_stack for dependency in dependencies)
         """True if a dependency is a generator, which is closed after the handler."""
 
     def __bool__(self) -> bool:
         return bool(self._extra or self._named)
 
     async def add(self, values: Values, stack: AsyncExitStack | None, cache: Cache) -> None:
-        """Add their results to `values`."""
+        """Add the results of the dependencies to `values`."""
         for dependency in self._extra:
             await dependency.solve(values, stack, cache)
         for name, dependency in self._named:
@@ -52,11 +52,11 @@ class Dependencies:
 class _Dependency:
     __slots__ = ("_arguments", "_inner", "_is_generator", "_run", "_use_cache", "needs_stack")
 
-    def __init__(self, key: Hashable, parent: CallModel, found: Found) -> None:
+    def __init__(self, key: Hashable, parent: CallModel, resolved: ResolvedDependencies) -> None:
         model = parent.dependency_provider.get_dependant(key)
-        found.append((key, model))
+        resolved.append((key, model))
         self._arguments = Arguments(model)
-        self._inner = Dependencies(model, found)
+        self._inner = Dependencies(model, resolved)
         self._is_generator = model.is_generator
         self._use_cache = model.use_cache
         self._run: Callable[..., Awaitable[Any]] | None = None
@@ -64,23 +64,26 @@ class _Dependency:
             self._run = model.call
         self.needs_stack = self._is_generator or self._inner.needs_stack
 
-    async def solve(self, known: Values, stack: AsyncExitStack | None, cache: Cache) -> Any:
-        """The value of the dependency, from `cache` if it has been called."""
+    async def solve(self, parent_values: Values, stack: AsyncExitStack | None, cache: Cache) -> Any:
+        """Return the value of the dependency, from `cache` if already called."""
         arguments = self._arguments
         call = arguments.call
-        # By function, as FastDepends: what two parameters depend on runs once for a message.
+        # Cache by function, as FastDepends does: a dependency of two parameters runs once per
+        # message.
         if self._use_cache and call in cache:
             return cache[call]
-        values = known.copy()
+        values = parent_values.copy()
         if self._inner:
             await self._inner.add(values, stack, cache)
-        given = arguments.of(values)
+        call_arguments = arguments.build(values)
         value: Any
         if self._is_generator:
-            value = await solve_generator_async(call=call, stack=stack, **given)  # type: ignore[arg-type]
+            value = await solve_generator_async(call=call, stack=stack, **call_arguments)  # type: ignore[arg-type]
         else:
             run = self._run
-            value = await (own_in_thread(call, **given) if run is None else run(**given))
+            value = await (
+                own_in_thread(call, **call_arguments) if run is None else run(**call_arguments)
+            )
             if arguments.respond is not None:
                 value = arguments.respond(value)
         if self._use_cache:

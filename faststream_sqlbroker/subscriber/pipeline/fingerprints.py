@@ -1,10 +1,10 @@
-"""Whether the functions of FastStream and FastDepends may be replaced: the environment lets them
-be, and they are the ones that are known.
+"""Decide whether functions of FastStream and FastDepends may be replaced.
 
-A fingerprint is a digest of a function's syntax tree without annotations, docstrings and layout.
-A function with an unknown fingerprint, or without source, may do something else: then FastStream
-does that work itself. To make a new version known, read what has changed in it, and add the
-digest that `python -m tools.fingerprints` prints to `KNOWN`.
+They may if the environment allows it and if they are known versions. A fingerprint is a digest of a
+function's syntax tree without annotations, docstrings and layout. A function with an unknown
+fingerprint, or without source, may behave differently: then FastStream does that work itself. To
+add a new version, review its changes, and add the digest that `python -m tools.fingerprints` prints
+to `KNOWN`.
 """
 
 import ast
@@ -26,24 +26,24 @@ from faststream_sqlbroker.subscriber.pipeline.replaced import REPLACED
 
 
 class NotCompiled(Exception):  # noqa: N818 - a reason, which never leaves this package
-    """What is asked for is not known here: FastStream does it."""
+    """A reason for leaving the work to FastStream."""
 
 
 VARIABLE = "SQLBROKER_PIPELINE"
-"""Environment variable that chooses the pipeline of all subscribers."""
+"""Environment variable that selects the pipeline of all subscribers."""
 COMPILED = "compiled"
 GENERIC = "generic"
 _LENGTH = 12
-"""Hexadecimal digits of a digest that are kept: enough to tell versions apart."""
-_UNSEEN = frozenset({"annotation", "returns", "type_comment", "type_params", "kind", "ctx"})
-"""Fields of syntax trees without a meaning here; some exist in newer versions of Python only."""
+"""Hexadecimal digits of a stored digest: enough to distinguish versions."""
+_IGNORED_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_params", "kind", "ctx"})
+"""Fields of syntax trees without a meaning here; some exist only in newer versions of Python."""
 
 
-def chosen() -> str:
-    """The pipeline that the environment asks for.
+def get_selected_pipeline() -> str:
+    """Return the pipeline selected by the environment.
 
     Raises:
-        SetupError: it asks for one that does not exist.
+        SetupError: the value is not valid.
     """
     value = os.environ.get(VARIABLE, COMPILED)
     if value not in (COMPILED, GENERIC):
@@ -53,125 +53,132 @@ def chosen() -> str:
 
 
 def unknown(group: str) -> list[str]:
-    """What is not known of the functions of `group`: names of those that are not the library's own;
-    or, if all are, the versions, whose functions are other ones.
+    """Return the functions of `group` that may not be replaced.
+
+    These are the names of functions that do not belong to the library; or, if all do, a text with
+    the versions whose functions differ.
     """
-    found = list(digests(group))
-    if strange := [name for name, digest in found if not digest]:
-        return strange
-    return [] if together(found) in KNOWN[group] else [f"those of {_versions()}"]
+    group_digests = list(digests(group))
+    if foreign := [name for name, digest in group_digests if not digest]:
+        return foreign
+    return [] if together(group_digests) in KNOWN[group] else [f"those of {_format_versions()}"]
 
 
-def together(found: Iterable[tuple[str, str]]) -> str:
-    """One digest of all, by their names."""
-    return _hashed(repr(sorted(found)))
+def together(name_digests: Iterable[tuple[str, str]]) -> str:
+    """Combine the digests of all functions, sorted by name."""
+    return _hash_text(repr(sorted(name_digests)))
 
 
-def _hashed(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
-def _versions() -> str:
+def _format_versions() -> str:
     return f"faststream {version('faststream')} with fast-depends {version('fast-depends')}"
 
 
 def warn_once(group: str, instead: str, names: Sequence[str], log: Callable[..., None]) -> None:
-    """Warn of unknown functions, the first time that this process finds any of `group`."""
-    if group in _told:
+    """Warn about unknown functions of `group`, once per process."""
+    if group in _warned_groups:
         return
-    _told.add(group)
+    _warned_groups.add(group)
     text = (
-        f"{instead}, as {_versions()} has functions that the compiled pipeline does not know: "
-        f"messages take more CPU, nothing else changes ({', '.join(names)})"
+        f"{instead}, as {_format_versions()} has functions that the compiled pipeline does not "
+        f"know: messages take more CPU, nothing else changes ({', '.join(names)})"
     )
     log(logging.WARNING, text)
 
 
-_told: set[str] = set()
-"""Groups that this process has warned of."""
+_warned_groups: set[str] = set()
+"""Groups that this process has warned about."""
 
 
 def digests(group: str) -> Iterator[tuple[str, str]]:
-    """Name and digest of each function of `group`, as they are now; empty if it is not of the
-    library that it is found in.
+    """Yield the name and current digest of each function of `group`.
+
+    The digest is empty if the function does not belong to the library that contains it.
     """
     for owner, names in REPLACED[group]:
         prefix = owner.__name__.rpartition(".")[2]
-        library = _library(getattr(owner, "__module__", owner.__name__))
+        library = _get_library(getattr(owner, "__module__", owner.__name__))
         for name in names:
-            function = _function(owner, name)
-            is_own = _library(str(getattr(function, "__module__", None))) == library
+            function = _get_function(owner, name)
+            is_own = _get_library(str(getattr(function, "__module__", None))) == library
             yield f"{prefix}.{name}", _digest(function) if is_own else ""
 
 
-def _library(module: str) -> str:
+def _get_library(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _function(owner: Any, name: str) -> Any:
-    found = inspect.getattr_static(owner, name, None)
-    return found.fget if isinstance(found, property) else found
+def _get_function(owner: Any, name: str) -> Any:
+    attribute = inspect.getattr_static(owner, name, None)
+    return attribute.fget if isinstance(attribute, property) else attribute
 
 
 @lru_cache(maxsize=512)
 def _digest(function: Any) -> str:
-    """The digest of a function; empty if there is no source, or it is no function."""
+    """Return the digest of a function; empty without source or for other objects."""
     if not isinstance(function, FunctionType) or _is_patched(function):
         return ""
     try:
-        tree = _tree(function)
+        tree = _parse_function(function)
     except (OSError, TypeError, SyntaxError):
         return ""
-    return _hashed(_text(tree))
+    return _hash_text(_render_tree(tree))
 
 
 def _is_patched(function: FunctionType) -> bool:
-    """Whether something of another file wraps it, such as a tracer."""
-    own = inspect.unwrap(function).__code__.co_filename
+    """Return True if a function of another file, such as a tracer, wraps this function."""
+    own_file = inspect.unwrap(function).__code__.co_filename
     wrapper: Any = function
     while (inner := getattr(wrapper, "__wrapped__", None)) is not None:
         # FastStream's generators are wrapped by contextlib.
-        if wrapper.__code__.co_filename not in (own, contextlib.__file__):
+        if wrapper.__code__.co_filename not in (own_file, contextlib.__file__):
             return True
         wrapper = inner
     return False
 
 
-def _tree(function: FunctionType) -> ast.Module:
-    """The syntax tree of `function`, from the lines that its code is of.
+def _parse_function(function: FunctionType) -> ast.Module:
+    """Parse the source lines of the code of `function`.
 
     Raises:
-        OSError: it has no source.
+        OSError: the function has no source.
     """
     code = inspect.unwrap(function).__code__
     last = max((end for _, end, _, _ in code.co_positions() if end), default=0)
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : last]
     if lines:
-        # inspect finds the end by reading token after token, which is half of the time of a start.
+        # inspect finds the end token by token, which takes half of the time of a start.
         with contextlib.suppress(SyntaxError):
             return ast.parse(textwrap.dedent("".join(lines)))
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
 
 
-def _text(node: Any) -> str:
-    """A syntax tree as text that is the same in every version of Python."""
+def _render_tree(node: Any) -> str:
+    """Render a syntax tree as text that is the same in every version of Python."""
     if isinstance(node, list):
-        return "[" + ",".join([_text(each) for each in node if not _is_docstring(each)]) + "]"
+        return (
+            "["
+            + ",".join([_render_tree(child) for child in node if not _is_docstring(child)])
+            + "]"
+        )
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return ""
     fields = []
     for name in node._fields:
-        # Most of the time of a start: thousands of nodes are read.
-        value = None if name in _UNSEEN else getattr(node, name, None)
+        # This loop takes most of the time of a start: it reads thousands of nodes.
+        value = None if name in _IGNORED_FIELDS else getattr(node, name, None)
         if value is not None and value != []:
-            fields.append(f"{name}={_text(value)}")
+            fields.append(f"{name}={_render_tree(value)}")
     return f"{type(node).__name__}({','.join(fields)})"
 
 
 def _is_docstring(node: Any) -> bool:
-    # Any text that stands alone does nothing.
+    # Any string that is a statement of its own has no effect.
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -184,5 +191,6 @@ KNOWN = {
     "arguments": ("9be210c32f52",),
     "publishing": ("b7339a5744d2",),
 }
-"""Of FastStream 0.7.8 with FastDepends 3.0.9, a digest of all functions of each group. Several
-where versions differ in a way that does not matter here."""
+"""A digest of all functions of each group, for FastStream 0.7.8 with FastDepends 3.0.9. A group has
+several digests if versions differ in a way that does not matter here.
+"""

@@ -1,4 +1,4 @@
-"""What FastDepends does with the arguments of one function: a handler or a dependency."""
+"""Build the arguments of a function, a handler or a dependency, like FastDepends does."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from fast_depends.pydantic.serializer import (
 
 from faststream_sqlbroker.adapter.pipeline import Context, resolve_context_by_name
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.subscriber.invalid_body import refuse
+from faststream_sqlbroker.subscriber.invalid_body import raise_invalid
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 
 
@@ -23,35 +23,35 @@ class AsyncContext(Context):
     """
 
     async def use(self, /, **kwargs: Any) -> Any:  # type: ignore[override]
-        """As Context's."""
+        """Resolve the value, like `Context.use`."""
         return super().use(**kwargs)
 
 
 CONTEXT = "context__"
-"""The argument in which FastDepends carries FastStream's context."""
+"""The argument by which FastDepends passes FastStream's context."""
 RESERVED = frozenset(
     {CONTEXT, "func", "call", "stack", "cache_dependencies", "nested", "dependency_provider"}
 )
-"""Names that FastDepends' own functions take, so that arguments of these names fail."""
+"""Names of the parameters of FastDepends' own functions; arguments with these names fail."""
 
 Values = dict[str, Any]
 Validate = Callable[[Values], Values]
 Field = tuple[str, str, Any]
-"""A parameter, what it is called in the context, and its default."""
+"""A parameter, its name in the context, and its default."""
 
 _PLAIN = (_PydanticSerializer, _PydanticSerializerWithResponse)
 
 
 class Arguments:
-    """Makes the arguments of one function of what is known by name."""
+    """Builds the arguments of a function from values by name."""
 
     __slots__ = ("_fields", "_names", "_serializer", "_validate", "call", "respond")
 
     def __init__(self, model: CallModel) -> None:
-        """Learn what `model` asks for.
+        """Read the parameters of `model`.
 
         Raises:
-            NotCompiled: it asks for something that only FastDepends knows.
+            NotCompiled: only FastDepends can build one of the parameters.
         """
         if model.args_name or model.kwargs_name:
             raise NotCompiled("*args or **kwargs")
@@ -62,38 +62,38 @@ class Arguments:
         self._names = names
         self._fields = context_fields(model)
         self._serializer = model.serializer
-        self._validate = _validator(model.serializer)
-        self.respond = _response(model)
+        self._validate = _get_validator(model.serializer)
+        self.respond = _get_result_validator(model)
         """Validates the result of the function; None if any result is valid."""
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Those that come from the context."""
+        """The parameters that come from the context."""
         return self._fields
 
-    def of(self, values: Values) -> Values:
-        """The arguments; `values` is changed.
+    def build(self, values: Values) -> Values:
+        """Build the arguments; `values` is modified.
 
         Raises:
             Exception: `values` do not fit the parameters.
         """
         if self._fields:
-            fill(self._fields, values)
+            fill_context_fields(self._fields, values)
         serializer = self._serializer
         if serializer is None:
             return {name: values[name] for name in self._names if name in values}
         try:
             if self._validate is not None:
-                given: Values = self._validate(values).__dict__
-                return given
+                validated: Values = self._validate(values).__dict__
+                return validated
             values.update(serializer(values))
         except Exception as error:  # noqa: BLE001 - raised again
-            refuse(error, serializer)
+            raise_invalid(error, serializer)
         return {name: values[name] for name in self._names if name in values}
 
 
-def fill(fields: tuple[Field, ...], values: Values) -> None:
-    """Add what comes from the context, as `Context.use` does; without a thread for each."""
+def fill_context_fields(fields: tuple[Field, ...], values: Values) -> None:
+    """Add the values from the context, like `Context.use`, but without a thread for each."""
     context = values[CONTEXT]
     for parameter, name, default in fields:
         value = resolve_context_by_name(name, default, None, context)
@@ -104,7 +104,7 @@ def fill(fields: tuple[Field, ...], values: Values) -> None:
 
 
 def context_fields(model: CallModel) -> tuple[Field, ...]:
-    """The parameters that come from the context.
+    """Return the parameters that come from the context.
 
     Raises:
         NotCompiled: one of them is not a plain `Context`.
@@ -121,8 +121,11 @@ def context_fields(model: CallModel) -> tuple[Field, ...]:
     return tuple(fields)
 
 
-def _validator(serializer: Serializer | None) -> Callable[[Values], Any] | None:
-    """Pydantic's own validation, if `serializer` does nothing else; its result has a `__dict__`."""
+def _get_validator(serializer: Serializer | None) -> Callable[[Values], Any] | None:
+    """Return Pydantic's own validation, if `serializer` does nothing else.
+
+    The result of the validation has a `__dict__`.
+    """
     if type(serializer) not in _PLAIN:
         return None
     fields = serializer.model.__pydantic_fields__  # type: ignore[union-attr]
@@ -134,7 +137,7 @@ def _validator(serializer: Serializer | None) -> Callable[[Values], Any] | None:
     return validate
 
 
-def _response(model: CallModel) -> Callable[[Any], Any] | None:
+def _get_result_validator(model: CallModel) -> Callable[[Any], Any] | None:
     serializer = model.serializer
     if serializer is None or model.is_generator:
         return None
@@ -145,21 +148,24 @@ def _response(model: CallModel) -> Callable[[Any], Any] | None:
     return serializer.response
 
 
-def takes_anything(model: CallModel, name: str) -> bool:
-    """Whether the parameter is given what there is, unchanged."""
-    field = _field(model, name)
+def is_unvalidated(model: CallModel, name: str) -> bool:
+    """Return True if the parameter receives any value unchanged."""
+    field = _get_field(model, name)
     return field is not None and field.annotation is Any
 
 
-def takes_any_object(model: CallModel, name: str) -> bool:
-    """Whether the parameter takes any JSON object: what Pydantic does to a dict is copy it."""
-    field = _field(model, name)
+def is_any_object(model: CallModel, name: str) -> bool:
+    """Return True if the parameter accepts any JSON object, of which Pydantic only makes a copy."""
+    field = _get_field(model, name)
     return field is not None and field.annotation in (dict, dict[str, Any])
 
 
-def _field(model: CallModel, name: str) -> Any:
-    """Pydantic's required field `name` without constraints; None if it has another serializer."""
-    if _validator(model.serializer) is None:
+def _get_field(model: CallModel, name: str) -> Any:
+    """Return Pydantic's required field `name` without constraints, or None.
+
+    None, too, if the model has another serializer.
+    """
+    if _get_validator(model.serializer) is None:
         return None
     field = model.serializer.model.__pydantic_fields__[name]  # type: ignore[union-attr]
     return field if field.is_required() and not field.metadata else None

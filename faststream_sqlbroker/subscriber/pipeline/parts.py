@@ -1,4 +1,4 @@
-"""The way of a message through one subscriber, without middlewares of the user or with them."""
+"""Run messages of a subscriber, without middlewares of the user or with them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +13,7 @@ from faststream_sqlbroker.adapter.pipeline import EmptyLoggerObject
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
 from faststream_sqlbroker.subscriber.pipeline.answers import Answers
-from faststream_sqlbroker.subscriber.pipeline.arguments import Call
+from faststream_sqlbroker.subscriber.pipeline.arguments import HandlerCall
 from faststream_sqlbroker.subscriber.pipeline.bodies import Parse, ack_quickly
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
 from faststream_sqlbroker.subscriber.running_calls import RunningCalls
@@ -21,30 +21,30 @@ from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Found once, when the subscriber starts."""
+    """The parts of a pipeline, determined once when the subscriber starts."""
 
     lock: RunningCalls
-    """Counts the calls that run; a stop waits for them."""
+    """Counts the running calls; a stop waits for them."""
     state: Any
     """FastStream's logger."""
     context: Any
     """FastStream's context."""
     scopes: Scopes
     parse: Parse
-    """Makes the message of a row."""
+    """Creates the message of a row."""
     parse_any: Callable[[Any], Awaitable[Any]]
-    """Makes the message of a row, or of a batch."""
+    """Creates the message of a row or of a batch."""
     decoder: Any
     log_context: Callable[[Any], dict[str, str]]
-    """The columns of the log for a message."""
-    call: Call
+    """Returns the log columns of a message."""
+    call: HandlerCall
     answers: Answers
     acknowledging: Acknowledging
     policy: AckPolicy
 
 
 class Plain:
-    """Runs the handler on one row at a time."""
+    """Runs the handler on single rows."""
 
     __slots__ = (
         *("_acks", "_answers", "_call", "_decoder", "_acknowledging", "_lock"),
@@ -52,7 +52,7 @@ class Plain:
     )
 
     def __init__(self, parts: Parts) -> None:
-        # Attributes of its own: a message reads each of them.
+        # Copied to attributes, because every message reads each of them.
         self._lock = parts.lock
         self._state = parts.state
         self._scopes = parts.scopes
@@ -65,43 +65,43 @@ class Plain:
         self._acks = parts.policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST)
 
     async def process(self, row: ClaimedMessage) -> None:
-        """Make the message, call the handler, publish its answer, ack.
+        """Create the message, call the handler, publish the answer, and ack.
 
         Errors are raised as by FastStream's `process_message`.
         """
         state = self._state
         scopes = self._scopes
-        # Nearly always nothing is logged, and the message acked in the end.
+        # Nearly always nothing is logged, and the message is acked in the end.
         is_quick = self._acks and state.logger.__class__ is EmptyLoggerObject
         message: Any = None
-        # Nothing of a message is reset that could not be made.
-        of_message = None
+        # Stays None if the message cannot be created, so that nothing is reset.
+        message_tokens = None
         self._lock.acquire()
         tokens = scopes.enter(state.logger.logger)
         try:
             message = self._parse(row)
             message.set_decoder(self._decoder)
-            known = self._log_context(message)
-            of_message = scopes.enter_message(known, message)
+            log_context = self._log_context(message)
+            message_tokens = scopes.enter_message(log_context, message)
             if not is_quick:
-                await self._acknowledging.begin(message, known)
+                await self._acknowledging.start_message(message, log_context)
             result = await self._call(message)
-            if self._answers.wanted(message, result):
+            if self._answers.is_needed(message, result):
                 await self._answers.publish(message, result)
         except BaseException as error:
-            # A cancellation, too, ends as FastStream's middlewares say.
+            # FastStream's middlewares also decide how a cancellation ends.
             if not await self._acknowledging.leave(row, message, error):
                 raise
         else:
             if not is_quick or not ack_quickly(message):
                 await self._acknowledging.leave_handled(row, message)
         finally:
-            scopes.leave(tokens, of_message)
+            scopes.leave(tokens, message_tokens)
             self._lock.release()
 
 
 class Wrapped:
-    """Runs the handler inside of middlewares, which are entered and left as by FastStream."""
+    """Runs the handler inside of middlewares, entered and left as by FastStream."""
 
     __slots__ = ("_middlewares", "_parts")
 
@@ -110,21 +110,22 @@ class Wrapped:
         self._middlewares = middlewares
 
     async def process(self, row: Any) -> None:
-        """As `Plain.process`."""
+        """Run the handler on a row or a batch, like `Plain.process`."""
         parts = self._parts
         parts.lock.acquire()
         tokens = parts.scopes.enter(parts.state.logger.logger)
-        delivery = _Delivery(parts, row)
+        delivery = _MiddlewareRun(parts, row)
         try:
             async with AsyncExitStack() as stack:
-                # Entered first and left last: what it acks are the user's middlewares' errors, too.
+                # Entered first and left last, so that it also acknowledges errors of the user's
+                # middlewares.
                 stack.push_async_exit(delivery.leave)
                 entered: list[Any] = []
                 for make in self._middlewares:
                     middleware = make(row, context=parts.context)
                     entered.append(middleware)
                     await stack.enter_async_context(middleware)
-                # The scope of the middleware that was entered last is the innermost.
+                # The last entered middleware has the innermost scope.
                 entered.reverse()
                 await delivery.handle(entered)
         finally:
@@ -132,8 +133,8 @@ class Wrapped:
             parts.lock.release()
 
 
-class _Delivery:
-    """One message on its way; what was done of it, for the end."""
+class _MiddlewareRun:
+    """The state of a message while the user's middlewares run."""
 
     __slots__ = ("_message", "_parts", "_row", "message_tokens")
 
@@ -144,20 +145,20 @@ class _Delivery:
         self.message_tokens: Any = None
 
     async def handle(self, entered: Sequence[Any]) -> None:
-        """Make the message and call the handler through `entered`, the innermost first."""
+        """Create the message and call the handler through `entered`, the innermost first."""
         parts = self._parts
         message = await parts.parse_any(self._row)
         message.set_decoder(parts.decoder)
-        known = parts.log_context(message)
-        self.message_tokens = parts.scopes.enter_message(known, message)
+        log_context = parts.log_context(message)
+        self.message_tokens = parts.scopes.enter_message(log_context, message)
         self._message = message
-        await parts.acknowledging.begin(message, known)
-        through: Callable[[Any], Awaitable[Any]] = parts.call
+        await parts.acknowledging.start_message(message, log_context)
+        call_next: Callable[[Any], Awaitable[Any]] = parts.call
         for middleware in entered:
-            through = partial(middleware.consume_scope, through)
-        result = await through(message)
-        if parts.answers.wanted(message, result):
-            await parts.answers.publish(message, result, lambda: _publish_scopes(entered))
+            call_next = partial(middleware.consume_scope, call_next)
+        result = await call_next(message)
+        if parts.answers.is_needed(message, result):
+            await parts.answers.publish(message, result, lambda: _iter_publish_scopes(entered))
 
     async def leave(
         self,
@@ -165,7 +166,7 @@ class _Delivery:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> bool:
-        """What FastStream's two middlewares do, inside of which the user's are."""
+        """Finish the message, like FastStream's two middlewares outside of the user's."""
         acknowledging = self._parts.acknowledging
         message = self._message
         if error is not None or message is None:
@@ -174,5 +175,5 @@ class _Delivery:
         return False
 
 
-def _publish_scopes(entered: Sequence[Any]) -> Iterable[Any]:
+def _iter_publish_scopes(entered: Sequence[Any]) -> Iterable[Any]:
     return (middleware.publish_scope for middleware in entered)

@@ -34,17 +34,21 @@ from faststream_sqlbroker.adapter.pipeline import (
 )
 
 PIPELINE = "pipeline"
-"""The way of a message. If one of them is unknown, FastStream's own pipeline runs."""
+"""The path of a message. If one of these functions is unknown, FastStream's own pipeline runs."""
 ARGUMENTS = "arguments"
-"""The arguments of a handler. If one of them is unknown, FastDepends makes the arguments."""
+"""The arguments of a handler. If one of these functions is unknown, FastDepends builds the
+arguments.
+"""
 
 PUBLISHING = "publishing"
-"""A publish without options, and an answer. If one of them is unknown, FastStream publishes."""
+"""A publish without options, and an answer. If one of these functions is unknown, FastStream
+publishes.
+"""
 
-Owned = tuple[Any, tuple[str, ...]]
-"""A class or a module, and names in it."""
+OwnedNames = tuple[Any, tuple[str, ...]]
+"""A class or a module, and names of its functions."""
 
-REPLACED: dict[str, tuple[Owned, ...]] = {
+REPLACED: dict[str, tuple[OwnedNames, ...]] = {
     PIPELINE: (
         (
             SubscriberUsecase,
