@@ -253,8 +253,10 @@ class SqlBrokerRouter(StreamRouter[ClaimedMessage]):
         if arguments.get("forward_to") is not None:
             return self.broker.subscriber(queues, *more_queues, **arguments)
         subscriber: Any = super().subscriber(
-            queues, *more_queues, **{**_ROUTE_DEFAULTS, **arguments}
-        )  # type: ignore[arg-type]
+            queues,  # type: ignore[arg-type]
+            *more_queues,
+            **{**_ROUTE_DEFAULTS, **arguments},
+        )
         queue_subscriber: QueueSubscriber = subscriber
         return queue_subscriber
 
