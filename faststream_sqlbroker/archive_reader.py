@@ -216,7 +216,7 @@ class ArchiveReader:
         try:
             # In a thread, because the conversion would block the event loop.
             return await asyncio.to_thread(to_batch, page.rows, self.schema)
-        except (ValueError, OverflowError, TypeError) as error:  # pyarrow's own are of these
+        except (ValueError, OverflowError, TypeError) as error:  # base classes of pyarrow's errors
             raise StoreError(
                 f"a row behind {self._position or Position(FIRST)} up to {page.end} has a value "
                 f"that its column cannot have: {error}. Correct it (batch_rows=1 makes the number "

@@ -43,13 +43,16 @@ def ensure_name(handler: Any) -> Any:
 
 
 def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `handler` to postpone the message if the thread started too late for a Throttle slot."""
+    """Wrap `handler` to postpone the message if the thread started too late.
+
+    By then the slot of a Throttle is over, or the lease is lost.
+    """
 
     @wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:
         delivery = current_delivery.get()
         if delivery is not None and not delivery.may_start():
-            raise Postpone(0)  # the outcome is known: the message goes back
+            raise Postpone(0)  # the message is released
         return handler(*args, **kwargs)
 
     return call
@@ -119,7 +122,7 @@ def _get_return_type(handler: Any) -> Any:
     """Return the annotation of the result; Any if missing or unreadable."""
     try:
         return get_type_hints(_get_function(handler), include_extras=True).get("return", Any)
-    except Exception:  # noqa: BLE001 - names that are known at the call only
+    except Exception:  # noqa: BLE001 - names that only the call defines
         return Any
 
 

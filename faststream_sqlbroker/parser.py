@@ -186,7 +186,7 @@ def _json_loads(body: bytes) -> Any:
     byte order marks, deep nesting. json.loads handles such input, and raises the errors.
     """
     if len(body) > MIN_DIGITS_LIMIT and 0 < sys.get_int_max_str_digits() < MAX_DIGITS:
-        return json.loads(body)  # Pydantic's limit is a fixed one
+        return json.loads(body)  # Pydantic's limit is fixed
     try:
         return from_json(body)
     except (TypeError, ValueError):

@@ -406,7 +406,7 @@ class SqlBroker(
     @property
     def archive(self) -> "Archive":
         """Access to archived messages as Arrow record batches; available before `start`, too."""
-        from faststream_sqlbroker.archive_reader import Archive  # noqa: PLC0415 - knows the readers
+        from faststream_sqlbroker.archive_reader import Archive  # noqa: PLC0415 - imports the readers
 
         return Archive(self._store)
 

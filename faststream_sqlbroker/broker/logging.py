@@ -62,7 +62,7 @@ make_queue_logger_state = partial(make_logger_state, default_storage_cls=QueueLo
 def passing_level(logger: Any) -> int:
     """Return a level at which `logger` writes lines, regardless of the levels of its handlers."""
     if not isinstance(logger, logging.Logger):
-        return logging.CRITICAL  # its levels are not known; loguru's and structlog's end there, too
+        return logging.CRITICAL  # levels unknown; loguru and structlog end here, too
     levels = [logging.DEBUG, logger.getEffectiveLevel(), logger.manager.disable + 1]
     current: logging.Logger | None = logger
     handlers: list[logging.Handler] = []

@@ -109,7 +109,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
         """
         store.dialect.warn = partial(log, logging.WARNING)
         self._shielded = ShieldedCalls()
-        vars(self).pop("_locks", None)  # those of another store
+        vars(self).pop("_locks", None)  # locks of another store
         self._direct_claimer = DirectClaimer(store, wakeups, self._shielded, log, recorder)
         self._scheduler = Scheduler(store, wakeups, log)
 

@@ -45,7 +45,7 @@ async def format_archive_growth(store: Store) -> str | None:
     try:
         per_day = await store.archive_growth.a_day()
     except StoreError:
-        return None  # It may have no right to; a start does not fail for a line of the log.
+        return None  # The right may be missing, which must not fail a start.
     if not per_day:
         return None
     return (
@@ -72,7 +72,7 @@ def _iter_unconnected_publishers(subscribers: Iterable[QueueSubscriber]) -> Iter
 
 def _iter_unscoped_limits(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
     for settings in (subscriber.config.settings for subscriber in subscribers):
-        if len(settings.queues) < 2:  # noqa: PLR2004 - one queue shares with none
+        if len(settings.queues) < 2:  # noqa: PLR2004 - a single queue shares no limit
             continue
         for policy in settings.policies:
             if not isinstance(policy, Throttle | Concurrency) or policy.scope is not None:

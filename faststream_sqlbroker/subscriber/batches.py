@@ -156,7 +156,7 @@ class _RefusalRecorder(BaseMiddleware):
         ]
         fields = self._fields()
         if not all(location and location[0] in fields for location in locations):
-            return  # another parameter's, or a dependency's: whatever the batch is
+            return  # an error of another parameter or a dependency, whatever the batch
         batch = await message.decode()
         aligned = isinstance(batch, Sequence) and len(batch) == len(message.raw_message)
         record_fault(error, _find_positions(locations) if aligned else ())

@@ -56,5 +56,5 @@ def create_subscriber(
     )
     subscriber = QueueSubscriber(config, specification, calls)
     if not no_reply:
-        parser.log = subscriber._log_of_loops  # noqa: SLF001 - they are made together
+        parser.log = subscriber._log_of_loops  # noqa: SLF001 - created together
     return subscriber

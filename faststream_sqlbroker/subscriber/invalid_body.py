@@ -54,7 +54,7 @@ def _is_settled_by(error: Exception, outcome: Outcome | None, *, retry: bool) ->
         case Reject(reason=None):
             return outcome.error is error
         case _:
-            return outcome is None  # AckPolicy.MANUAL: its handler could not say anything
+            return outcome is None  # AckPolicy.MANUAL: the handler did not run
 
 
 def is_body_refused(error: Exception, raw: Any) -> bool:

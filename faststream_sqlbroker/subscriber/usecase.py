@@ -389,7 +389,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 return await self.process_message(msg)
             with self._outer_config.context.scope(TRANSACTION, transaction):
                 return await self.process_message(msg)
-        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - decided there
+        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - handle_error decides
             await self.handle_error(msg, error)
         return None
 

@@ -72,7 +72,7 @@ class Acknowledging:
         failure: BaseException | None = None
         try:
             await log.__aexit__(*_get_exc_info(error))
-        except BaseException as log_error:  # noqa: BLE001 - raised again, unless it is dealt with
+        except BaseException as log_error:  # noqa: BLE001 - raised again unless handled
             failure = log_error
         # Not inside of `except`, because the outcome must name the error being handled here.
         return await self._acknowledge(row, message, error, failure)

@@ -204,7 +204,8 @@ def _make_unchecked_call(
         else:
             call_arguments = {body_parameter: body.copy() if copies else body}
             for name in names:
-                call_arguments[name] = variable.get()  # a middleware may have handed another one on
+                # A middleware may have passed on another message.
+                call_arguments[name] = variable.get()
             result = await call(**call_arguments)
         return result if respond is None else respond(result)
 

@@ -240,8 +240,8 @@ class Pipeline:
             await self._run_fallback(row)
             return
         try:
-            await self._process(row)  # type: ignore[misc] # it passes only if there is one
-        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - decided there
+            await self._process(row)  # type: ignore[misc] # None never gets here
+        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - handle_error decides
             await self._subscriber.handle_error(row, error)
 
     async def _run_fallback(self, row: Any) -> None:
