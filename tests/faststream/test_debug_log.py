@@ -121,7 +121,7 @@ async def test_p14_a_logger_that_raises_changes_nothing(
         asked.append(text)
         raise KeyError(text)
 
-    monkeypatch.setattr(SqlBroker, "_tell_debug", fail)
+    monkeypatch.setattr(SqlBroker, "_log_debug", fail)
     debugged = make(debug_header="X-Debug")
     once = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=2)
 

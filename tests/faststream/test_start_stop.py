@@ -113,7 +113,7 @@ async def test_a_handler_may_stop_the_broker_while_it_starts(
     async def late(self: SqlBroker) -> None:
         await stopped.wait()
 
-    monkeypatch.setattr(SqlBroker, "_start_archive", late)
+    monkeypatch.setattr(SqlBroker, "_start_archive_upkeep", late)
     await broker.publish("x", "q")
     await broker.start()
     await is_stopped(broker, look, before, waiting=2)

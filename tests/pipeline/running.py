@@ -268,7 +268,7 @@ class Run:
             self.why = self.pipeline.describe()
             handle = self.pipeline.run
         if subscriber._batches is not None:
-            handle = subscriber._batches.handing_out(handle)
+            handle = subscriber._batches.wrap_handler(handle)
         return handle  # type: ignore[no-any-return]
 
     async def _deliver(self, handle: Callable[[Any], Awaitable[Any]], number: int) -> None:

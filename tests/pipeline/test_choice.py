@@ -151,7 +151,7 @@ async def test_what_changes_all_the_time_is_left_to_faststream() -> None:
     for _ in range(MOST_CHANGES + 1):
         subscriber._build_fastdepends_model()
         assert await run_one(pipeline) is not None
-    assert not pipeline.is_compiled or not pipeline._guard.holds()
+    assert not pipeline.is_compiled or not pipeline._guard.is_unchanged()
     changes = pipeline._changes
     assert await run_one(pipeline) is not None
     assert pipeline._changes == changes == MOST_CHANGES
@@ -166,7 +166,7 @@ async def test_a_test_of_the_handler_does_not_end_it() -> None:
     handler.mock.assert_called_once_with({})
     handler.reset_test()
     assert pipeline.is_compiled
-    assert pipeline._guard.passes()
+    assert pipeline._guard.can_use_compiled()
 
 
 def test_fingerprints_are_of_functions() -> None:

@@ -18,7 +18,7 @@ from tests.pipeline.test_choice import prepared, run_one
 
 @pytest.fixture(autouse=True)
 def not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "_told", set())
+    monkeypatch.setattr(fingerprints, "_warned_groups", set())
 
 
 def warnings(seen: Seen) -> list[str]:

@@ -70,11 +70,11 @@ def dependencies_not_cached(patch: pytest.MonkeyPatch) -> None:
 
 
 def changes_not_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(choice.Guard, "holds", lambda _self: True)
+    patch.setattr(choice.Guard, "is_unchanged", lambda _self: True)
 
 
 def dict_not_copied(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(models.Arguments, "of", lambda _self, values: dict(values))
+    patch.setattr(models.Arguments, "build", lambda _self, values: dict(values))
 
 
 def wrong_log_columns(patch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ async def test_every_transaction_shows_the_same(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_publish_in_a_transaction_makes_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, stored = await connected("plain")
-    monkeypatch.delattr(SqlBrokerProducer, "_row")
+    monkeypatch.delattr(SqlBrokerProducer, "_encode_row")
     transaction = Transaction()
     assert await publish(broker, stored, {}, "q", connection=transaction) == (
         7,
@@ -185,7 +185,7 @@ async def test_replaced_methods_are_called(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_an_unknown_function_means_faststreams_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "_told", set())
+    monkeypatch.setattr(fingerprints, "_warned_groups", set())
     monkeypatch.setitem(fingerprints.KNOWN, "publishing", {})
     broker, stored = await connected("plain")
     assert broker._plain.producer(broker) is None
