@@ -1,8 +1,8 @@
-"""Finds the rights that a process needs and its database user lacks, by a rehearsal.
+"""Find the rights that a process needs and its database user lacks, by a rehearsal.
 
-For each right there is a statement with its verb, table and columns, which has no row to work on.
-The same holds on every database: it checks rights before it looks for rows, and tells a session
-that may not write. All of it is rolled back.
+Each right has a statement with its verb, table and columns that matches no row. Every database
+checks rights before it searches for rows, and refuses writes in a read-only session. All of it is
+rolled back.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.rights import Right, rights
+from faststream_sqlbroker.database.rights import Right, list_required_rights
 from faststream_sqlbroker.exceptions import AccessError, StoreError
 from faststream_sqlbroker.schema.types import is_mariadb
 
-_UNSEEN = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
-_MAY_WRITE = (
+_MARIADB_HINT = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
+_WRITE_HINT = (
     "let the process write the file and its folder, where SQLite keeps -wal and -shm files, and "
     "open it without mode=ro and query_only"
 )
 PROBE = "probe"
 """The scope of a state that is inserted and deleted in one transaction."""
 
-Home = tuple[str, bool]
+SchemaAccess = tuple[str, bool]
 """The schema of a table, and whether the user may use it."""
 
 
 class AccessChecks:
-    """Asks the database; nothing that is written stays.
+    """Checks of the database user's rights; nothing that is written stays.
 
     Raises (from every operation but `ping`):
         TransientStoreError, StoreError: as `Store`.
@@ -44,46 +44,50 @@ class AccessChecks:
         self._dialect = database.dialect
 
     async def find_lacks(self, activities: Activities) -> Access:
-        """Which rights and tables the database user lacks for `activities`.
+        """Find the rights and tables that the database user lacks for `activities`.
 
         Raises:
-            TransientStoreError: also of a server or session that is read-only.
+            TransientStoreError: also if the server or session is read-only.
         """
 
         def rehearse(connection: Connection) -> Access:
-            needed = rights(self._dialect.tables, connection.dialect, activities)
-            who, grantee = self._user(connection)
-            if self._refusal(connection, needed) is None:
-                return Access(who)
-            return Access(who, self._lacks(connection, needed, grantee))
+            required_rights = list_required_rights(
+                self._dialect.tables, connection.dialect, activities
+            )
+            user, grantee = self._read_user(connection)
+            if self._find_refusal(connection, required_rights) is None:
+                return Access(user)
+            return Access(user, self._list_missing_rights(connection, required_rights, grantee))
 
         return await self._database.run(rehearse, write=False)
 
     def on_denied(
         self,
         call: Callable[[Activities], None],
-        find_lacks: Callable[[Activities], Awaitable[Access]],
+        find_missing_rights: Callable[[Activities], Awaitable[Access]],
     ) -> None:
         """Call `call` with the activities of a statement that lacked a right or a table.
 
-        `find_lacks` then finds out what is missing, for the error's text; it may cache its answer
-        for a short time.
+        `find_missing_rights` then finds the missing rights for the error message; it may cache the
+        result for a short time.
         """
-        self._database.errors.tell_denied(call, find_lacks)
+        self._database.errors.set_denied_hooks(call, find_missing_rights)
 
     async def ping(self, timeout: float | None, activities: Activities = frozenset()) -> bool:
-        """Whether the database answers within `timeout` seconds and has the tables that
-        `activities` need; without activities, the message table.
+        """Return True if the database answers in time and has the tables that `activities` need.
 
-        Nothing is locked. A table does not count as missing if it exists and the user only has no
-        right on it. A timeout of None is `statement_timeout`.
+        Without activities, only the message table is checked. Nothing is locked. A table that
+        exists does not count as missing if the user only has no right on it. A `timeout` of None is
+        `statement_timeout` (seconds).
         """
 
         def has_tables(connection: Connection) -> bool:
             tables = self._dialect.tables
-            needed = rights(tables, connection.dialect, activities)
-            needed_tables = {right.table for right in needed} or {tables.message}
-            return all(self._home(connection, table) is not None for table in needed_tables)
+            required_rights = list_required_rights(tables, connection.dialect, activities)
+            required_tables = {right.table for right in required_rights} or {tables.message}
+            return all(
+                self._find_schema(connection, table) is not None for table in required_tables
+            )
 
         limit = self._database.timeout if timeout is None else timeout
         deadline = asyncio.get_running_loop().time() + limit
@@ -95,13 +99,13 @@ class AccessChecks:
             return False
 
     async def try_write(self) -> None:
-        """Commit a write of which nothing is left.
+        """Commit a write that leaves nothing behind.
 
-        A user who may not write it proves only that the server is not read-only, which is refused
-        first.
+        A user without the right to write only proves that the server is not read-only, because
+        a read-only server refuses first.
 
         Raises:
-            TransientStoreError, StoreError: the database takes no writes.
+            TransientStoreError, StoreError: the database accepts no writes.
         """
 
         def write(connection: Connection) -> None:
@@ -114,31 +118,41 @@ class AccessChecks:
             connection.execute(delete(table).filter_by(**row))
 
         with suppress(AccessError):
-            await self._database.run(write, locks=False, patient=False, places=asyncio.Semaphore())
+            await self._database.run(
+                write, locks=False, retry_lock_timeout=False, places=asyncio.Semaphore()
+            )
 
-    def _lacks(self, connection: Connection, needed: Sequence[Right], grantee: str) -> list[Lack]:
+    def _list_missing_rights(
+        self, connection: Connection, required_rights: Sequence[Right], grantee: str
+    ) -> list[Lack]:
         """Try each right by itself."""
-        parts = (self._denied_part(connection, right) for right in needed)
-        denied = [part for part in parts if part is not None]
-        homes = {right.table: self._home(connection, right.table) for right in denied}
+        denied_parts = (self._find_denied_part(connection, right) for right in required_rights)
+        denied = [denied_part for denied_part in denied_parts if denied_part is not None]
+        schemas = {right.table: self._find_schema(connection, right.table) for right in denied}
         lacks = [
-            _missing_table(connection, table, needed)
-            for table, home in homes.items()
-            if home is None
+            _build_missing_table(connection, table, required_rights)
+            for table, schema in schemas.items()
+            if schema is None
         ]
         grants: dict[str, list[Right]] = {}
         for right in denied:
-            if (home := homes[right.table]) is not None:
-                on, part = _placed(connection, right, home)
-                grants.setdefault(on, []).append(part)
+            if (schema := schemas[right.table]) is not None:
+                target, denied_part = _locate_right(connection, right, schema)
+                grants.setdefault(target, []).append(denied_part)
         if self._dialect.name == "sqlite":
-            lacks += [_read_only_file(connection, each) for each in grants.values()]
+            lacks += [
+                _build_read_only_file(connection, denied_rights)
+                for denied_rights in grants.values()
+            ]
         else:
-            lacks += [_grant(connection, on, each, needed, grantee) for on, each in grants.items()]
+            lacks += [
+                _build_missing_grant(connection, target, denied_rights, required_rights, grantee)
+                for target, denied_rights in grants.items()
+            ]
         return lacks
 
-    def _home(self, connection: Connection, table: Table) -> Home | None:
-        """None: there is no such table. Nothing is locked."""
+    def _find_schema(self, connection: Connection, table: Table) -> SchemaAccess | None:
+        """Return the schema of `table`, None if the table does not exist. Nothing is locked."""
         if self._dialect.name == "postgresql":
             binds = {"name": table.name, "schema": table.schema or ""}
             row = connection.execute(self._dialect.sql["table_home"], binds).one_or_none()
@@ -152,26 +166,29 @@ class AccessChecks:
         schema = table.schema or connection.dialect.default_schema_name
         return (str(schema), True) if exists else None
 
-    def _user(self, connection: Connection) -> tuple[str, str]:
-        """What to call the user in a sentence, and in a GRANT."""
+    def _read_user(self, connection: Connection) -> tuple[str, str]:
+        """Return the user's name for a sentence, and for a GRANT."""
         if self._dialect.name == "sqlite":
             return "the account of this process", ""
         user = str(connection.execute(select(func.current_user())).scalar_one())
         if self._dialect.name == "postgresql":
             return f"the role {user}", connection.dialect.identifier_preparer.quote(user)
         name, _, host = user.rpartition("@")
-        grantee = f"{_literal(name)}@{_literal(host)}"
+        grantee = f"{_quote_literal(name)}@{_quote_literal(host)}"
         return f"the user {grantee}", grantee
 
-    def _refusal(self, connection: Connection, needed: Sequence[Right]) -> BaseException | None:
-        """The driver's error of the first statement that fails."""
-        if not needed:
+    def _find_refusal(
+        self, connection: Connection, required_rights: Sequence[Right]
+    ) -> BaseException | None:
+        """Return the driver's error of the first statement that fails, None if all succeed."""
+        if not required_rights:
             return None
         try:
             with connection.begin_nested() as savepoint:
-                # SQLite waits for another writer only where a transaction begins with a write.
-                for right in sorted(needed, key=lambda each: each.verb == "SELECT"):
-                    connection.exec_driver_sql(_statement(connection, right))
+                # Writes first: SQLite waits for another writer only if the transaction begins with
+                # a write.
+                for right in sorted(required_rights, key=lambda right: right.verb == "SELECT"):
+                    connection.exec_driver_sql(_build_statement(connection, right))
                 savepoint.rollback()
         except DBAPIError as error:
             if (
@@ -186,89 +203,99 @@ class AccessChecks:
     def _is_denied(self, error: BaseException | None) -> bool:
         return error is not None and self._dialect.is_denied(error)
 
-    def _denied_part(self, connection: Connection, right: Right) -> Right | None:
-        """`right` with the columns that are denied; None if nothing is.
+    def _find_denied_part(self, connection: Connection, right: Right) -> Right | None:
+        """Return `right` reduced to the denied columns, None if nothing is denied.
 
-        An error that is no refusal, such as that of a missing column, says nothing of the other
-        columns, and a refusal tells of one column at most: each is tried.
+        An error that is not a refusal, such as a missing column, says nothing about the other
+        columns, and a refusal names one column at most. So each column is tried.
         """
-        error = self._refusal(connection, [right])
+        error = self._find_refusal(connection, [right])
         if error is None:
             return None
-        if self._is_denied(error) and (right.whole or not right.columns):
+        if self._is_denied(error) and (right.is_table_wide or not right.columns):
             return right
         columns = tuple(
             column
             for column in right.columns
-            if self._is_denied(self._refusal(connection, [replace(right, columns=(column,))]))
+            if self._is_denied(self._find_refusal(connection, [replace(right, columns=(column,))]))
         )
         return replace(right, columns=columns) if columns else None
 
 
-def _statement(connection: Connection, right: Right) -> str:
+def _build_statement(connection: Connection, right: Right) -> str:
     preparer = connection.dialect.identifier_preparer
     table = preparer.format_table(right.table)
     names = [preparer.quote(column) for column in right.columns]
-    listed = ", ".join(names)
+    column_list = ", ".join(names)
     literal = table.replace("'", "''")
-    nulls = ", ".join("NULL" for _ in names)
+    nulls = ", ".join("NULL" for _name in names)
     return {
-        "SELECT": f"SELECT {listed} FROM {table} WHERE 1 = 0",
-        "INSERT": f"INSERT INTO {table} ({listed}) SELECT {nulls} LIMIT 0",
+        "SELECT": f"SELECT {column_list} FROM {table} WHERE 1 = 0",
+        "INSERT": f"INSERT INTO {table} ({column_list}) SELECT {nulls} LIMIT 0",
         "UPDATE": f"UPDATE {table} SET {' = NULL, '.join(names)} = NULL WHERE 1 = 0",
         "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
-        # The one number that it takes is not used.
+        # The number drawn from the sequence is not used.
         "USAGE": f"SELECT nextval(pg_get_serial_sequence('{literal}', 'id'))",
     }[right.verb]
 
 
-# What is missing, in words.
+# Descriptions of missing rights.
 
 
-def _missing_table(connection: Connection, table: Table, needed: Sequence[Right]) -> Lack:
+def _build_missing_table(
+    connection: Connection, table: Table, required_rights: Sequence[Right]
+) -> Lack:
     return Lack(
         f"the table {connection.dialect.identifier_preparer.format_table(table)}",
         "run the migrations, or await broker.create_tables() while developing",
-        _union(right for right in needed if right.table is table),
+        _merge_activities(right for right in required_rights if right.table is table),
         is_table=True,
     )
 
 
-def _read_only_file(connection: Connection, denied: Sequence[Right]) -> Lack:
-    """SQLite has only the rights of the file."""
+def _build_read_only_file(connection: Connection, denied: Sequence[Right]) -> Lack:
+    """Describe missing write access to the file; SQLite has no other rights."""
     statement = text("SELECT file FROM pragma_database_list WHERE name = 'main'")
     file = connection.execute(statement).scalar_one()
     # A connection to a file that was opened read-only stays read-only: drop it.
     connection.connection.invalidate(soft=True)
-    return Lack(f"the right to write {file}, which is readonly", _MAY_WRITE, _union(denied))
-
-
-def _grant(
-    connection: Connection, on: str, denied: Sequence[Right], needed: Sequence[Right], grantee: str
-) -> Lack:
-    """The rights that are denied on one table, sequence or schema."""
-    verbs = ", ".join(dict.fromkeys(_verb(connection, right) for right in denied))
-    activities = _union(denied)
-    # Each publish writes a body, so without INSERT on `payload` no message can be published.
-    every = any(right.verb == "INSERT" and "payload" in right.columns for right in denied)
-    known = len(denied) < sum(right.table is denied[0].table for right in needed)
-    unseen = "" if known or not is_mariadb(connection.dialect) else _UNSEEN
     return Lack(
-        f"{verbs} on {on}",
-        f"GRANT {verbs} ON {on} TO {grantee};{unseen}",
-        activities,
-        every_publish=every and Activity.PUBLISH in activities,
+        f"the right to write {file}, which is readonly", _WRITE_HINT, _merge_activities(denied)
     )
 
 
-def _placed(connection: Connection, right: Right, home: Home) -> tuple[str, Right]:
-    """The object of the GRANT, and the right to that object."""
+def _build_missing_grant(
+    connection: Connection,
+    target: str,
+    denied: Sequence[Right],
+    required_rights: Sequence[Right],
+    grantee: str,
+) -> Lack:
+    """Describe the rights that are denied on a table, sequence or schema."""
+    verbs = ", ".join(dict.fromkeys(_format_verb(connection, right) for right in denied))
+    activities = _merge_activities(denied)
+    # Each publish writes a body, so without INSERT on `payload` no message can be published.
+    denies_insert = any(right.verb == "INSERT" and "payload" in right.columns for right in denied)
+    some_allowed = len(denied) < sum(right.table is denied[0].table for right in required_rights)
+    hint = "" if some_allowed or not is_mariadb(connection.dialect) else _MARIADB_HINT
+    return Lack(
+        f"{verbs} on {target}",
+        f"GRANT {verbs} ON {target} TO {grantee};{hint}",
+        activities,
+        every_publish=denies_insert and Activity.PUBLISH in activities,
+    )
+
+
+def _locate_right(
+    connection: Connection, right: Right, schema_access: SchemaAccess
+) -> tuple[str, Right]:
+    """Return the object of the GRANT, and the right on that object."""
     if connection.dialect.name == "sqlite":
         return "the file", right
     quote = connection.dialect.identifier_preparer.quote
-    schema, allowed = home
+    schema, allowed = schema_access
     if not allowed:
-        # Nothing in it can be tried before that GRANT.
+        # Nothing in the schema can be tried before that GRANT.
         return f"SCHEMA {quote(schema)}", replace(right, verb="USAGE", columns=())
     name = f"{quote(schema)}.{quote(right.table.name)}"
     if right.verb != "USAGE":
@@ -278,16 +305,16 @@ def _placed(connection: Connection, right: Right, home: Home) -> tuple[str, Righ
     return f"SEQUENCE {sequence}", right
 
 
-def _verb(connection: Connection, right: Right) -> str:
-    if right.whole or not right.columns:
+def _format_verb(connection: Connection, right: Right) -> str:
+    if right.is_table_wide or not right.columns:
         return right.verb
     quote = connection.dialect.identifier_preparer.quote
     return f"{right.verb} ({', '.join(map(quote, right.columns))})"
 
 
-def _literal(value: str) -> str:
+def _quote_literal(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def _union(rights: Iterable[Right]) -> Activities:
+def _merge_activities(rights: Iterable[Right]) -> Activities:
     return frozenset().union(*(right.activities for right in rights))

@@ -1,5 +1,6 @@
-"""Checks connections out of the pool, in the event loop that has it; ends those that hang, drops
-those that are stale, or have opened another file.
+"""Check connections out of the pool in the event loop that owns them.
+
+Also ends connections that hang, and drops connections that are stale or have opened another file.
 """
 
 import asyncio
@@ -25,23 +26,24 @@ from faststream_sqlbroker.database.operations import UNRESTORED
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 
 GRACE = 1.0
-"""Seconds after the limit until the socket is ended, and again until the close is not waited for.
-A live server answers a cancelled statement and its ROLLBACK well within that."""
+"""Seconds between the limit and the abort of the socket, and again until the close is abandoned.
+A live server answers a cancelled statement and its ROLLBACK well within that time.
+"""
 
 Identity = tuple[int, int]
 """Device and inode."""
 _OPENED_FILE = "sqlbroker_file"
-"""The key in a connection's `info` with the identity of the file that it has opened."""
-_OPENED = "sqlbroker_opened"
-"""The key in a connection's `info` with the time at which it was opened (monotonic seconds)."""
+"""The key in a connection's `info` with the identity of the file that was opened."""
+_OPENED_AT = "sqlbroker_opened"
+"""The key in a connection's `info` with the time when it was opened (monotonic seconds)."""
 
 
 class Checkouts:
-    """Checks connections out of an engine's pool, and decides which must not be used again.
+    """Checkouts of an engine's pool that skip unusable connections.
 
     A server that has become read-only, as after a failover, still answers. Its sessions may stay
     read-only after it is writable again, or after another server has taken its place. So such an
-    answer evicts every connection that was opened before it: each is closed when it is checked out
+    answer evicts every connection that was opened before: each is closed when it is checked out
     or returned here. The application's own checkouts are not affected.
     """
 
@@ -54,46 +56,46 @@ class Checkouts:
         self._evicted_before = float("-inf")
         self._file = DatabaseFile()
         self.watch(engine)
-        event.listen(engine.sync_engine, "checkin", _checked_in)
+        event.listen(engine.sync_engine, "checkin", _close_unrestored)
 
     def watch(self, engine: AsyncEngine) -> None:
-        """Record when connections of `engine` are opened; they may be checked out here, too."""
-        event.listen(engine.sync_engine, "connect", _opened)
+        """Record when connections of `engine` are opened; `engine` may be checked out here, too."""
+        event.listen(engine.sync_engine, "connect", _record_opened_at)
         self.pools.watch(engine.sync_engine)
         if self.dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
             self._file.watch(engine.sync_engine)
 
     def note(self, error: BaseException) -> None:
-        """Evict all connections opened so far, if `error` came from a server that is read-only."""
-        if self.errors.spoils(error):
+        """Evict all connections opened so far if `error` came from a read-only server."""
+        if self.errors.spoils_connection(error):
             self._evicted_before = monotonic()
 
     def is_evicted(self, connection: AsyncConnection) -> bool:
-        """Whether `connection` must not be used again."""
-        return _opened_at(connection) < self._evicted_before
+        """Return True if `connection` must not be used again."""
+        return _get_opened_at(connection) < self._evicted_before
 
     @asynccontextmanager
     async def __call__(
         self, limit: float | None, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """A connection for at most `limit` seconds (None: no limit); `GRACE` later its socket ends.
+        """Check out a connection for at most `limit` seconds (None: unlimited).
 
-        A cancellation alone does not end the wait. After it SQLAlchemy returns the connection to
-        the pool, for which aiomysql and asyncmy send a ROLLBACK; a server that vanished never
-        answers that.
+        The socket is aborted `GRACE` seconds after the limit, because a cancellation alone does not
+        end the wait. After a cancellation SQLAlchemy returns the connection to the pool, for which
+        aiomysql and asyncmy send a ROLLBACK; a server that vanished never answers that.
 
         Raises:
             NotConnectedError: no connection could be made.
-            SetupError: another event loop, which is still open, has the pool.
+            SetupError: another event loop, which is still open, owns the pool.
         """
         try:
             connection = await self._connect(engine or self.engine)
         except Exception as error:
-            refused = self.errors.of_connecting(error)
-            if refused is None:
+            converted = self.errors.convert_connect_error(error)
+            if converted is None:
                 raise
-            raise refused from error
+            raise converted from error
         loop = asyncio.get_running_loop()
         watchdog = None
         driver_connection = None
@@ -109,34 +111,35 @@ class Checkouts:
         finally:
             watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)
             try:
-                await _to_the_end(self._close(connection), watchdog.when() + GRACE)
+                await _wait_until_closed(self._close(connection), watchdog.when() + GRACE)
             finally:
                 watchdog.cancel()
 
     async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
-        # Read once: while this loop awaits, other tasks may move the limit on, and a loop that read
-        # it each time might never end. A connection that becomes stale later is found on its own.
-        before = self._evicted_before
-        self.pools.enter()
-        file = self._file.identity()
+        # Read once: while this loop awaits, other tasks may raise the limit, and a loop that read
+        # it each time might never end. A connection that becomes stale later is noticed when it is
+        # used.
+        evicted_before = self._evicted_before
+        self.pools.acquire()
+        file = self._file.get_identity()
         connection = await engine.connect()
-        while _opened_at(connection) < before or self._file.is_other(connection, file):
+        while _get_opened_at(connection) < evicted_before or self._file.is_other(connection, file):
             try:
                 await connection.invalidate()
             finally:
                 await connection.close()
-            file = self._file.identity()
+            file = self._file.get_identity()
             connection = await engine.connect()
         return connection
 
     async def _close(self, connection: AsyncConnection) -> None:
         usable = not (connection.closed or connection.invalidated)
-        if usable and (self.is_evicted(connection) or not await self._restored(connection)):
+        if usable and (self.is_evicted(connection) or not await self._restore_session(connection)):
             await connection.invalidate()
         await connection.close()
 
-    async def _restored(self, connection: AsyncConnection) -> bool:
-        """Put the session's settings back as the application had them; false if that fails."""
+    async def _restore_session(self, connection: AsyncConnection) -> bool:
+        """Restore the session settings of the application; return False if that fails."""
         sync: Any = connection.sync_connection
         if UNRESTORED not in sync.info:
             return True
@@ -148,12 +151,12 @@ class Checkouts:
         return True
 
 
-def _opened(_dbapi_connection: Any, record: Any) -> None:
-    record.info[_OPENED] = monotonic()
+def _record_opened_at(_dbapi_connection: Any, record: Any) -> None:
+    record.info[_OPENED_AT] = monotonic()
 
 
 def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None) -> None:
-    """Roll back before a SQLite connection is closed, so that its locks are released.
+    """Roll back before a SQLite connection is closed, to release all locks.
 
     A cancelled statement may have rows left. While its cursor exists, and an error that it raised
     keeps it in existence, even a closed connection holds its locks, so no process could write. A
@@ -168,58 +171,59 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
     # now, by the first `send`. A task would queue it too late: older versions of SQLAlchemy queue
     # the close right after this event.
     driver = dbapi_connection.driver_connection
-    # Only `_execute` runs a function of ours in its thread.
+    # Only `_execute` runs a function of the caller in the driver's thread.
     rollback = driver._execute(_end_statements, driver)  # noqa: SLF001
     try:
-        asked = rollback.send(None)
+        future = rollback.send(None)
     except (ValueError, StopIteration):
         return  # The connection is closed already.
-    asked.add_done_callback(_retrieve)
+    future.add_done_callback(_retrieve)
     rollback.close()
 
 
 def _end_statements(driver: Any) -> None:
-    """Close the cursors of aiosqlite's `driver`, then roll back; in its thread."""
+    """Close the cursors of aiosqlite's `driver`, then roll back. Runs in the driver's thread."""
     connection: sqlite3.Connection = driver._conn  # noqa: SLF001
-    # A cancelled task may not have got the cursor that it began, which then only the garbage
-    # collector knows.
-    for each in gc.get_referrers(connection):
-        if isinstance(each, sqlite3.Cursor):
+    # A cancelled task may not have received the cursor that it created; then only the garbage
+    # collector knows the cursor.
+    for referrer in gc.get_referrers(connection):
+        if isinstance(referrer, sqlite3.Cursor):
             with contextlib.suppress(sqlite3.Error):
-                each.close()
+                referrer.close()
     connection.rollback()
 
 
-def _checked_in(_dbapi_connection: Any, record: Any) -> None:
-    """Close a connection that comes back to the pool with settings that were not restored.
+def _close_unrestored(_dbapi_connection: Any, record: Any) -> None:
+    """Close a connection that returns to the pool with settings that were not restored.
 
-    `_restored` does not see it if a handler closed its connection itself.
+    `_restore_session` does not see such a connection if a handler closed it itself.
     """
     if UNRESTORED in record.info:
         record.invalidate()
 
 
-def _opened_at(connection: AsyncConnection) -> float:
-    """When it was opened; -inf if that was before the broker watched the engine."""
+def _get_opened_at(connection: AsyncConnection) -> float:
+    """Return when `connection` was opened; -inf if the broker did not watch the engine yet."""
     sync: Any = connection.sync_connection
-    return float(sync.info.get(_OPENED, float("-inf")))
+    return float(sync.info.get(_OPENED_AT, float("-inf")))
 
 
-async def _to_the_end(close: "Coroutine[Any, Any, None]", deadline: float) -> None:
+async def _wait_until_closed(close: "Coroutine[Any, Any, None]", deadline: float) -> None:
     """Wait for `close` until `deadline` (the event loop's time), even if the caller is cancelled.
 
     A cancellation is raised after the wait. Otherwise a connection could stay half closed, and its
-    place in the pool would be lost.
+    slot in the pool would be lost.
     """
     closing = asyncio.ensure_future(close)
     clock = asyncio.get_running_loop().time
     cancelled = None
-    while not closing.done() and (left := deadline - clock()) > 0:
+    while not closing.done() and (remaining := deadline - clock()) > 0:
         try:
-            await asyncio.wait((closing,), timeout=left)
+            await asyncio.wait((closing,), timeout=remaining)
         except asyncio.CancelledError as error:
             cancelled = error
-    # It may still fail after the deadline; without this asyncio would log an unretrieved error.
+    # The close may still fail after the deadline; without this asyncio would log an unretrieved
+    # error.
     closing.add_done_callback(_retrieve)
     if cancelled is not None:
         raise cancelled
@@ -233,7 +237,7 @@ def _retrieve(task: "asyncio.Future[Any]") -> None:
 
 
 def abort(driver_connection: Any) -> None:
-    """End the socket, so that a task that waits for an answer gets an error; SQLite has none."""
+    """Abort the socket, so that a task waiting for an answer gets an error; none in SQLite."""
     if callable(terminate := getattr(driver_connection, "terminate", None)):
         terminate()  # asyncpg
         return
@@ -249,32 +253,33 @@ def abort(driver_connection: Any) -> None:
 
 
 class DatabaseFile:
-    """The file of SQLite; notices that it was deleted or replaced.
+    """The SQLite database file, watched for deletion and replacement.
 
-    A connection goes on with the file that it has opened, even after that has lost its name. What
-    it writes there is lost when the process ends. On the other databases nothing is watched.
+    A connection keeps using the file that it has opened, even after the file has lost its name.
+    What is written there is lost when the process ends. On the other databases nothing is watched.
     """
 
     def __init__(self) -> None:
         self._path = ""
 
     def watch(self, engine: Engine) -> None:
-        """Record which file each new connection of `engine` opens, until its pool is disposed of:
-        no connection is then left that has another one.
-        """
-        event.listen(engine, "connect", self._opened)
-        event.listen(engine, "engine_disposed", self._forget)
+        """Record which file each new connection of `engine` opens, until the pool is disposed of.
 
-    def identity(self) -> Identity | None:
-        """Which file has the name now; None if that is not known.
+        After that no connection to another file is left.
+        """
+        event.listen(engine, "connect", self._record_file)
+        event.listen(engine, "engine_disposed", self._clear_path)
+
+    def get_identity(self) -> Identity | None:
+        """Return the identity of the file that has the name now, None if unknown.
 
         Raises:
-            TransientStoreError: there is none. A new connection would create an empty one.
+            TransientStoreError: there is no such file. A new connection would create an empty one.
         """
         if not self._path:
             return None
         try:
-            found = os.stat(self._path)  # noqa: PTH116 - a Path takes longer than the look
+            status = os.stat(self._path)  # noqa: PTH116 - a Path takes longer than the look
         except FileNotFoundError as error:
             raise TransientStoreError(
                 f"the database file {self._path!r} was deleted or moved: put it back, or dispose "
@@ -282,27 +287,27 @@ class DatabaseFile:
             ) from error
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     @staticmethod
     def is_other(connection: AsyncConnection, identity: Identity | None) -> bool:
-        """Whether `connection` has opened another file than that of `identity`."""
+        """Return True if `connection` has opened another file than that of `identity`."""
         sync: Any = connection.sync_connection
         return identity is not None and sync.info.get(_OPENED_FILE, identity) != identity
 
-    def _opened(self, dbapi_connection: Any, record: Any) -> None:
-        # In memory there is none, whatever name the connection tells.
-        if not self._path and os.path.exists(path := _path_of(dbapi_connection)):  # noqa: PTH110
+    def _record_file(self, dbapi_connection: Any, record: Any) -> None:
+        # A database in memory has no file, whatever name the connection reports.
+        if not self._path and os.path.exists(path := _read_path(dbapi_connection)):  # noqa: PTH110
             self._path = path
         with contextlib.suppress(TransientStoreError):
-            record.info[_OPENED_FILE] = self.identity()
+            record.info[_OPENED_FILE] = self.get_identity()
 
-    def _forget(self, _engine: Engine) -> None:
+    def _clear_path(self, _engine: Engine) -> None:
         self._path = ""
 
 
-def _path_of(dbapi_connection: Any) -> str:
-    """The absolute path; empty in memory."""
+def _read_path(dbapi_connection: Any) -> str:
+    """Return the absolute path of the database, empty for a database in memory."""
     cursor = dbapi_connection.cursor()
     cursor.execute("PRAGMA database_list")
     paths = {name: path for _, name, path in cursor.fetchall()}
@@ -313,106 +318,109 @@ def _path_of(dbapi_connection: Any) -> str:
 class LoopSemaphore(asyncio.Semaphore):
     """A semaphore with a separate count for each event loop.
 
-    asyncio's own semaphore can be used only in the first event loop in which a task waited for it.
+    asyncio's own semaphore works only in the first event loop in which a task waited for it.
     """
 
     def __init__(self, value: int = 1) -> None:
-        """Let `value` tasks of each event loop in; 1 makes it a lock."""
+        """Let `value` tasks of each event loop in; with 1 the semaphore is a lock."""
         super().__init__(value)
-        self._most = value
+        self._max_tasks = value
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
 
     @property
-    def _here(self) -> asyncio.Semaphore:
+    def _current(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
-        found = self._by_loop.get(loop)
-        if found is None:
-            found = self._by_loop[loop] = asyncio.Semaphore(self._most)
-        return found
+        semaphore = self._by_loop.get(loop)
+        if semaphore is None:
+            semaphore = self._by_loop[loop] = asyncio.Semaphore(self._max_tasks)
+        return semaphore
 
     @override
     def locked(self) -> bool:
-        return self._here.locked()
+        return self._current.locked()
 
     @override
     async def acquire(self) -> Literal[True]:
-        return await self._here.acquire()
+        return await self._current.acquire()
 
     @override
     def release(self) -> None:
-        self._here.release()
+        self._current.release()
 
 
 class LoopPools:
-    """The pools of one broker, and the event loop that each belongs to.
+    """The pools of a broker, and the event loop that owns each.
 
     A broker may be used in one `asyncio.run` after another, whether it was stopped or not, but not
     in two event loops at the same time.
 
-    A connection can neither be read nor closed in another event loop than the one that opened it;
-    drivers crash or mix answers up. So the first event loop that uses a pool has it until that loop
-    is closed; then the engine gets an empty pool. A listener records where connections are opened,
-    as the application opens some, too.
+    A connection can be read and closed only in the event loop that opened it; otherwise drivers
+    crash or mix up answers. So the first event loop that uses a pool owns it until that loop is
+    closed; then the engine gets an empty pool. A listener records where connections are opened, as
+    the application opens some, too.
     """
 
     def __init__(self) -> None:
         self._engines: list[Engine] = []
-        # Weak: a loop that is neither closed nor used any more ends, as it does without a broker.
+        # Weak references: a loop that is neither closed nor used any more can be collected, as it
+        # can without a broker.
         self._loops: WeakKeyDictionary[Pool, ReferenceType[asyncio.AbstractEventLoop]] = (
             WeakKeyDictionary()
         )
-        self._taking = threading.Lock()
-        self._last: ReferenceType[asyncio.AbstractEventLoop] | None = None
-        """The event loop that has taken a pool last; of another one `refuse_other_loop` asks more.
+        self._lock = threading.Lock()
+        self._last_loop: ReferenceType[asyncio.AbstractEventLoop] | None = None
+        """The event loop that acquired a pool last; `refuse_other_loop` needs no further checks for
+        this loop.
         """
 
     def watch(self, engine: Engine) -> None:
         """Record in which event loop connections of `engine` are opened."""
         self._engines.append(engine)
-        # A NullPool keeps no connection, and those of aiosqlite work in every event loop: so the
-        # application may open some in any.
+        # A NullPool keeps no connection, and connections of aiosqlite work in every event loop, so
+        # the application may open them in any loop.
         if not isinstance(engine.pool, NullPool) and engine.dialect.name != "sqlite":
-            event.listen(engine, "connect", lambda *_: self._note(engine))
+            event.listen(engine, "connect", lambda *_: self._record_loop(engine))
 
-    def enter(self) -> None:
-        """Take the pools for the running event loop. An engine whose connections belong to one that
-        has been closed gets an empty pool.
+    def acquire(self) -> None:
+        """Acquire the pools for the running event loop.
+
+        An engine whose connections belong to a closed event loop gets an empty pool.
 
         Raises:
             SetupError: they belong to another event loop, which is still open.
         """
         loop = asyncio.get_running_loop()
         for engine in self._engines:
-            if self._owner(engine) is not loop:
-                self._take(engine, loop)
+            if self._get_owner(engine) is not loop:
+                self._acquire_pool(engine, loop)
 
     def refuse_other_loop(self) -> None:
-        """Only refuse what `enter` refuses."""
+        """Refuse an event loop that `acquire` would refuse, without acquiring the pools."""
         loop = asyncio.get_running_loop()
-        if self._last is not None and self._last() is loop:
+        if self._last_loop is not None and self._last_loop() is loop:
             return
         for engine in self._engines:
-            owner = self._owner(engine)
+            owner = self._get_owner(engine)
             if owner is not None and owner is not loop and not owner.is_closed():
                 raise SetupError(_OTHER_LOOP)
 
-    def _owner(self, engine: Engine) -> asyncio.AbstractEventLoop | None:
-        found = self._loops.get(engine.pool)
-        return None if found is None else found()
+    def _get_owner(self, engine: Engine) -> asyncio.AbstractEventLoop | None:
+        reference = self._loops.get(engine.pool)
+        return None if reference is None else reference()
 
-    def _take(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
-        # Two threads, each with an event loop, may come at the same time.
-        with self._taking:
+    def _acquire_pool(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        # Two threads, each with an event loop, may acquire the pools at the same time.
+        with self._lock:
             self.refuse_other_loop()
             # Connections of aiosqlite work in every event loop.
             if engine.pool in self._loops and engine.dialect.name != "sqlite":
                 engine.dispose(close=False)
-            self._loops[engine.pool] = self._last = ref(loop)
+            self._loops[engine.pool] = self._last_loop = ref(loop)
 
-    def _note(self, engine: Engine) -> None:
-        owner = self._owner(engine)
+    def _record_loop(self, engine: Engine) -> None:
+        owner = self._get_owner(engine)
         if owner is None or owner.is_closed():
             self._loops[engine.pool] = ref(asyncio.get_running_loop())
 

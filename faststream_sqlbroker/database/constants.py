@@ -1,4 +1,4 @@
-"""Numbers and expressions that both statements and Python know; `{name}` in a statement."""
+"""Numbers and expressions shared by SQL and Python; a statement uses them as `{name}`."""
 
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY, HELD_BURST, JOINED, KEPT, LET_IN
 from faststream_sqlbroker.core.policies.standby import STANDBY, STANDBY_SECONDS
@@ -6,21 +6,24 @@ from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, from_microseconds
 
 SQLITE_NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
-"""The clock of SQLite has milliseconds; it stands still within one statement."""
-TRANSACTION_MARK = 1936813154
+"""SQLite's clock in microseconds, with a resolution of a millisecond; constant within a statement.
+"""
+TRANSACTION_LOCK_KEY = 1936813154
 """First key of the advisory lock that marks a transaction of PostgreSQL as the broker's: "sqlb" in
-ASCII. The second key is the transaction's limit in milliseconds."""
+ASCII. The second key is the transaction's limit in milliseconds.
+"""
 MAX_REPLIES = 500
-"""Replies that one look reads."""
+"""Replies that one poll reads."""
 SQLITE_COUNTS = 500_000
-"""Where SQLite stops to count: some 100 ms."""
+"""Number of rows at which SQLite stops counting: some 100 ms."""
 LONG_AGO = 60
 """Seconds after which a page of a pull consumer's jobs ends an expired job. Until then a client
-that takes it from an older page gets the answer "expired"; later it would retry a dead job."""
+that takes it from an older page gets the answer "expired"; later it would retry a dead job.
+"""
 MAX_SESSIONS = 20
 """Transactions that the health of a database lists."""
 MAX_QUERY_CHARACTERS = 200
-"""Of a session's query: enough to know it by, few enough for a line."""
+"""Characters of a session's query: enough to recognise it by, few enough for a line."""
 
 CONSTANTS = {
     "first_moment": str(FIRST_MOMENT),
@@ -40,7 +43,8 @@ CONSTANTS = {
     "standby_seconds": str(STANDBY_SECONDS),
     "standby_time": f"{from_microseconds(STANDBY):%Y-%m-%d %H:%M:%S}",
     "suspect_after": str(SUSPECT_AFTER),
-    "transaction_mark": str(TRANSACTION_MARK),
+    "transaction_mark": str(TRANSACTION_LOCK_KEY),
 }
-"""As text, by the names that statements use. `standby` is in microseconds since 1970, as SQLite
-stores times; `standby_time` is the same moment for the others."""
+"""The constants as text, by the names that statements use. `standby` is in microseconds since 1970,
+as SQLite stores times; `standby_time` is the same time for the other databases.
+"""

@@ -1,13 +1,13 @@
-"""Ends sessions whose client fell silent in the middle of a statement (PostgreSQL).
+"""End sessions whose client fell silent in the middle of a statement (PostgreSQL).
 
 asyncpg sends a new statement in two steps: it asks the server to parse, waits for the answer, then
 sends the values. If the client vanishes in between, the session does not count as idle. No time
-limit before transaction_timeout (PostgreSQL 17) ends it, and its locks stay until TCP gives the
-client up, after two hours. The server does not tell how long such a session has waited. It tells
-only that the wait is the same as before.
+limit before transaction_timeout (PostgreSQL 17) ends it, and its locks stay until TCP gives up on
+the client after two hours. The server does not report how long such a session has waited, only that
+the wait is the same as before.
 
 An application may wait like that on purpose: between asyncpg's `prepare` and the first use of the
-statement, or in a pipeline. So only the broker's own transactions are ended. They carry a mark, an
+statement, or in a pipeline. So only the broker's own transactions are ended. They are marked by an
 advisory lock whose key says how long they may be silent.
 """
 
@@ -20,70 +20,75 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.database.engine import Database
 
 Wait = tuple[int, datetime]
-"""A session, and the start of what it does; both stay the same while it waits."""
+"""A session and the start of its current activity; both are constant while the session waits."""
 
-LOOK_EVERY = 10.0
-"""Seconds between two queries of one process, for any number of subscribers, to keep their cost
-low. A session is ended at most that much later."""
+CHECK_INTERVAL = 10.0
+"""Seconds between two checks of one process, for any number of subscribers, to keep their cost
+low. A session is ended at most that much later.
+"""
 
 
 class DeadSessionWatch:
-    """Remembers the waits that this process has seen in other sessions."""
+    """The waits of other sessions that this process has observed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = database.dialect.sql
         self._seen: dict[Wait, float] = {}
-        """The waits of the last query, and when each was first seen (monotonic seconds)."""
-        self._next_look = 0.0
+        """The waits of the last query, and when each was first observed (monotonic seconds)."""
+        self._next_check = 0.0
 
     async def end(self) -> list[int]:
-        """End sessions that have stayed in the same wait longer than they may idle.
+        """End sessions that have stayed in the same wait longer than their idle limit.
 
         Only sessions in a transaction of the broker are ended, of this process or another, that
         lock rows of its tables and whose clients are silent in the middle of a statement. A
         transaction of the application is never ended. A session must have waited for longer than
-        its own idle limit and than that of this process. Does nothing within `LOOK_EVERY` seconds
-        of the last query, and on databases that end such sessions themselves.
+        its own idle limit and than that of this process. Does nothing within `CHECK_INTERVAL`
+        seconds of the last query, and on databases that end such sessions themselves.
 
         Returns:
-            The server's process ids of those that were ended.
+            The server's process ids of the ended sessions.
 
         Raises:
-            StoreError: the database could not be asked.
+            StoreError: the query failed.
         """
         now = monotonic()
-        if now < self._next_look or not self._sql.has("silent_sessions"):
+        if now < self._next_check or not self._sql.has("silent_sessions"):
             return []
-        self._next_look = now + LOOK_EVERY
+        self._next_check = now + CHECK_INTERVAL
         waits = await self._database.run(self._find, write=False)
         self._seen = {wait: self._seen.get(wait, now) for wait in waits}
         limit = self._database.idle_limit
-        over = {wait: now - since for wait, since in self._seen.items() if since <= now - limit}
-        if not over:
+        expired_waits = {
+            wait: now - since for wait, since in self._seen.items() if since <= now - limit
+        }
+        if not expired_waits:
             return []
-        return await self._database.run(lambda c: self._end(c, over), write=False)
+        return await self._database.run(lambda c: self._end_sessions(c, expired_waits), write=False)
 
     def _find(self, connection: Connection) -> set[Wait]:
-        """Sessions of this user that wait for their client in the middle of a statement; empty if
-        this user may not end them.
+        """Return this user's sessions that wait for their client in the middle of a statement.
+
+        Empty if this user may not end them.
         """
         return {(pid, since) for pid, since in connection.execute(self._sql["silent_sessions"])}
 
-    def _end(self, connection: Connection, waits: Mapping[Wait, float]) -> list[int]:
-        """End the sessions of `waits` that still wait, have locked rows of the broker's tables, and
-        have waited longer than they may; their process ids.
+    def _end_sessions(self, connection: Connection, waits: Mapping[Wait, float]) -> list[int]:
+        """End the sessions of `waits` that still wait; return their process ids.
+
+        A session must have locked rows of the broker's tables, and have waited longer than it may.
 
         Args:
-            connection: A session that is none of `waits`.
-            waits: Each wait, with the seconds that it is known to have lasted.
+            connection: A session that is not among `waits`.
+            waits: Each wait with its known length (seconds).
         """
-        name_of = connection.dialect.identifier_preparer.format_table
+        format_name = connection.dialect.identifier_preparer.format_table
         binds = {
             "pids": [pid for pid, _ in waits],
             "since": [since for _, since in waits],
             "waited": [int(seconds * 1000) for seconds in waits.values()],
-            "tables": [name_of(table) for table in self._database.tables.ours],
+            "tables": [format_name(table) for table in self._database.tables.ours],
         }
         rows = connection.execute(self._sql["end_sessions"], binds)
         return [pid for pid, ended in rows if ended]

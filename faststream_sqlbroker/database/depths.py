@@ -1,4 +1,4 @@
-"""How many messages of a queue are due."""
+"""Count the due messages of a queue."""
 
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-class Depths:
-    """Counts them, up to a limit.
+class QueueDepths:
+    """Numbers of due messages, counted up to a limit.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -29,19 +29,19 @@ class Depths:
         self._dialect = database.dialect
 
     async def read(
-        self, queue: str, most: int, connection: AsyncConnection | AsyncSession | None = None
+        self, queue: str, limit: int, connection: AsyncConnection | AsyncSession | None = None
     ) -> int:
-        """The messages of `queue` that are due and not leased; `most` if there are more.
+        """Count the messages of `queue` that are due and not leased, up to `limit`.
 
-        With `connection`, as the caller's transaction sees it. Another one could be waited for in
-        vain: all of the pool may be transactions that publish.
+        With `connection`, count in the caller's transaction. A connection of the pool might never
+        become free, because transactions that publish may hold all of them.
 
         Raises:
             PublishError: as `Store.insert_in`.
         """
         if connection is None:
             return await self._database.run(
-                lambda c: due_messages(c, self._dialect, queue, most),
+                lambda c: due_messages(c, self._dialect, queue, limit),
                 Activity.PUBLISH,
                 Activity.COUNT,
                 write=False,
@@ -49,12 +49,12 @@ class Depths:
         try:
             if isinstance(connection, AsyncSession):
                 connection = await connection.connection()
-            return await connection.run_sync(lambda c: self._read_on(c, queue, most))
+            return await connection.run_sync(lambda c: self._count_due(c, queue, limit))
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error
 
-    def read_sync(self, connection: "Connection | Session", queue: str, most: int) -> int:
-        """`read` of the caller's transaction, for synchronous code.
+    def read_sync(self, connection: "Connection | Session", queue: str, limit: int) -> int:
+        """Count the messages of `queue` in the caller's transaction, for synchronous code.
 
         Raises:
             PublishError: as `Store.insert_in`.
@@ -62,10 +62,10 @@ class Depths:
         try:
             if not isinstance(connection, Connection):
                 connection = connection.connection()
-            return self._read_on(connection, queue, most)
+            return self._count_due(connection, queue, limit)
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error
 
-    def _read_on(self, connection: Connection, queue: str, most: int) -> int:
+    def _count_due(self, connection: Connection, queue: str, limit: int) -> int:
         check_same_database(connection, self._engine.sync_engine)
-        return due_messages(connection, self._dialect, queue, most)
+        return due_messages(connection, self._dialect, queue, limit)

@@ -1,4 +1,4 @@
-"""A dialect: all SQL of one database, its operations and what is built of them."""
+"""A dialect: all SQL of one database, with its operations and the parts built from them."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -30,28 +30,28 @@ from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.query import Work
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.postgresql.quick_jobs import QuickJobs
+    from faststream_sqlbroker.database.postgresql.quick_jobs import SingleStatementJobs
 
 
 class Dialect(Operations):
-    """What the store asks of a database."""
+    """The interface of a database to the store."""
 
     ordered: OrderedClaims
     """Claims that keep the order of each key."""
-    quick_jobs: "QuickJobs | None" = None
-    """Single statements for jobs of pull consumers; None: they take transactions."""
+    quick_jobs: "SingleStatementJobs | None" = None
+    """Single statements for jobs of pull consumers; None if they need transactions."""
     handler_locks: HandlerLocks
     """The locks that transactions of handlers begin with."""
 
     @abstractmethod
     def removing(self, ids: Sequence[int]) -> Work[None]:
-        """Delete the messages `ids`, whatever their state, and keep nothing of them.
+        """Build the deletion of the messages `ids`, whatever their state; nothing is archived.
 
-        It is work for a transaction of its own. Rows that others have locked are waited for.
+        The work needs a transaction of its own. It waits for rows that others have locked.
         """
 
     def inserting(self, rows: Sequence[NewMessage]) -> Work[list[int | None]]:
-        """`insert` as work for a transaction of its own."""
+        """Build `insert` as work for a separate transaction."""
         return lambda connection: self.insert(connection, rows)
 
     def claiming_free_keys(
@@ -60,10 +60,10 @@ class Dialect(Operations):
         ttl: float,  # noqa: ARG002
         worker: str,  # noqa: ARG002
     ) -> Work[set[int]] | None:
-        """Claim those keys of `rows` that no message has claimed before, as `once.claim_keys`, in a
-        transaction of its own: the ids whose keys were claimed. The others are as before.
+        """Build a claim of the keys of `rows` that no message has claimed before.
 
-        None: the database has no short way.
+        The work does what `once.claim_keys` does, in a transaction of its own, and returns the ids
+        whose keys were claimed; other keys are unchanged. None if the database has no short way.
         """
         return None
 
@@ -76,34 +76,36 @@ class Dialect(Operations):
         scopes: Sequence[str],  # noqa: ARG002
         others: Suspicion | None,  # noqa: ARG002
     ) -> Work[Seen] | None:
-        """Read, of one moment, what a claim under policies of `queues` decides by: `size` due
-        messages of each priority, up to `most_running` leases, and the states of `scopes`, which
-        the queue's name follows. Without the suspects that `others` tells.
+        """Build a consistent read of the state that a claim under policies of `queues` needs.
 
-        None: the database has no `swapping`.
+        The work reads `size` due messages of each priority, up to `max_running` leases, and the
+        states of `scopes`, which the queue's name follows. Suspects of `suspicion` are left out.
+        None if the database cannot compare and swap.
         """
         return None
 
     def swapping(self, swap: Swap) -> Work[Claimed | None]:
-        """Raise the version of a queue, lease and store; None, and nothing is written: the version
-        is another, or another claim has locked it.
+        """Build a compare-and-swap: raise the version of a queue, lease and store.
 
-        So a claim that has decided by what is no longer true writes nothing.
+        The work returns None and writes nothing if the version differs or another claim has locked
+        the queue. So a claim that was decided on outdated state writes nothing.
         """
         raise NotImplementedError
 
     def scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
-        """`ready_pairs` as work for a transaction of its own."""
+        """Build `ready_pairs` as work for a separate transaction."""
         return lambda connection: self.ready_pairs(connection, queues)
 
     def looking_around(
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
     ) -> Work[Around]:
-        """`scan` of `queues`, and the end of the first lease in `leased`, in one transaction of its
-        own; with `sign` it is also a sign of life, and reads what operators have asked.
+        """Build a poll of `queues`, and of the first lease end in `leased`.
+
+        The work needs a transaction of its own. With `sign` it is also a heartbeat, and reads the
+        orders of operators.
         """
 
-        def look(connection: Connection) -> Around:
+        def poll(connection: Connection) -> Around:
             orders = None
             if sign is not None:
                 state = self.tables.policy_state
@@ -113,7 +115,7 @@ class Dialect(Operations):
             pairs = self.ready_pairs(connection, queues)
             return Around(pairs, self.lease_ends_in(connection, leased), orders)
 
-        return look
+        return poll
 
     @abstractmethod
     def claiming(
@@ -126,24 +128,27 @@ class Dialect(Operations):
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Work[Claimed]:
-        """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped. It
-        is work for a transaction of its own.
+        """Build a claim of up to `limit` due rows, ordered by pair, due time and id.
 
-        With `prefetch`, the first `prefetch.after` rows are leased for `lease` seconds and the
-        others for `prefetch.lease`; those have `ClaimedMessage.prefetched` set. With `suspicion`,
-        no suspect is leased: a crash that another message causes would count against it.
+        The work needs a transaction of its own. Locked rows are skipped. With `prefetch`, the first
+        `prefetch.after` rows are leased for `lease` seconds and the others for `prefetch.lease`;
+        those have `ClaimedMessage.prefetched` set. With `suspicion`, no suspect is leased: a crash
+        that another message causes would count against it.
         """
 
     def settling(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> Work[SettleResult]:
-        """`settle_and_publish` as work for a transaction of its own."""
+        """Build `settle_and_publish` as work for a separate transaction."""
         return lambda connection: self.settle_and_publish(
             connection, settlements, skip_locked=skip_locked
         )
 
     def settling_one(self, settlement: Settlement) -> Work[SettleResult]:
-        """`settling` of one row without a unit; a session that caches plans makes a new one."""
+        """Build the settlement of a row without a unit.
+
+        A session that caches plans makes a new plan.
+        """
         return self.settling([settlement])
 
     def settle_and_publish(
@@ -153,7 +158,7 @@ class Dialect(Operations):
         *,
         skip_locked: bool = False,
     ) -> SettleResult:
-        """`settle`, unit by unit, and insert the messages published with them; see `units`."""
+        """Settle unit by unit, and insert the messages published with each unit; see `units`."""
         return settle_units(self, connection, settlements, skip_locked=skip_locked)
 
     def remove_first(
@@ -165,11 +170,11 @@ class Dialect(Operations):
         lease: float,
         worker: str,
     ) -> SettleResult:
-        """`settle` for ACK_FIRST, and record that the handlers of the removed `rows` start.
+        """Settle for ACK_FIRST, and record that the handlers of the removed `rows` start.
 
         Both are one transaction, so every removed row has its record.
         """
         result = self.settle(connection, settlements)
-        if started := [row for row in rows if row.id in result.settled]:
-            note_started(connection, self.tables.policy_state, started, holder, lease, worker)
+        if removed := [row for row in rows if row.id in result.settled]:
+            note_started(connection, self.tables.policy_state, removed, holder, lease, worker)
         return result

@@ -1,4 +1,4 @@
-"""All SQL, one module for each database."""
+"""The dialect of each database."""
 
 from importlib import import_module
 from typing import Any
@@ -13,22 +13,22 @@ DIALECTS = {
     "mariadb": "faststream_sqlbroker.database.mysql.dialect.MariadbDialect",
     "sqlite": "faststream_sqlbroker.database.sqlite.dialect.SqliteDialect",
 }
-"""The class of each database; a process imports that of its own."""
+"""The path of each database's class; a process imports only its own."""
 
 __all__ = ("DIALECTS", "Dialect", "dialect_for")
 
 
 def dialect_for(sqlalchemy_dialect: Any, tables: Tables) -> Dialect:
-    """The dialect of an engine over `tables`.
+    """Create the dialect of an engine over `tables`.
 
     Raises:
-        SetupError: the database is none of those supported.
+        SetupError: the database is not supported.
     """
-    home = DIALECTS.get(sqlalchemy_dialect.name)
-    if home is None:
-        known = ", ".join(DIALECTS)
-        msg = f"the broker does not support {sqlalchemy_dialect.name!r}; use one of {known}"
+    path = DIALECTS.get(sqlalchemy_dialect.name)
+    if path is None:
+        supported = ", ".join(DIALECTS)
+        msg = f"the broker does not support {sqlalchemy_dialect.name!r}; use one of {supported}"
         raise SetupError(msg)
-    module, _, name = home.rpartition(".")
+    module, _, name = path.rpartition(".")
     dialect: Dialect = getattr(import_module(module), name)(tables, sqlalchemy_dialect)
     return dialect

@@ -1,7 +1,7 @@
-"""Django's own connection as a connection of SQLAlchemy, for statements in Django's transaction.
+"""Use a Django connection as an SQLAlchemy connection, for statements in Django's transaction.
 
-Nothing of Django is imported: what is asked of its connection is written below. The transaction
-stays Django's: what SQLAlchemy would commit, roll back or close, it does not.
+Nothing of Django is imported: the few attributes of its connection that are used are below. Django
+keeps control of the transaction: commits, rollbacks and closes by SQLAlchemy have no effect.
 """
 
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ _DRIVERS = {
     "pymysql": "mysql+pymysql",
     "sqlite3": "sqlite+pysqlite",
 }
-"""SQLAlchemy's names of the drivers that Django's connections may have, by their module."""
+"""SQLAlchemy's driver names by the driver modules that Django's connections may have."""
 
 
 def is_django(connection: Any) -> bool:
-    """Whether `connection` is one of `django.db.connections`."""
+    """Return True if `connection` is from `django.db.connections`."""
     return hasattr(connection, "ensure_connection") and hasattr(connection, "settings_dict")
 
 
-class _Held:
-    """The driver's connection; its transaction and its end are Django's."""
+class _BorrowedConnection:
+    """The driver's connection, which Django commits, rolls back and closes."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -50,8 +50,8 @@ class _Held:
         return getattr(self._driver, name)
 
 
-class _HeldPool(StaticPool):
-    """Gives the one connection, and ends none."""
+class _BorrowedPool(StaticPool):
+    """A pool with a single connection, which is never closed here."""
 
     @override
     def dispose(self) -> None:
@@ -59,49 +59,50 @@ class _HeldPool(StaticPool):
 
 
 @contextmanager
-def connected(django: Any) -> Iterator[Connection]:
-    """A connection of SQLAlchemy in the transaction of the Django connection `django`.
+def open_connection(django: Any) -> Iterator[Connection]:
+    """Open an SQLAlchemy connection in the transaction of the Django connection `django`.
 
-    If Django is in no transaction, there is one for the length of the block.
+    If Django is in no transaction, one is opened for the length of the block.
 
     Raises:
-        SetupError: its driver is none that SQLAlchemy knows.
+        SetupError: SQLAlchemy does not know the driver.
     """
     django.validate_thread_sharing()
     django.ensure_connection()
-    # As Django's own cursor does: after an error the rest of the block would be lost silently.
+    # Django's own cursor checks this, too: after an error the rest of the block would be lost
+    # silently.
     django.validate_no_broken_transaction()
-    with _transaction(django):
-        # Only now: an outermost block may have opened the connection anew.
+    with _begin_transaction(django):
+        # Read the driver only now: an outermost block may have reopened the connection.
         driver = django.connection
-        engine = _engine_of(driver)
+        engine = _create_engine(driver)
         with engine.connect() as connection:
             yield connection
 
 
-def _transaction(django: Any) -> Any:
-    """Several statements are written together, also where Django commits each by itself."""
+def _begin_transaction(django: Any) -> Any:
+    """Begin a transaction if Django is in none, because Django may commit each statement."""
     if django.in_atomic_block or not django.get_autocommit():
         return nullcontext()
     return import_module("django.db.transaction").atomic(using=django.alias)
 
 
-def _engine_of(driver: Any) -> Engine:
-    """An engine whose only connection is `driver`. Nothing is asked of the server."""
-    name = url_of(driver)
-    kind: Any = name.get_dialect()
-    dialect = kind(dbapi=kind.import_dbapi())
-    pool = _HeldPool(lambda: _Held(driver), reset_on_return=None, dialect=dialect)
-    return Engine(pool, dialect, name)
+def _create_engine(driver: Any) -> Engine:
+    """Create an engine whose only connection is `driver`. Nothing is sent to the server."""
+    url = get_driver_url(driver)
+    dialect_class: Any = url.get_dialect()
+    dialect = dialect_class(dbapi=dialect_class.import_dbapi())
+    pool = _BorrowedPool(lambda: _BorrowedConnection(driver), reset_on_return=None, dialect=dialect)
+    return Engine(pool, dialect, url)
 
 
-def url_of(driver: Any) -> URL:
-    """SQLAlchemy's URL of the driver's connection: without host, user and database.
+def get_driver_url(driver: Any) -> URL:
+    """Return SQLAlchemy's URL of the driver's connection, without host, user and database.
 
     Raises:
         SetupError: SQLAlchemy does not know the driver.
     """
-    modules = [each.__module__.partition(".")[0] for each in type(driver).__mro__]
+    modules = [base.__module__.partition(".")[0] for base in type(driver).__mro__]
     for module in modules:
         if module in _DRIVERS:
             return URL.create(_DRIVERS[module])

@@ -1,10 +1,10 @@
 """Send single statements on asyncpg's own connection: about 100 µs of client CPU less each.
 
 SQLAlchemy sends its BEGIN with its first statement, so outside of a transaction a statement that is
-sent here commits by itself. This is done only where it changes nothing but the time it takes: never
+sent here commits by itself. This is done only where it changes nothing but the time: never
 past an engine's listeners or echo, never where prepared statements are turned off (behind PgBouncer
-the two messages of one unprepared statement may reach different sessions), never under another
-default isolation than READ COMMITTED.
+the two messages of an unprepared statement may reach different sessions), never with another
+default isolation level than READ COMMITTED.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from faststream_sqlbroker.exceptions import UnknownOutcomeError
 T = TypeVar("T")
 
 _LOGGER = logging.getLogger("sqlalchemy.engine.Engine")
-_CHECKED = "sqlbroker_read_committed"
+_READ_COMMITTED = "sqlbroker_read_committed"
 _EVENTS = (
     "before_cursor_execute",
     "after_cursor_execute",
@@ -37,8 +37,8 @@ _EVENTS = (
     "do_execute_no_params",
     "do_executemany",
 )
-LOOK_INTERVAL = 0.05
-"""Seconds between two looks for listeners; one that was just added may miss so much."""
+LISTENER_CHECK_INTERVAL = 0.05
+"""Seconds between two checks for listeners; a new listener may miss the statements in between."""
 
 
 class BusyError(Exception):
@@ -46,80 +46,84 @@ class BusyError(Exception):
 
 
 class DriverShortcut:
-    """Sends `Query`s on asyncpg's connection where that is as good."""
+    """Sends `Query`s on asyncpg's connection where that is equivalent."""
 
     def __init__(self, engine: AsyncEngine, errors: ErrorClasses, *, allowed: bool = True) -> None:
-        """Notice how `engine` connects from now on; no connection is made."""
+        """Watch how `engine` connects from now on; no connection is made."""
         self._sync_engine = engine.sync_engine
         self._errors = errors
-        self._texts: dict[TextClause, tuple[str, list[str]]] = {}
+        self._compiled: dict[TextClause, tuple[str, list[str]]] = {}
         self.possible = False
-        """Whether connections are made in a way that allows it."""
-        self._watched = False
-        self._look_again_at = 0.0
+        """True if the engine connects in a way that allows the shortcut."""
+        self._has_listeners = False
+        self._next_check_at = 0.0
         if allowed and engine.dialect.name == "postgresql" and engine.dialect.driver == "asyncpg":
-            event.listen(self._sync_engine, "do_connect", self._connecting)
+            event.listen(self._sync_engine, "do_connect", self._on_connect)
 
-    def _connecting(self, _dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
+    def _on_connect(self, _dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
         plain = not {"async_creator_fn", "prepared_statement_name_func"} & options.keys()
         self.possible = plain and int(options.get("statement_cache_size", 1)) > 0
 
-    def usable(self, connection: Connection) -> Any | None:
-        """The driver's connection under `connection`, if nothing else listens to its statements."""
+    def get_driver(self, connection: Connection) -> Any | None:
+        """Return the driver's connection under `connection`, None if statements are observed.
+
+        Listeners and echo count as observers.
+        """
         engine = connection.engine
-        # The application may publish on a connection of another engine. How that one connects is
-        # not known.
+        # The application may publish on a connection of another engine, which may connect in
+        # another way.
         if not self.possible or engine.pool is not self._sync_engine.pool:
             return None
-        if monotonic() > self._look_again_at:
-            self._look_again_at = monotonic() + LOOK_INTERVAL
-            self._watched = _watched(engine)
+        if monotonic() > self._next_check_at:
+            self._next_check_at = monotonic() + LISTENER_CHECK_INTERVAL
+            self._has_listeners = _has_listeners(engine)
         listeners = connection.dispatch
-        if self._watched or _others(listeners.before_cursor_execute) or listeners.before_execute:
+        if (
+            self._has_listeners
+            or _has_other_listeners(listeners.before_cursor_execute)
+            or listeners.before_execute
+        ):
             return None
         driver = connection.connection.driver_connection
         return None if driver is None or driver.is_closed() else driver
 
     async def alone(self, connection: AsyncConnection) -> Any | None:
-        """As `usable`, for statements that commit by themselves."""
+        """Return the driver's connection for a statement in autocommit, None if impossible."""
         sync = connection.sync_connection
-        if sync is None or (driver := self.usable(sync)) is None or driver.is_in_transaction():
+        if sync is None or (driver := self.get_driver(sync)) is None or driver.is_in_transaction():
             return None
-        if _CHECKED not in sync.info:
+        if _READ_COMMITTED not in sync.info:
             level = await driver.fetchval("SELECT current_setting('default_transaction_isolation')")
-            sync.info[_CHECKED] = level == "read committed"
-        return driver if sync.info[_CHECKED] else None
+            sync.info[_READ_COMMITTED] = level == "read committed"
+        return driver if sync.info[_READ_COMMITTED] else None
 
     def may_be_inside(self, connection: Connection) -> bool:
-        """Whether to try `fetch_in`: a transaction of `connection` goes on."""
+        """Return True if `fetch_in` may work: `connection` is in a transaction."""
         return self.possible and connection.in_transaction()
 
-    def _inside(self, connection: Connection) -> Any | None:
-        """The driver's connection, if the transaction that `connection` is in has begun on the
-        server, too.
-        """
+    def _get_driver_in_transaction(self, connection: Connection) -> Any | None:
+        """Return the driver's connection if the transaction has begun on the server, too."""
         transaction = connection.get_nested_transaction() or connection.get_transaction()
         if transaction is None or not transaction.is_active:
             return None
-        driver = self.usable(connection)
+        driver = self.get_driver(connection)
         return driver if driver is not None and driver.is_in_transaction() else None
 
     async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
-        """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the
-        connection.
+        """Run `query` in the caller's transaction; if interrupted, invalidate the connection.
 
         Raises:
             BusyError: the driver cannot be used, as the transaction has not begun on the server, or
                 another task uses the connection or has ended its transaction; nothing was sent.
         """
         sync: Any = connection.sync_connection
-        # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them. Its
-        # lock is ours, so that the application's statements and publishes take turns.
-        turn = _turn(sync)
-        if turn is None:
+        # With SQLAlchemy, statements of several tasks wait for each other; asyncpg refuses them.
+        # Use SQLAlchemy's lock, so that the application's statements and publishes take turns.
+        lock = _get_statement_lock(sync)
+        if lock is None:
             raise BusyError
-        async with turn:
-            if (driver := self._inside(sync)) is None:
+        async with lock:
+            if (driver := self._get_driver_in_transaction(sync)) is None:
                 raise BusyError
             try:
                 return await self.fetch(driver, query)
@@ -128,7 +132,7 @@ class DriverShortcut:
             except BaseException as error:
                 if type(error).__name__ == "InterfaceError" and not driver.is_closed():
                     raise BusyError from error
-                # The protocol may be in the middle of an answer, so nothing else may be sent.
+                # The connection may be in the middle of an answer, so nothing else may be sent.
                 await connection.invalidate()
                 if not isinstance(error, Exception):
                     raise
@@ -138,24 +142,28 @@ class DriverShortcut:
         """Run `query`.
 
         Raises:
-            DBAPIError: the server has refused it; whatever else is raised, it may have been carried
+            DBAPIError: the server refused the query; after any other error it may have been carried
                 out.
         """
-        made = self._texts.get(query.clause)
-        if made is None:
+        compiled_query = self._compiled.get(query.clause)
+        if compiled_query is None:
             compiled = query.clause.compile(dialect=self._sync_engine.dialect)
-            made = self._texts[query.clause] = str(compiled), list(compiled.positiontup or ())
-        text, names = made
+            compiled_query = self._compiled[query.clause] = (
+                str(compiled),
+                list(compiled.positiontup or ()),
+            )
+        sql, names = compiled_query
         binds = query.binds
         try:
-            rows = await driver.fetch(text, *[binds[name] for name in names])
+            rows = await driver.fetch(sql, *[binds[name] for name in names])
         except Exception as error:
-            # With a sqlstate the server has answered: it refused the statement. asyncpg refuses
-            # values by a DataError. Any other error leaves open whether it was carried out.
-            answered = getattr(error, "sqlstate", None) and not self._errors.dialect.ends_session(
+            # An error with a sqlstate is an answer: the server refused the statement. asyncpg
+            # refuses values by a DataError. After any other error the statement may have been
+            # carried out.
+            is_refused = getattr(error, "sqlstate", None) and not self._errors.dialect.ends_session(
                 error
             )
-            if answered or type(error).__name__ == "DataError":
+            if is_refused or type(error).__name__ == "DataError":
                 raise DBAPIError(None, None, error) from error
             raise
         try:
@@ -165,19 +173,21 @@ class DriverShortcut:
             raise UnknownOutcomeError(msg) from error
 
 
-def _turn(connection: Connection) -> asyncio.Lock | None:
-    """SQLAlchemy's lock around each statement on asyncpg's connection."""
+def _get_statement_lock(connection: Connection) -> asyncio.Lock | None:
+    """Return SQLAlchemy's lock around each statement on asyncpg's connection."""
     return getattr(connection.connection.dbapi_connection, "_execute_mutex", None)
 
 
-def _watched(engine: Engine) -> bool:
-    """Whether the statements of `engine` are logged, or have listeners."""
+def _has_listeners(engine: Engine) -> bool:
+    """Return True if the statements of `engine` are logged or have listeners."""
     if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
         return True
     targets: Any = engine.dispatch, engine.dialect.dispatch
-    return any(_others(getattr(target, name, ())) for target in targets for name in _EVENTS)
+    return any(
+        _has_other_listeners(getattr(target, name, ())) for target in targets for name in _EVENTS
+    )
 
 
-def _others(listeners: Any) -> bool:
-    """Whether there are any but our own, which `inside` stands for here."""
-    return bool(listeners) and any(each is not refuse_outside for each in listeners)
+def _has_other_listeners(listeners: Any) -> bool:
+    """Return True if there are listeners besides `refuse_outside`, which this class replaces."""
+    return bool(listeners) and any(listener is not refuse_outside for listener in listeners)

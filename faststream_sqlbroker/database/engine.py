@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.driver import DriverShortcut
-from faststream_sqlbroker.database.errors import Doing
+from faststream_sqlbroker.database.errors import ActivitySource
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 
@@ -21,33 +21,35 @@ T = TypeVar("T")
 
 IDLE_LIMIT = 30.0
 """Seconds that a session may idle in a transaction of the broker before the server ends it. The
-broker sends its statements without a pause, so a longer silence means that its process is gone."""
+broker sends its statements without a pause, so a longer silence means that its process is gone.
+"""
 QUICK_REPEATS = 5
 """Repeats of a transaction that the database rolled back; with the pauses they take about 0.3 s.
-After that the caller's own, longer retry is better than more load."""
+After that the caller's own, longer retry is better than more load.
+"""
 QUICK_PAUSE = 0.01
 """Seconds before the first repeat; doubled each time, with jitter."""
 
 
 class Database:
-    """One database: runs synchronous functions on its connections, each in its own transaction."""
+    """A database that runs synchronous functions, each in a separate transaction."""
 
     def __init__(
         self,
         checkouts: Checkouts,
         timeout: float,
         shortcut: DriverShortcut,
-        places: asyncio.Semaphore,
+        connection_slots: asyncio.Semaphore,
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Bound each `run`, with its wait for a connection and its repeats, by `timeout` seconds.
+        """Limit each `run` to `timeout` seconds, including connection waits and repeats.
 
         Args:
-            checkouts: Give the connections; their dialect begins the transactions.
+            checkouts: Provides the connections; its dialect begins the transactions.
             timeout: Seconds.
             shortcut: Sends a `Query` on the driver's own connection.
-            places: As many transactions as there are may run at a time.
+            connection_slots: Limits the number of transactions that run at a time.
             clock: For the pauses between repeats.
         """
         self.checkouts = checkouts
@@ -59,7 +61,7 @@ class Database:
         self.engine = checkouts.engine
         self.errors = checkouts.errors
         self.shortcut = shortcut
-        self.places = places
+        self.connection_slots = connection_slots
 
     async def run(
         self,
@@ -68,26 +70,26 @@ class Database:
         write: bool = True,
         locks: bool = True,
         deadline: float | None = None,
-        doing: Doing | None = None,
-        patient: bool = True,
+        doing: ActivitySource | None = None,
+        retry_lock_timeout: bool = True,
         planned_anew: bool = False,
         places: asyncio.Semaphore | None = None,
     ) -> T:
-        """Run `work` in a transaction and commit; repeat it if the database rolled it back.
+        """Run `work` in a transaction and commit; repeat after a rollback by the database.
 
         Where the driver's own connection can be used, a `Query` is sent in autocommit.
 
         Args:
             work: Called with the connection; it may run several times.
-            activities: What it is for; the error of a missing right or table names it.
+            activities: The purpose of the transaction, for the error of a missing right or table.
             write: The transaction writes, so a lost answer to its COMMIT is an unknown outcome.
             locks: It may lock rows. The server then ends the session if its client sends nothing
                 in the transaction for 30 seconds, or for `timeout` if that is less.
             deadline: In the event loop's time; default `timeout` seconds from now.
-            doing: In place of `activities`, what gives them after the work.
-            patient: Repeat it also if it waited too long for a lock.
+            doing: Replaces `activities`; a function is called only after a refusal.
+            retry_lock_timeout: Repeat the transaction also if it waited too long for a lock.
             planned_anew: Several statements use no cached query plan of the session.
-            places: Take one of these for each attempt, not one of the database's.
+            places: Acquire one of these for each attempt instead of the database's.
 
         Raises:
             TransientStoreError: the database could not be reached or was busy; nothing was written.
@@ -98,18 +100,18 @@ class Database:
         replaced = False
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self.timeout
-        begin = partial(self._begin, locks=locks, planned_anew=planned_anew) if write else None
-        once = partial(
-            self._once,
+        begin = partial(self._begin, locks=locks, replan=planned_anew) if write else None
+        run_once = partial(
+            self._run_once,
             work,
-            places or self.places,
+            places or self.connection_slots,
             deadline,
             frozenset(activities) if doing is None else doing,
             begin,
         )
 
         def attempt() -> Coroutine[Any, Any, T]:
-            return _cancelled_once(once()) if self.dialect.cancel_once else once()
+            return _run_cancelled_once(run_once()) if self.dialect.cancel_once else run_once()
 
         for _ in range(QUICK_REPEATS):
             try:
@@ -117,32 +119,39 @@ class Database:
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
-                if self._gives_up(error, replaced=replaced, patient=patient):
+                if self._should_give_up(
+                    error, replaced=replaced, retry_lock_timeout=retry_lock_timeout
+                ):
                     raise
-                replaced = replaced or self.errors.needs_another(error)
+                replaced = replaced or self.errors.needs_new_connection(error)
                 await self.clock.sleep(self.clock.jitter(pause))
                 pause *= 2
         return await attempt()
 
-    def _gives_up(self, error: TransientStoreError, *, replaced: bool, patient: bool) -> bool:
-        """Whether a repeat right now would not help; `replaced`: the connection was replaced."""
-        if self.errors.needs_another(error):
-            # A connection may have broken or become stale in the pool, so the next one is new. If
-            # that one fails in the same way, the pool is not the cause.
+    def _should_give_up(
+        self, error: TransientStoreError, *, replaced: bool, retry_lock_timeout: bool
+    ) -> bool:
+        """Return True if an immediate repeat would not help.
+
+        `replaced` says that the connection has been replaced already.
+        """
+        if self.errors.needs_new_connection(error):
+            # A connection may have broken or become stale in the pool, so the next attempt uses a
+            # new connection. If that fails in the same way, the pool is not the cause.
             return replaced
         if not self.errors.was_rolled_back(error):
             return True
-        return not patient and self.errors.waited_for_lock(error)
+        return not retry_lock_timeout and self.errors.waited_for_lock(error)
 
-    async def _once(
+    async def _run_once(
         self,
         work: Callable[[Connection], T],
-        places: asyncio.Semaphore,
+        connection_slots: asyncio.Semaphore,
         deadline: float,
-        doing: Doing,
+        activity_source: ActivitySource,
         begin: Callable[[Connection], None] | None,
     ) -> T:
-        """Run `work` once; None for `begin`: it only reads."""
+        """Run `work` once; without `begin` the transaction only reads."""
         committing = False
         write = begin is not None
         results = []
@@ -158,8 +167,8 @@ class Database:
                 try:
                     transaction.commit()
                 except BaseException:
-                    # SQLAlchemy takes the transaction as ended, but SQLite leaves it open. The next
-                    # user of the connection would commit it.
+                    # SQLAlchemy considers the transaction ended, but SQLite leaves it open. The
+                    # next user of the connection would commit it.
                     connection.invalidate()
                     raise
                 committing = False
@@ -169,7 +178,7 @@ class Database:
             try:
                 async with (
                     asyncio.timeout_at(deadline),
-                    places,
+                    connection_slots,
                     self.checkouts(deadline - clock()) as connection,
                 ):
                     driver = None
@@ -179,9 +188,11 @@ class Database:
                         await connection.run_sync(run)
                     else:
                         committing = write
-                        results.append(await self._sent(connection, driver, work, write=write))
+                        results.append(
+                            await self._fetch_by_driver(connection, driver, work, write=write)
+                        )
             except Exception as error:
-                await self.errors.convert(error, doing, explained=True)
+                await self.errors.convert(error, activity_source, explain=True)
                 raise
         except TransientStoreError as error:
             if results:
@@ -193,13 +204,13 @@ class Database:
             raise UnknownOutcomeError(msg) from error
         return results[0]
 
-    def _begin(self, connection: Connection, *, locks: bool, planned_anew: bool) -> None:
-        if planned_anew and locks:
+    def _begin(self, connection: Connection, *, locks: bool, replan: bool) -> None:
+        if replan and locks:
             self.dialect.begin_anew(connection, self.idle_limit)
         else:
             self.dialect.begin(connection, self.idle_limit if locks else None)
 
-    async def _sent(
+    async def _fetch_by_driver(
         self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool
     ) -> Any:
         try:
@@ -207,16 +218,17 @@ class Database:
         except SQLAlchemyError:
             raise
         except BaseException as error:
-            # The server may still run the statement, or be gone: the connection cannot be reused.
+            # The server may still run the statement, or be unreachable: the connection cannot be
+            # reused.
             await connection.invalidate()
-            passing = isinstance(error, Exception) and not isinstance(error, TimeoutError)
-            if not passing or (write and not self.errors.was_never_sent(error)):
+            is_transient = isinstance(error, Exception) and not isinstance(error, TimeoutError)
+            if not is_transient or (write and not self.errors.was_never_sent(error)):
                 raise
             raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
 
-async def _cancelled_once(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, pass on only the first cancellation to it, and wait until it has ended.
+async def _run_cancelled_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, pass on only the first cancellation, and wait until the work has ended.
 
     anyio cancels a task again and again until it has ended. Cancelled a second time while it closes
     a connection, SQLAlchemy stops aiosqlite's thread; the task that closes the connection then

@@ -12,37 +12,38 @@ from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.exceptions import TransientStoreError
 
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds without traffic before TCP asks, seconds between two tries, and tries."""
+"""Seconds without traffic before TCP's first probe, seconds between two probes, and probes."""
 
 NEVER_IDLE = (
     "SELECT set_config('idle_session_timeout', '0', false) "
     "WHERE current_setting('idle_session_timeout', true) IS NOT NULL"
 )
-"""A session that listens is idle all the time; PostgreSQL 13 has no such limit. No other user of
-the pool gets it: the connection is closed at the end."""
+"""Removes the session's idle limit, because a session that listens is idle all the time; PostgreSQL
+13 has no such limit. The connection is closed at the end, so no other user of the pool gets it.
+"""
 
 
 @asynccontextmanager
-async def listening(
+async def listen_on_channel(
     checkouts: Checkouts,
     engine: AsyncEngine,
     timeout: float,
     channel: str,
-    heard: Callable[[str], None],
-    gone: asyncio.Event,
+    on_payload: Callable[[str], None],
+    closed: asyncio.Event,
 ) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
-    """Call `heard` with the payload of each NOTIFY on `channel`; yields a check of the connection,
-    which asks the server only if its argument is true.
+    """Call `on_payload` with the payload of each NOTIFY on `channel`.
 
-    TCP itself notices a server that has vanished, after `KEEPALIVE` and a few tries.
+    Yields a check of the connection, which queries the server only if its argument is true. TCP
+    itself notices a server that has vanished, after `KEEPALIVE` and a few tries.
 
     Args:
         checkouts: Checks the connection out.
-        engine: Its pool gives the connection, until the block ends.
+        engine: Its pool provides the connection until the block ends.
         timeout: Seconds for the LISTEN, and for each check.
         channel: The channel of PostgreSQL's LISTEN.
-        heard: Called with each payload.
-        gone: Set when the connection is closed.
+        on_payload: Called with each payload.
+        closed: Set when the connection is closed.
 
     Raises:
         TransientStoreError: the connection could not be made or is lost.
@@ -50,22 +51,23 @@ async def listening(
     errors = checkouts.errors
 
     def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
-        heard(payload)
+        on_payload(payload)
 
     async with AsyncExitStack() as stack:
         async with errors.classed(), asyncio.timeout(timeout):
             connection = await stack.enter_async_context(checkouts(None, engine))
-            # Closed, not reused: the next user of a pooled connection would still be subscribed.
+            # Close the connection: if it returned to the pool, its next user would still be
+            # subscribed.
             stack.push_async_callback(connection.invalidate)
             driver: Any = (await connection.get_raw_connection()).driver_connection
             await driver.execute(NEVER_IDLE)
             await driver.add_listener(channel, callback)
-            _keep_alive(driver)
-        driver.add_termination_listener(lambda _c: gone.set())
+            _enable_keepalive(driver)
+        driver.add_termination_listener(lambda _c: closed.set())
 
-        async def alive(ask: bool) -> None:
+        async def check_alive(query_server: bool) -> None:
             async with errors.classed(), asyncio.timeout(timeout):
-                if gone.is_set():
+                if closed.is_set():
                     msg = "the connection for LISTEN was closed"
                     raise TransientStoreError(msg)
                 if checkouts.is_evicted(connection):
@@ -74,19 +76,19 @@ async def listening(
                         "it may be the server of the LISTEN connection"
                     )
                     raise TransientStoreError(msg)
-                if ask:
+                if query_server:
                     await driver.execute("SELECT 1")
 
-        yield alive
+        yield check_alive
 
 
-def _keep_alive(driver: Any) -> None:
-    """Let TCP ask the other side while nothing is sent, as far as the system can."""
+def _enable_keepalive(driver: Any) -> None:
+    """Let TCP probe the server while nothing is sent, as far as the system can."""
     transport = getattr(driver, "_transport", None)
-    found = None if transport is None else transport.get_extra_info("socket")
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+    tcp_socket = None if transport is None else transport.get_extra_info("socket")
+    if tcp_socket is None or tcp_socket.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
-            found.setsockopt(socket.IPPROTO_TCP, option, value)
+            tcp_socket.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,8 +1,8 @@
-"""Compares the archive's rows with what an export has recorded of them, and removes only those.
+"""Compare the archive's rows with the records of an export, and remove only rows that match.
 
 A window is compared once, page by page. Each page is removed in a transaction of its own, which
-locks the window's record first and looks at the page again. So neither a row that has come since
-nor a record that an export has renewed goes unnoticed.
+locks the window's record first and checks the page again. So a new row or a record that an export
+has renewed is always noticed.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -35,18 +35,21 @@ from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import clock
 
 T = TypeVar("T")
-Keep = Callable[[], Awaitable[bool]]
-REST = 4.0
-"""Each step is followed by a rest so many times as long: the database does it a fifth of the
-time, so consumers lose little."""
-LISTED = 100
+KeepGoing = Callable[[], Awaitable[bool]]
+REST_FACTOR = 4.0
+"""Each step is followed by a rest of so many times its length: the database is busy for a fifth of
+the time, so consumers lose little.
+"""
+WINDOWS_PER_PAGE = 100
 """Windows that are listed at a time."""
 MAX_DIFFERING = 20
-"""Windows that `differing` lists."""
+"""Maximum number of windows that `list_differing` returns."""
 
 
 class LoadedWindows:
-    """Reads the records of exports, and removes rows under them; each step is one transaction.
+    """The records of exports, and the rows they cover.
+
+    Each step is one transaction.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -57,12 +60,10 @@ class LoadedWindows:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
 
-    async def windows(
+    async def list_windows(
         self, lake: str, until: datetime, after: tuple[datetime, str] | None
     ) -> list[LoadedWindow]:
-        """The next windows that have ended by `until` and of which rows are left, the oldest
-        first.
-        """
+        """List the next windows that ended by `until` and still have rows, oldest first."""
         c = self._table.c
         statement = select(c.key, c.info, c.counter).where(
             c.scope == LOADED + lake, c.due_at.is_not(None), c.due_at <= until
@@ -72,12 +73,12 @@ class LoadedWindows:
             statement = statement.where(
                 or_(c.due_at > end, and_(c.due_at == end, c.key > name)), c.due_at >= end
             )
-        statement = statement.order_by(c.due_at, c.key).limit(LISTED)
+        statement = statement.order_by(c.due_at, c.key).limit(WINDOWS_PER_PAGE)
         rows = await self._read(lambda connection: connection.execute(statement).all())
         return [window_of(*row) for row in rows]
 
     async def has_any(self, window: LoadedWindow, states: Collection[MessageState]) -> bool:
-        """Whether the archive has a row of the window in one of `states`."""
+        """Return True if the archive has a row of the window in any of `states`."""
         c = archive_of(self._dialect).c
         names = [state.name for state in states]
         statement = select(c.id).where(
@@ -86,49 +87,48 @@ class LoadedWindows:
         ordered = statement.order_by(c.archived_at, c.id).limit(1)
         return await self._read(lambda connection: connection.execute(ordered).first() is not None)
 
-    async def page(self, window: LoadedWindow, after: Place | None) -> Page:
-        """The window's next rows."""
+    async def read_next_page(self, window: LoadedWindow, after: Place | None) -> Page:
+        """Read the window's next rows."""
         return await self._read(lambda c: read_page(c, self._dialect, window, after))
 
     async def remove(
         self, lake: str, window: LoadedWindow, page: Page, states: Collection[MessageState]
     ) -> LoadedWindow | None:
-        """Remove the page's rows in one of `states`, and lower the window's record.
+        """Remove the page's rows in `states`, and lower the counts in the window's record.
 
         Returns:
-            The window's new record; None, and nothing was removed: the record, or the page, is no
-            longer what was compared.
+            The window's new record. None, and nothing is removed, if the record or the page has
+            changed since it was compared.
         """
 
         def remove(connection: Connection) -> LoadedWindow | None:
             if not self._lock(connection, lake, window):
                 return None
-            between = rows_between(self._dialect, window, page.after, page.last)
-            rows = connection.execute(between).all()
+            page_rows = rows_between(self._dialect, window, page.after, page.last)
+            rows = connection.execute(page_rows).all()
             if sum_of(rows) != page.rows:
                 return None
             removed = [row for row in rows if MessageState[row.state] in states]
-            # A row that was brought back since the look has left the window as if it were removed
-            # here. If it has ended again, it has another moment.
+            # A row that was brought back since the read has left the window as if it were removed
+            # here. If it has ended again, its time differs and this condition does not match it.
             archive = archive_of(self._dialect)
-            old = delete(archive).where(
+            delete_rows = delete(archive).where(
                 archive.c.archived_at >= window.start, archive.c.archived_at < window.end
             )
             for ids in chunks([row.id for row in removed]):
-                connection.execute(old.where(archive.c.id.in_(ids)))
-            left = window.left - sum_of(removed)
-            lowered = replace(window, left=left, version=window.version + 1)
+                connection.execute(delete_rows.where(archive.c.id.in_(ids)))
+            remaining = window.left - sum_of(removed)
+            lowered = replace(window, left=remaining, version=window.version + 1)
             values: dict[str, Any] = {"info": lowered.info(), "counter": lowered.version}
             if not lowered.left.rows:
                 values["due_at"] = null()
-            connection.execute(self._record(lake, window).values(**values))
+            connection.execute(self._update_record(lake, window).values(**values))
             return lowered
 
         return await self._database.run(remove, Activity.PRUNE)
 
-    async def set_apart(self, lake: str, window: LoadedWindow, found: RowSum) -> bool:
-        """Note that the window has other rows than were recorded; whether this was the first to
-        see.
+    async def quarantine(self, lake: str, window: LoadedWindow, actual: RowSum) -> bool:
+        """Record that the window's rows differ from the export; return True the first time.
 
         False also if the record has changed since it was compared.
         """
@@ -136,32 +136,31 @@ class LoadedWindows:
         def note(connection: Connection) -> bool:
             if not self._lock(connection, lake, window):
                 return False
-            info = {**window.info(), "found_rows": found.rows, "found_ids": str(found.ids)}
+            info = {**window.info(), "found_rows": actual.rows, "found_ids": str(actual.ids)}
             values = {"info": info, "counter": window.version + 1, "created_at": clock()}
-            record = self._record(lake, window)
+            record = self._update_record(lake, window)
             connection.execute(record.values(scope=DIFFERS + lake, due_at=null(), **values))
             return True
 
         return await self._database.run(note, Activity.PRUNE)
 
     async def differing(self) -> list[tuple[str, str]]:
-        """Lake and window of those that have other rows than were recorded, `MAX_DIFFERING` at
-        most.
-        """
+        """List up to `MAX_DIFFERING` windows, with lakes, whose rows differ from the record."""
         c = self._table.c
-        # The next character, so that the primary key serves; names of lakes follow the colon.
+        # Compare with the next character, so that the primary key is used; names of lakes follow
+        # the colon.
         end = DIFFERS[:-1] + chr(ord(DIFFERS[-1]) + 1)
         statement = select(c.scope, c.key).where(c.scope >= DIFFERS, c.scope < end)
         statement = statement.order_by(c.scope, c.key).limit(MAX_DIFFERING)
         rows = await self._read(lambda connection: connection.execute(statement).all())
         return [(row.scope.removeprefix(DIFFERS), row.key) for row in rows]
 
-    def _record(self, lake: str, window: LoadedWindow) -> Any:
+    def _update_record(self, lake: str, window: LoadedWindow) -> Any:
         c = self._table.c
         return update(self._table).where(c.scope == LOADED + lake, c.key == window.name)
 
     def _lock(self, connection: Connection, lake: str, window: LoadedWindow) -> bool:
-        """Lock the window's record; whether it is still that of `window`."""
+        """Lock the window's record; return True if the record still matches `window`."""
         c = self._table.c
         record = select(c.counter).where(c.scope == LOADED + lake, c.key == window.name)
         return connection.execute(record.with_for_update()).scalar() == window.version
@@ -171,18 +170,18 @@ class LoadedWindows:
 
 
 class LoadedPruner:
-    """Removes what is old of the windows of one lake, whole windows only."""
+    """A pruner of the windows of a lake, each as a unit."""
 
     def __init__(self, loaded: LoadedWindows, lake: str, clock: Clock) -> None:
-        """Nothing is removed before `prune`."""
+        """Store the options; nothing is removed before `prune`."""
         self._loaded = loaded
         self._lake = lake
         self._clock = clock
-        self._done: dict[str, set[MessageState]] = {}
+        self._pruned_states: dict[str, set[MessageState]] = {}
 
-    def forget(self) -> None:
-        """Look at each window again, also where nothing old was left."""
-        self._done.clear()
+    def reset(self) -> None:
+        """Check each window again, also windows without old rows."""
+        self._pruned_states.clear()
 
     async def prune(
         self,
@@ -190,83 +189,92 @@ class LoadedPruner:
         pruned: Pruned,
         *,
         dry_run: bool,
-        keep: Keep | None,
+        keep_going: KeepGoing | None,
     ) -> None:
-        """Remove the messages of each state that ended before its limit, in windows that ended by
-        then; add them to `pruned`.
+        """Remove the messages of each state that ended before the state's limit.
+
+        The counts are added to `pruned`. Only windows that ended by then are considered.
         """
         if not limits:
             return
         until = max(limits.values())
         after: tuple[datetime, str] | None = None
-        while listed := await self._loaded.windows(self._lake, until, after):
-            for window in listed:
+        while windows := await self._loaded.list_windows(self._lake, until, after):
+            for window in windows:
                 after = window.end, window.name
-                due = {state for state, before in limits.items() if window.end <= before}
-                due -= self._done.get(window.name, set())
-                if due and not await self._window(window, due, pruned, dry_run=dry_run, keep=keep):
+                due_states = {state for state, limit in limits.items() if window.end <= limit}
+                due_states -= self._pruned_states.get(window.name, set())
+                if due_states and not await self._prune_window(
+                    window, due_states, pruned, dry_run=dry_run, keep_going=keep_going
+                ):
                     return
 
-    async def _window(
+    async def _prune_window(
         self,
         window: LoadedWindow,
-        due: set[MessageState],
+        due_states: set[MessageState],
         pruned: Pruned,
         *,
         dry_run: bool,
-        keep: Keep | None,
+        keep_going: KeepGoing | None,
     ) -> bool:
-        """One window; false: this process is to stop."""
-        if await self._loaded.has_any(window, due):
-            pages = await self._compare(window, keep)
+        """Prune a window; return False if this process must stop."""
+        if await self._loaded.has_any(window, due_states):
+            pages = await self._read_pages(window, keep_going)
             if pages is None:
                 return False
-            found = sum((page.rows for page in pages), RowSum())
-            if found != window.left:
-                if dry_run or await self._loaded.set_apart(self._lake, window, found):
-                    pruned.differing.append(f"{window.name}: {found}, not {window.left}")
+            actual = sum((page.rows for page in pages), RowSum())
+            if actual != window.left:
+                if dry_run or await self._loaded.quarantine(self._lake, window, actual):
+                    pruned.differing.append(f"{window.name}: {actual}, not {window.left}")
                 return True
-            if not await self._act(window, pages, due, pruned, dry_run=dry_run, keep=keep):
+            if not await self._remove_pages(
+                window, pages, due_states, pruned, dry_run=dry_run, keep_going=keep_going
+            ):
                 return False
         if not dry_run:
-            self._done.setdefault(window.name, set()).update(due)
+            self._pruned_states.setdefault(window.name, set()).update(due_states)
         return True
 
-    async def _compare(self, window: LoadedWindow, keep: Keep | None) -> list[Page] | None:
-        """The window's rows, page by page; None: this process is to stop."""
+    async def _read_pages(
+        self, window: LoadedWindow, keep_going: KeepGoing | None
+    ) -> list[Page] | None:
+        """Read the window's rows, page by page; return None if this process must stop."""
         pages: list[Page] = []
         while not pages or pages[-1].last is not None:
-            if keep is not None and not await keep():
+            if keep_going is not None and not await keep_going():
                 return None
-            began = self._clock.monotonic()
-            pages.append(await self._loaded.page(window, pages[-1].last if pages else None))
-            await self._rest(began)
+            started_at = self._clock.monotonic()
+            pages.append(
+                await self._loaded.read_next_page(window, pages[-1].last if pages else None)
+            )
+            await self._rest(started_at)
         return pages
 
-    async def _act(
+    async def _remove_pages(
         self,
         window: LoadedWindow,
         pages: list[Page],
-        due: set[MessageState],
+        due_states: set[MessageState],
         pruned: Pruned,
         *,
         dry_run: bool,
-        keep: Keep | None,
+        keep_going: KeepGoing | None,
     ) -> bool:
-        """Remove all pages, or count them; false: the process is to stop, or to compare anew."""
+        """Remove all pages, or count them; return False to stop, or to compare again."""
         for page in pages:
-            if due & page.states.keys() and not dry_run:
-                if keep is not None and not await keep():
+            if due_states & page.states.keys() and not dry_run:
+                if keep_going is not None and not await keep_going():
                     return False
-                began = self._clock.monotonic()
-                lowered = await self._loaded.remove(self._lake, window, page, due)
+                started_at = self._clock.monotonic()
+                lowered = await self._loaded.remove(self._lake, window, page, due_states)
                 if lowered is None:
                     return False
                 window = lowered
-                await self._rest(began)
-            for state in due:
+                await self._rest(started_at)
+            for state in due_states:
                 pruned.add(state, page.states[state])
         return True
 
-    async def _rest(self, began: float) -> None:
-        await self._clock.sleep(REST * (self._clock.monotonic() - began))
+    async def _rest(self, started_at: float) -> None:
+        await self._clock.sleep(REST_FACTOR * (self._clock.monotonic() - started_at))

@@ -1,10 +1,10 @@
 """Locks by key, each operation one transaction.
 
-They are rows of the policy state, and are never removed, because their counter is the fence: it
-must not start again.
+Locks are rows of the policy state. They are never removed, because their counter is the fence,
+which must not start again.
 
 The statements are the same on every database. A lock is free if it has no token, or if its lease
-has run out by the database's clock. Taking it writes a new token and raises the counter. Every
+has run out by the database's clock. An acquire writes a new token and raises the counter. Every
 later write names the token.
 """
 
@@ -35,7 +35,7 @@ LOCK = "lock"
 
 
 class LockStore:
-    """Takes, renews and releases locks; a holder is known by its token.
+    """Locks by key; a holder is identified by a token.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -49,10 +49,10 @@ class LockStore:
     async def acquire(
         self, key: str, token: UUID, lease: float, info: Mapping[str, Any] | None = None
     ) -> int | None:
-        """Take `key` for `lease` seconds if it is free; its fence, or None. The row keeps `info`.
+        """Acquire `key` for `lease` seconds and store `info`; return the fence, None if locked.
 
-        With the holder's token it extends the lease and returns the same fence. So after an unknown
-        outcome, repeat it with the same token.
+        With the holder's token this extends the lease and returns the same fence. So after an
+        unknown outcome, repeat the call with the same token.
         """
         c = self._table.c
         values = {
@@ -62,18 +62,18 @@ class LockStore:
             "info": {**(info or {}), "worker": process_name()},
         }
         free = or_(c.lease_token.is_(None), c.lease_expires_at <= clock(), c.lease_token == token)
-        # In this order: MySQL assigns from left to right and reads new values, so the counter must
-        # be set while lease_token still is the old one.
+        # The order matters: MySQL assigns from left to right and reads new values, so the counter
+        # must be set before lease_token changes.
         fence = case((c.lease_token == token, c.counter), else_=c.counter + 1)
-        taken = {"counter": fence, **values}
-        new = {"scope": LOCK, "key": key, "counter": 1, **values}
+        new_values = {"counter": fence, **values}
+        new_row = {"scope": LOCK, "key": key, "counter": 1, **values}
         insert = insert_into(self._table, self._dialect.name)
 
         def acquire(connection: Connection) -> int | None:
             if connection.dialect.name in MYSQL:
-                return self._acquire_in_steps(connection, insert, new, taken, free)
-            statement = insert.values(new).on_conflict_do_update(
-                index_elements=["scope", "key"], set_=taken, where=free
+                return self._acquire_in_steps(connection, insert, new_row, new_values, free)
+            statement = insert.values(new_row).on_conflict_do_update(
+                index_elements=["scope", "key"], set_=new_values, where=free
             )
             rows = connection.execute(statement.returning(c.counter))
             fence: int | None = rows.scalar_one_or_none()
@@ -85,41 +85,43 @@ class LockStore:
         self,
         connection: Connection,
         insert: Any,
-        new: Mapping[str, Any],
-        taken: Mapping[str, Any],
+        new_row: Mapping[str, Any],
+        new_values: Mapping[str, Any],
         free: ColumnElement[bool],
     ) -> int | None:
         c = self._table.c
-        row = self._row(new["key"])
-        held = select(c.counter).where(row, c.lease_token == new["lease_token"])
+        row = self._match_key(new_row["key"])
+        held_counter = select(c.counter).where(row, c.lease_token == new_row["lease_token"])
         statement = update(self._table).where(row, free)
         connection.execute(
-            statement.ordered_values(*((c[name], value) for name, value in taken.items()))
+            statement.ordered_values(*((c[name], value) for name, value in new_values.items()))
         )
-        fence: int | None = connection.execute(held).scalar_one_or_none()
+        fence: int | None = connection.execute(held_counter).scalar_one_or_none()
         if fence is None and connection.execute(select(c.key).where(row)).first() is None:
-            # A race: another process may insert the row first. Then this statement changes nothing,
-            # and the token read below is another one.
-            added = insert.values(new)
-            connection.execute(added.on_duplicate_key_update(scope=c.scope))
-            fence = connection.execute(held).scalar_one_or_none()
+            # Race: another process may insert the row first. Then this statement changes nothing,
+            # and the token read below is that of the other process.
+            new_insert = insert.values(new_row)
+            connection.execute(new_insert.on_duplicate_key_update(scope=c.scope))
+            fence = connection.execute(held_counter).scalar_one_or_none()
         return fence
 
     async def extend(self, key: str, token: UUID, lease: float) -> bool:
-        """Extend the lease to `lease` seconds from now; false if another token has taken `key`.
+        """Extend the lease to `lease` seconds from now; return False if another token holds `key`.
 
         A lease that ran out, but was not taken, is extended: nothing happened under the lock that
         its holder could miss.
         """
-        return await self._write(self._held(key, token).values(lease_expires_at=from_now(lease)))
+        return await self._write_lock(
+            self._update_held(key, token).values(lease_expires_at=from_now(lease))
+        )
 
     async def release(self, key: str, token: UUID) -> bool:
-        """Release `key`; false, and no change, if `token` no longer has it."""
-        held = self._held(key, token)
-        return await self._write(held.values(lease_token=None, lease_expires_at=None))
+        """Release `key`; return False, without a change, if `token` no longer holds the lock."""
+        held_lock = self._update_held(key, token)
+        return await self._write_lock(held_lock.values(lease_token=None, lease_expires_at=None))
 
-    async def _write(self, statement: Update) -> bool:
-        """Run `statement`; whether it wrote a row."""
+    async def _write_lock(self, statement: Update) -> bool:
+        """Run `statement`; return True if a row was written."""
 
         def write(connection: Connection) -> bool:
             return bool(connection.execute(statement).rowcount)
@@ -127,27 +129,29 @@ class LockStore:
         return await self._database.run(write, Activity.LOCK)
 
     async def force(self, key: str, by: str) -> bool:
-        """Take `key` from its holder, and note who did; whether it had one.
+        """Release `key` from any holder, and record the operator; return True if `key` was held.
 
-        The counter is raised, so that the holder's fence is no longer the newest.
+        The counter is raised, so that the holder's fence is no longer the latest.
         """
         c = self._table.c
-        held = update(self._table).where(self._row(key), c.lease_token.is_not(None))
-        statement = held.values(lease_token=None, lease_expires_at=None, counter=c.counter + 1)
+        held_lock = update(self._table).where(self._match_key(key), c.lease_token.is_not(None))
+        statement = held_lock.values(lease_token=None, lease_expires_at=None, counter=c.counter + 1)
 
         def force(connection: Connection) -> bool:
-            had = bool(connection.execute(statement).rowcount)
-            if had:
+            was_held = bool(connection.execute(statement).rowcount)
+            if was_held:
                 note_action(connection, self._dialect, "release_lock", by, {"key": key})
-            return had
+            return was_held
 
         return await self._database.run(force, Activity.OPERATE)
 
     async def held(self, limit: int) -> Sequence[HeldLock]:
-        """Up to `limit` locks that have a holder now, sorted by key."""
+        """List up to `limit` locks that have a holder now, sorted by key."""
         c = self._table.c
-        held = (c.scope == LOCK, c.lease_token.is_not(None), c.lease_expires_at > clock())
-        statement = select(c.key, c.counter, c.created_at, c.lease_expires_at, c.info).where(*held)
+        is_held = (c.scope == LOCK, c.lease_token.is_not(None), c.lease_expires_at > clock())
+        statement = select(c.key, c.counter, c.created_at, c.lease_expires_at, c.info).where(
+            *is_held
+        )
 
         def read(connection: Connection) -> list[HeldLock]:
             return [
@@ -157,8 +161,8 @@ class LockStore:
 
         return await self._database.run(read, Activity.OPERATE, write=False)
 
-    def _row(self, key: str) -> ColumnElement[bool]:
+    def _match_key(self, key: str) -> ColumnElement[bool]:
         return and_(self._table.c.scope == LOCK, self._table.c.key == key)
 
-    def _held(self, key: str, token: UUID) -> Update:
-        return update(self._table).where(self._row(key), self._table.c.lease_token == token)
+    def _update_held(self, key: str, token: UUID) -> Update:
+        return update(self._table).where(self._match_key(key), self._table.c.lease_token == token)

@@ -26,7 +26,7 @@ from faststream_sqlbroker.schema.types import MYSQL
 
 
 class MirrorStore:
-    """Reads them, and writes their info.
+    """Live messages with a lookup value, and their info.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -37,7 +37,7 @@ class MirrorStore:
         self._dialect = database.dialect
 
     async def count(self, lookup: str | None, info: str | None) -> int:
-        """The live messages that match."""
+        """Count the live messages that match."""
         statement = count_statement(self._dialect, lookup, info)
 
         def count(connection: Connection) -> int:
@@ -46,7 +46,7 @@ class MirrorStore:
         return await self._database.run(count, Activity.OPERATE, write=False)
 
     async def find(self, lookup: str | None, info: str | None, limit: int) -> list[MirroredMessage]:
-        """Up to `limit` of them, by id."""
+        """Find up to `limit` matching live messages, ordered by id."""
         state = self._dialect.tables.policy_state.c
         message = self._dialect.tables.message.c
         columns = (
@@ -61,25 +61,26 @@ class MirrorStore:
             state.scope,
             state.info,
         )
-        statement = _matching(self._dialect, lookup, info, *columns)
+        statement = _select_matching(self._dialect, lookup, info, *columns)
         statement = statement.order_by(message.id).limit(limit)
 
         def find(connection: Connection) -> list[MirroredMessage]:
-            return [_mirrored(row) for row in connection.execute(statement)]
+            return [_to_mirrored_message(row) for row in connection.execute(statement)]
 
         return await self._database.run(find, Activity.OPERATE, Activity.INSPECT, write=False)
 
     async def set_info(
         self, lookup: str, message_id: int | None, info: str | None, by: str | None = None
     ) -> int:
-        """Replace the info of all with this lookup value, or of one; how many.
+        """Replace the info of messages with this lookup value; return the count.
 
-        Unless `by` is None, the audit names who did.
+        With `message_id`, only that message is changed. Unless `by` is None, the audit names the
+        operator.
         """
         state = self._dialect.tables.policy_state
         message = self._dialect.tables.message.c
-        lives = select(message.id).where(message.id == state.c.counter)
-        conditions = [state.c.scope == MIRROR + lookup, lives.exists()]
+        live = select(message.id).where(message.id == state.c.counter)
+        conditions = [state.c.scope == MIRROR + lookup, live.exists()]
         if message_id is not None:
             conditions.append(state.c.key == str(message_id))
         statement = update(state).where(*conditions).values(info={"text": info})
@@ -95,34 +96,34 @@ class MirrorStore:
 
 
 def count_statement(dialect: Operations, lookup: str | None, info: str | None) -> Select[Any]:
-    """The statement of `MirrorStore.count`."""
-    return _matching(dialect, lookup, info, func.count())
+    """Build the statement of `MirrorStore.count`."""
+    return _select_matching(dialect, lookup, info, func.count())
 
 
-def _matching(
+def _select_matching(
     dialect: Operations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
 ) -> Select[Any]:
     state: Table = dialect.tables.policy_state
     message: Table = dialect.tables.message
-    # Both are ranges of the primary key; ";" comes after ":".
+    # Both conditions are ranges of the primary key; ";" is the character after ":".
     if lookup is None:
         conditions = [state.c.scope > MIRROR, state.c.scope < MIRROR[:-1] + ";"]
     else:
         conditions = [state.c.scope == MIRROR + lookup]
     if info is not None:
-        conditions.append(_is_text(dialect, state.c.info["text"].as_string(), info))
+        conditions.append(_compare_text(dialect, state.c.info["text"].as_string(), info))
     joined = state.join(message, message.c.id == state.c.counter)
     return select(*columns).select_from(joined).where(*conditions)
 
 
-def _is_text(dialect: Operations, column: Any, text: str) -> Any:
-    # As texts, those that differ in spaces at their end would be equal there.
+def _compare_text(dialect: Operations, column: Any, text: str) -> Any:
+    # MySQL considers texts that differ only in trailing spaces equal, so compare bytes.
     if dialect.name in MYSQL:
         return cast(column, LargeBinary) == text.encode()
     return column == text
 
 
-def _mirrored(row: Any) -> MirroredMessage:
+def _to_mirrored_message(row: Any) -> MirroredMessage:
     return MirroredMessage(
         id=row.id,
         queue=row.queue,

@@ -1,5 +1,4 @@
-"""The path of databases without DELETE … RETURNING inside INSERT: short statements in one
-transaction.
+"""Dialects of databases without DELETE … RETURNING inside INSERT: several short statements.
 
 MySQL, MariaDB and SQLite share the order of the steps; each brings its own SQL. Every settle first
 reads (and locks) the rows whose lease is still held, then touches exactly those ids: an unlocked
@@ -35,7 +34,7 @@ from faststream_sqlbroker.database.parts.ordered import OrderedClaims
 from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks, parts_that_fit
 from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.query import Work
-from faststream_sqlbroker.database.rights import PUBLISHED
+from faststream_sqlbroker.database.rights import PUBLISH_COLUMNS
 from faststream_sqlbroker.exceptions import TransactionEndedError
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -46,10 +45,10 @@ _BIND = re.compile(r":\w+")
 
 
 class MultiStatementDialect(Dialect):
-    """Shared steps; the statements have the same names on each database."""
+    """The steps shared by MySQL, MariaDB and SQLite; the statements have the same names on each."""
 
     row_locks = True
-    """Whether rows are locked one by one."""
+    """True if rows are locked individually."""
     insert_row: str
     """VALUES of one inserted row."""
 
@@ -60,20 +59,22 @@ class MultiStatementDialect(Dialect):
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
     def insert_statement(self, count: int, tail: str = "") -> TextClause:
-        """The INSERT of `count` rows ending in `tail`, made once."""
-        made = self._inserts.get((count, tail))
-        if made is None:
+        """Return the cached INSERT of `count` rows that ends in `tail`."""
+        statement = self._inserts.get((count, tail))
+        if statement is None:
             key = self.names["key_column"]
-            columns = ", ".join(key if name == "key" else name for name in PUBLISHED)
+            columns = ", ".join(key if name == "key" else name for name in PUBLISH_COLUMNS)
             rows = (_BIND.sub(rf"\g<0>_{n}", self.insert_row) for n in range(count))
             values = ",\n".join(rows)
             # The dialect has quoted the names.
             head = f"INSERT INTO {self.names['message']} ({columns})"
-            made = self._inserts[count, tail] = text(f"{head}\nVALUES {values}\n{tail}".strip())
-        return made
+            statement = self._inserts[count, tail] = text(
+                f"{head}\nVALUES {values}\n{tail}".strip()
+            )
+        return statement
 
-    def insert_binds(self, rows: Sequence[NewMessage]) -> dict[str, Any]:
-        """Binds of `insert_statement(len(rows))`."""
+    def build_insert_binds(self, rows: Sequence[NewMessage]) -> dict[str, Any]:
+        """Build the binds of the INSERT of `rows`."""
         binds: dict[str, Any] = {}
         for n, r in enumerate(rows):
             binds[f"queue_{n}"] = r.queue
@@ -92,11 +93,11 @@ class MultiStatementDialect(Dialect):
         return binds
 
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Binds of the statement "delete"."""
+        """Build the binds of the statement "delete"."""
         return {"ids": ids}
 
     def removing(self, ids: Sequence[int]) -> Work[None]:
-        """One DELETE by the primary key."""
+        """Build a DELETE by the primary key."""
 
         def remove(connection: Connection) -> None:
             connection.execute(self.sql["delete"], self.delete_binds(ids))
@@ -105,14 +106,14 @@ class MultiStatementDialect(Dialect):
 
     @abstractmethod
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
-        """Insert rows without dedup_id in one statement; ids in order."""
+        """Insert rows without dedup_id in a single statement; return their ids in order."""
 
     @abstractmethod
     def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
-        """Insert one row with a dedup_id; None if it exists."""
+        """Insert a row with a dedup_id; return None if the dedup_id exists."""
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Multi-row inserts in the order given; rows with a dedup_id go one by one."""
+        """Insert several rows per statement, in order; rows with a dedup_id are inserted singly."""
         limit = self.size_limit(connection)
         limit.check(rows)
         ids: list[int | None] = []
@@ -137,8 +138,9 @@ class MultiStatementDialect(Dialect):
     def ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """One statement: a few index searches for each queue, however many rows there are. SQLite
-        says of a pair, too, whether it has an invalid due time: it counts as due, and the claim
+        """Find the pairs in a single statement: a few index searches per queue, however many rows.
+
+        SQLite also reports whether a pair has an invalid due time: it counts as due, and the claim
         repairs it.
         """
         statement = self.sql["open_pairs" if only_open else "ready_pairs"]
@@ -151,15 +153,17 @@ class MultiStatementDialect(Dialect):
             if due_in is not None
         )
 
-    def held(self, connection: Connection, statement: str, leases: Leases) -> set[tuple[int, str]]:
-        """The given (id, token) pairs that are still in the table, by `statement`."""
-        wanted = {(i, token.hex) for i, token in leases}
+    def find_held_pairs(
+        self, connection: Connection, statement: str, leases: Leases
+    ) -> set[tuple[int, str]]:
+        """Return the (id, token) pairs of `leases` that `statement` finds in the table."""
+        pairs = {(i, token.hex) for i, token in leases}
         ids = sorted({i for i, _ in leases})
-        found: set[tuple[int, str]] = set()
+        stored: set[tuple[int, str]] = set()
         for part in chunks(ids):
             rows = connection.execute(self.sql[statement], {"ids": list(part)})
-            found |= {(row[0], row[1]) for row in rows}
-        return wanted & found
+            stored |= {(row[0], row[1]) for row in rows}
+        return pairs & stored
 
     @abstractmethod
     def find(
@@ -170,14 +174,12 @@ class MultiStatementDialect(Dialect):
         token: UUID,
         suspicion: Suspicion | None,
     ) -> Claimed:
-        """Lock (or lease at once) what `statement` finds, but no suspects; in the order of due time
-        and id.
-        """
+        """Lock (or lease at once) the rows of `statement` except suspects, by due time and id."""
 
     def take(
-        self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
+        self, connection: Connection, rows: Sequence[ClaimedMessage], lease: float, token: UUID
     ) -> None:
-        """Lease the rows found, unless `find` has leased them already."""
+        """Lease `rows`, unless the search has leased the rows already."""
 
     def claim_ids(
         self,
@@ -189,8 +191,8 @@ class MultiStatementDialect(Dialect):
         *,
         suspicion: Suspicion | None = None,
     ) -> Claimed:
-        """As `claiming`, of these rows."""
-        found = Claimed()
+        """Lease the unlocked rows of `ids` that are due in `queues`, in any order."""
+        claimed = Claimed()
         for part in chunks(sorted(ids)):
             for names in chunks(queues):
                 binds: dict[str, Any] = {
@@ -198,35 +200,35 @@ class MultiStatementDialect(Dialect):
                     "queues": list(names),
                     "limit": len(part),
                 }
-                binds |= lease_binds(lease, token)
+                binds |= build_lease_binds(lease, token)
                 rows = self.find(connection, "claim_ids", binds, token, suspicion)
-                found += rows
-                found.suspects |= rows.suspects
-        self.take(connection, found, lease, token)
-        return found
+                claimed += rows
+                claimed.suspects |= rows.suspects
+        self.take(connection, claimed, lease, token)
+        return claimed
 
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
-        """Look, lock, lengthen.
+        """Check, lock and extend the leases.
 
         `lock` locks by id alone. A row whose lease was lost may be locked for long by its new
         holder, so only rows that are still held are locked.
         """
-        held = self.still_held(connection, leases)
-        locked = self.lock(connection, [each for each in leases if each[0] in held])
-        self.lengthen(connection, locked, lease)
+        held_ids = self.still_held(connection, leases)
+        locked = self.lock(connection, [pair for pair in leases if pair[0] in held_ids])
+        self.extend_leases(connection, locked, lease)
         return locked
 
     def renew_free(
         self, connection: Connection, leases: Leases, lease: float
     ) -> tuple[set[int], set[int]]:
-        """Lock, lengthen; what is locked elsewhere is only looked up."""
+        """Lock and extend free rows; rows locked elsewhere are only read."""
         free = self.lock(connection, leases, skip_locked=True)
-        self.lengthen(connection, free, lease)
-        rest = [each for each in leases if each[0] not in free]
-        return free, self.still_held(connection, rest) if rest else set()
+        self.extend_leases(connection, free, lease)
+        remaining = [pair for pair in leases if pair[0] not in free]
+        return free, self.still_held(connection, remaining) if remaining else set()
 
-    def lengthen(self, connection: Connection, ids: Collection[int], lease: float) -> None:
-        """Lengthen the leases of `ids`, which the transaction has locked."""
+    def extend_leases(self, connection: Connection, ids: Collection[int], lease: float) -> None:
+        """Extend the leases of `ids`, which the transaction has locked."""
         for part in chunks(sorted(ids)):
             connection.execute(
                 self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)}
@@ -235,67 +237,73 @@ class MultiStatementDialect(Dialect):
     def lock(
         self, connection: Connection, leases: Leases, *, skip_locked: bool = False
     ) -> set[int]:
-        """Lock in the order of ids."""
-        return {i for i, _ in self.held(connection, "lock_free" if skip_locked else "lock", leases)}
+        """Lock the held rows in the order of ids."""
+        return {
+            i
+            for i, _ in self.find_held_pairs(
+                connection, "lock_free" if skip_locked else "lock", leases
+            )
+        }
 
     def still_held(self, connection: Connection, leases: Leases) -> set[int]:
-        """By ids."""
-        return {i for i, _ in self.held(connection, "look", leases)}
+        """Return the ids of `leases` that are still held."""
+        return {i for i, _ in self.find_held_pairs(connection, "look", leases)}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-        """Lock the rows still held in id order, and settle those."""
-        held = self.held(connection, "lock", [(s.id, s.lease_token) for s in settlements])
-        ours = [s for s in settlements if (s.id, s.lease_token.hex) in held]
-        self.settle_locked(connection, ours)
-        settled = {s.id for s in ours}
+        """Lock the rows still held in id order, and settle the locked rows."""
+        held_pairs = self.find_held_pairs(
+            connection, "lock", [(s.id, s.lease_token) for s in settlements]
+        )
+        owned = [s for s in settlements if (s.id, s.lease_token.hex) in held_pairs]
+        self.settle_locked(connection, owned)
+        settled = {s.id for s in owned}
         return SettleResult(settled, {s.id for s in settlements} - settled)
 
-    def settle_locked(self, connection: Connection, ours: Sequence[Settlement]) -> None:
-        """Copy the rows that are kept, delete or update exactly those of `ours`, which the
-        transaction has locked.
+    def settle_locked(self, connection: Connection, settlements: Sequence[Settlement]) -> None:
+        """Archive, delete or update the rows of `settlements`.
+
+        The transaction has locked exactly these rows.
         """
         limit = self.size_limit(connection)
-        leaving = [s for s in ours if s.leaves]
-        kept = [s for s in leaving if s.archive and self.has_archive]
-        for part in chunks(kept):
-            for rows in parts_that_fit(limit, part, rows_json):
+        leaving = [s for s in settlements if s.leaves]
+        archived = [s for s in leaving if s.archive and self.has_archive]
+        for part in chunks(archived):
+            for rows in parts_that_fit(limit, part, dump_settlements):
                 connection.execute(self.sql["archive"], {"rows": rows})
         for part in chunks(leaving):
             connection.execute(self.sql["delete"], self.delete_binds([s.id for s in part]))
-        self._update(connection, limit, [s for s in ours if not s.leaves])
+        self._update_rows(connection, limit, [s for s in settlements if not s.leaves])
 
-    def _update(
+    def _update_rows(
         self, connection: Connection, limit: SizeLimit, staying: Sequence[Settlement]
     ) -> None:
-        """Update rows that stay in the message table; then bodies and headers, which few change."""
+        """Update rows that stay in the message table; then the few changed bodies and headers."""
         for part in chunks(staying):
-            for rows in parts_that_fit(limit, part, rows_json):
+            for rows in parts_that_fit(limit, part, dump_settlements):
                 connection.execute(self.sql["update"], {"rows": rows})
         for s in staying:
             if s.payload is not None:
                 limit.check_parts(s.payload)
                 connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
         for part in chunks([s for s in staying if s.headers is not None]):
-            for rows in parts_that_fit(limit, part, headers_json):
+            for rows in parts_that_fit(limit, part, dump_headers):
                 connection.execute(self.sql["headers"], {"rows": rows})
 
 
-def lease_binds(lease: float, token: UUID) -> dict[str, Any]:
-    """The binds of what leases: the token, and microseconds."""
+def build_lease_binds(lease: float, token: UUID) -> dict[str, Any]:
+    """Build the binds of a statement that leases: the token, and microseconds."""
     return {"token": token.hex, "lease": round(lease * 1_000_000)}
 
 
-def note_prefetched(
-    found: Sequence[ClaimedMessage], prefetch: Prefetch
-) -> Sequence[ClaimedMessage]:
-    """Mark the rows that wait for a worker; returns the other rows."""
-    for row in found[prefetch.after :]:
+def mark_prefetched(rows: Sequence[ClaimedMessage], prefetch: Prefetch) -> Sequence[ClaimedMessage]:
+    """Mark the rows that wait for a worker; return the other rows."""
+    for row in rows[prefetch.after :]:
         row.prefetched = True
-    return found[: prefetch.after]
+    return rows[: prefetch.after]
 
 
-def rows_json(settlements: Sequence[Settlement]) -> str:
-    """The settlements as one JSON bind: arrays in the order the SQL reads them."""
+def dump_settlements(settlements: Sequence[Settlement]) -> str:
+    """Dump the settlements into a JSON bind: arrays in the order of the SQL."""
     return json.dumps(
         [
             [
@@ -319,37 +327,37 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
     )
 
 
-def headers_json(settlements: Sequence[Settlement]) -> str:
-    """The new headers of settlements as one JSON bind."""
+def dump_headers(settlements: Sequence[Settlement]) -> str:
+    """Dump the new headers of settlements into a JSON bind."""
     return json.dumps([[s.id, s.headers] for s in settlements])
 
 
-def utc(value: datetime) -> datetime:
-    """`value` in UTC."""
+def to_utc(value: datetime) -> datetime:
+    """Return `value` in UTC."""
     return value.astimezone(timezone.utc)
 
 
 class MarkedLocks(HandlerLocks):
-    """A savepoint, and a mark in the rows: transactions have no numbers here."""
+    """Handler locks by a savepoint and a flag in the rows: here transactions have no numbers."""
 
     def __init__(self, dialect: MultiStatementDialect) -> None:
         self._dialect = dialect
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
-        """Mark the rows, which locks them; if a lease was lost, find out which are still held."""
+        """Flag and so lock the rows; after a lost lease, find the rows still held."""
         self._dialect.begin(connection, idle_limit)
-        marked = 0
+        flagged = 0
         ordered = sorted(leases)
         for part in chunks(ordered):
             binds = {"ids": [i for i, _ in part], "pairs": [(i, token.hex) for i, token in part]}
-            marked += connection.execute(self._dialect.sql["join"], binds).rowcount
-        held = (
+            flagged += connection.execute(self._dialect.sql["join"], binds).rowcount
+        held_ids = (
             {i for i, _ in leases}
-            if marked == len(leases)
+            if flagged == len(leases)
             else self._dialect.lock(connection, leases)
         )
         connection.exec_driver_sql("SAVEPOINT sqlbroker_joined")
-        return HandlerLock(leases, held)
+        return HandlerLock(leases, held_ids)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:  # noqa: ARG002
         """Release the savepoint, and with it any that the handler has left open."""
@@ -365,14 +373,16 @@ class MarkedLocks(HandlerLocks):
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
     ) -> SettleResult:
-        """Settle as the flush does, without a search for the rows that are held: the lock knows."""
+        """Settle as the flush does, without a search for held rows, known from the lock."""
         self.prove(connection, lock)
-        return settle_units(self._dialect, connection, settlements, settle=self._settle)
+        return settle_units(self._dialect, connection, settlements, settle=self._settle_locked)
 
-    def _settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+    def _settle_locked(
+        self, connection: Connection, settlements: Sequence[Settlement]
+    ) -> SettleResult:
         self._dialect.settle_locked(connection, settlements)
         return SettleResult({s.id for s in settlements})
 
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
-        """Look for the marks in the rows."""
-        return bool(self._dialect.held(connection, "joined", lock.leases))
+        """Return True if the rows have the flags."""
+        return bool(self._dialect.find_held_pairs(connection, "joined", lock.leases))

@@ -1,12 +1,12 @@
-"""What operators see of the queues: counts that are exact up to a limit, estimates beyond, rates.
+"""The queues as operators see them: counts that are exact up to a limit, estimates above it, rates.
 
-No statement counts a whole table. What is due and what is not are two ranges of an index, for each
-queue and priority. A range that has more messages than are counted is estimated by the planner,
-from its statistics (PostgreSQL) or by looks into the index (MySQL, MariaDB). SQLite has no
-estimates, so it counts on.
+No statement counts a whole table. Due and later messages are two ranges of an index, for each
+queue and priority. A range with more messages than are counted is estimated by the planner,
+from its statistics (PostgreSQL) or by index dives (MySQL, MariaDB). SQLite has no estimates, so it
+counts on.
 
-What has ended is in the archive, by queue and time. Of a queue with more jobs there than are
-counted, all are estimated; those that failed are counted if few have failed in all queues together.
+Finished messages are in the archive, by queue and time. Of a queue with more jobs there than are
+counted, all are estimated; failed jobs are counted if few have failed in all queues together.
 """
 
 import re
@@ -50,39 +50,39 @@ MAX_RANGES_TOGETHER = 20
 PAGE_SIZE = 1_000
 """Subscribers that one statement reads for the names of their queues."""
 MAX_COUNTED = 1_000
-"""Messages that are counted of a queue, of each kind."""
+"""Messages of each state that are counted in a queue."""
 MAX_RATED = 10_000
 """Messages that are read at most for the rates of all queues together."""
 MAX_DEAD = 5_000
 """Archived messages of each state that are read for the dead jobs of all queues together."""
 WINDOW = 60.0
-"""Seconds that rates are taken of."""
+"""Seconds that rates are measured over."""
 _MINUTE_AGO: Any = literal_column(str(-round(WINDOW * 1_000_000)))
 _PLAN_ROWS = re.compile(r" rows=(\d+)")
-_OF_RANGE = re.compile(r":(queue|priority)\b")
-NONE = Count(0)
-Ended = tuple[Count, Count]
+_RANGE_BINDS = re.compile(r":(queue|priority)\b")
+ZERO = Count(0)
+FinishedJobCounts = tuple[Count, Count]
 """Delivered and dead jobs."""
 
 
 @dataclass
 class QueueCounts:
-    """What one queue has; the fields are those of `QueueOverview`."""
+    """The message counts of a queue, with the field names of `QueueOverview`."""
 
-    ready: Count = NONE
-    delayed: Count = NONE
-    in_flight: Count = NONE
-    retrying: Count = NONE
-    suspects: Count = NONE
+    ready: Count = ZERO
+    delayed: Count = ZERO
+    in_flight: Count = ZERO
+    retrying: Count = ZERO
+    suspects: Count = ZERO
     oldest_due_age: float = 0.0
-    standing: Count = NONE
+    standing: Count = ZERO
     standing_overdue: float = 0.0
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the queue has no message."""
-        kinds = (self.ready, self.delayed, self.in_flight, self.standing)
-        return not any(kind.value for kind in kinds)
+        """True if the queue has no message."""
+        counts = (self.ready, self.delayed, self.in_flight, self.standing)
+        return not any(count.value for count in counts)
 
 
 @dataclass(slots=True)
@@ -91,24 +91,24 @@ class QueueRates:
 
     came: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] | None = None
-    """None: there is no archive."""
+    """None if there is no archive."""
     failed: dict[str, float] = field(default_factory=dict)
-    """Those of the ended ones that are FAILED; if fewer than `MIN_FAILING` were read, so many."""
+    """Ended messages that are FAILED; their number if fewer than `MIN_FAILING` were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    """What is known of all queues."""
+    """The state shared by all queues."""
 
     names: Sequence[str]
     live: LiveQueues
     paused: dict[str, PausedQueue]
     rates: QueueRates
     pulled: frozenset[str]
-    """The queues whose messages are taken over HTTP."""
+    """The queues whose messages are fetched over HTTP."""
 
-    def out_per_minute(self, queue: str) -> float | None:
-        """What the subscribers of `queue` tell, else what is archived; None without both."""
+    def get_out_per_minute(self, queue: str) -> float | None:
+        """Return the rate that subscribers of `queue` report, otherwise the archive rate."""
         archived = self.rates.ended
         if queue in self.live.ended or archived is None:
             return self.live.ended.get(queue)
@@ -116,7 +116,7 @@ class _Fleet:
 
 
 class QueueOverviews:
-    """Reads them; the queues are read one after the other, in several transactions.
+    """Overviews of queues, which are read in several transactions.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -128,93 +128,100 @@ class QueueOverviews:
         self._table = database.tables.policy_state
 
     async def read(self, queue: str | None = None) -> list[QueueOverview]:
-        """The queues that have a message, a live subscriber or a pause, by name; or `queue`.
+        """Read the queues with a message, a live subscriber or a pause, by name; or only `queue`.
 
         At most 500 queues with a message or a subscriber.
         """
-        walk = queue is None
+        list_queues = queue is None
         fleet = await self._database.run(
-            lambda c: self._fleet(c, walk=walk), Activity.OPERATE, write=False
+            lambda c: self._read_fleet(c, list_queues=list_queues), Activity.OPERATE, write=False
         )
         names = fleet.names if queue is None else [queue]
         overviews: list[QueueOverview] = []
         for part in chunks(names, MAX_QUEUES_TOGETHER):
 
-            def look(connection: Connection, part: Sequence[str] = part) -> list[QueueOverview]:
+            def read_part(
+                connection: Connection, part: Sequence[str] = part
+            ) -> list[QueueOverview]:
                 counts = count_messages(connection, self._dialect, part)
-                return [self._overview(connection, fleet, name, counts[name]) for name in counts]
+                return [
+                    self._build_overview(connection, fleet, name, counts[name]) for name in counts
+                ]
 
-            overviews += await self._database.run(look, Activity.OPERATE, write=False)
+            overviews += await self._database.run(read_part, Activity.OPERATE, write=False)
         return overviews
 
     async def jobs(self, queues: Sequence[str]) -> list[JobCounts]:
-        """The jobs by state in each of `queues`, which are those of pull consumers."""
+        """Count the jobs by state in each of `queues` of pull consumers."""
         counts: list[JobCounts] = []
         for part in chunks(queues, MAX_QUEUES_TOGETHER):
-            look = partial(count_jobs, dialect=self._dialect, queues=part)
-            counts += await self._database.run(look, Activity.OPERATE, write=False)
+            count_part = partial(count_jobs, dialect=self._dialect, queues=part)
+            counts += await self._database.run(count_part, Activity.OPERATE, write=False)
         return counts
 
     async def names(self, like: str, *, paused: bool = True) -> list[str]:
-        """Names that `like` may be a slip of: queues with a message, a live subscriber or, if
-        `paused`, a pause.
+        """Find queue names that `like` may be a misspelling of.
 
-        Of those with a message the first 500, and the first 500 behind the first half of `like`.
-        The queues of at most 10 000 subscribers, a thousand in each transaction.
+        These are queues with a message, a live subscriber or, if `paused`, a pause. Of the queues
+        with a message the first 500 are read, and the first 500 after the first half of `like`; of
+        subscribers the first 10 000, a thousand in each transaction.
         """
 
-        def begin(connection: Connection) -> set[str]:
+        def read_known_names(connection: Connection) -> set[str]:
             pauses = connection.execute(select_pauses(self._table)) if paused else ()
             names = {row.key for row in pauses}
-            for after in sorted({"", like[: len(like) // 2]}):
-                names |= read_queue_names(connection, self._dialect, after)
+            for start in sorted({"", like[: len(like) // 2]}):
+                names |= read_queue_names(connection, self._dialect, start)
             return names
 
-        names = await self._database.run(begin, Activity.OPERATE, write=False)
-        after = ""
+        names = await self._database.run(read_known_names, Activity.OPERATE, write=False)
+        last_key = ""
         for _ in range(MAX_SUBSCRIBERS // PAGE_SIZE):
-            # A transaction for each: one for all would hold back vacuum of the rows that every
-            # heartbeat rewrites.
-            page = partial(self._subscribed_queues, after=after, limit=PAGE_SIZE)
+            # Use a transaction for each page: a long transaction would hold back vacuum of the rows
+            # that every heartbeat rewrites.
+            page = partial(self._subscribed_queues, after=last_key, limit=PAGE_SIZE)
             queues, last = await self._database.run(page, Activity.OPERATE, write=False)
             names |= queues
             if last is None:
                 break
-            after = last
+            last_key = last
         return sorted(names)
 
     def _subscribed_queues(
         self, connection: Connection, after: str, limit: int
     ) -> tuple[set[str], str | None]:
-        """The queues of the first `limit` live subscribers behind `after`, by name; the last of
-        these subscribers, or None if none is left.
+        """Read the queues of the first `limit` live subscribers after `after`, by name.
+
+        Returns:
+            The queues, and the name of the last of these subscribers, None if no more are left.
         """
         c = self._table.c
-        # Along the primary key: leases have no index, so an order by them would read all each time.
+        # Read in the order of the primary key: leases have no index, so sorting by them would read
+        # all rows each time.
         page = select(c.key, c.info).where(c.scope == SUBSCRIBER, c.key > after)
-        living = page.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
-        rows = connection.execute(living).all()
+        live = page.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
+        rows = connection.execute(live).all()
         queues = {queue for row in rows for queue in (row.info or {}).get("queues", ())}
         return queues, rows[-1].key if len(rows) == limit else None
 
-    def _fleet(self, connection: Connection, *, walk: bool) -> _Fleet:
-        # One look for all queues, so that their rates are those of the same minute.
-        live = read_live_queues(connection, self._dialect, walk=walk)
+    def _read_fleet(self, connection: Connection, *, list_queues: bool) -> _Fleet:
+        # Read all queues at once, so that their rates are those of the same minute.
+        live = read_live_queues(connection, self._dialect, walk=list_queues)
         paused = connection.execute(select_pauses(self._table))
         pauses = {row.key: read_pause(row) for row in paused}
         rates = read_rates(connection, self._dialect)
-        pulled = {queue_of(*each) for each in channels.pulled(connection, self._table)}
+        pulled = {queue_of(*consumer) for consumer in channels.pulled(connection, self._table)}
         pulled |= channels.consumed_over_http(connection, self._table)
         return _Fleet(sorted({*live.names, *pauses}), live, pauses, rates, frozenset(pulled))
 
-    def _overview(
+    def _build_overview(
         self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts
     ) -> QueueOverview:
         return QueueOverview(
             queue=queue,
             **vars(counts),
             in_per_minute=fleet.rates.came.get(queue, 0.0),
-            out_per_minute=fleet.out_per_minute(queue),
+            out_per_minute=fleet.get_out_per_minute(queue),
             failed_per_minute=fleet.rates.failed.get(queue, 0.0),
             live_subscribers=fleet.live.subscribers[queue],
             drained_subscribers=fleet.live.drained[queue],
@@ -224,7 +231,7 @@ class QueueOverviews:
         )
 
     def _is_archived(self, connection: Connection, queue: str) -> bool:
-        """Whether a message of `queue` is in the archive."""
+        """Return True if a message of `queue` is in the archive."""
         archive = self._database.tables.archive
         if archive is None:
             return False
@@ -237,30 +244,32 @@ class QueueOverviews:
 def count_messages(
     connection: Connection, dialect: Operations, queues: Sequence[str]
 ) -> dict[str, QueueCounts]:
-    """The live messages of each of `queues`, by state."""
+    """Count the live messages of each of `queues`, by state."""
     by_queue = {queue: QueueCounts() for queue in queues}
     pairs = dialect.ready_pairs(connection, queues)
     ranges = [{"queue": pair.queue, "priority": pair.priority} for pair in pairs]
-    dues = _count_ranges(connection, dialect, "due", ranges)
-    laters = _count_ranges(connection, dialect, "later", ranges)
-    for pair, (due, retried, suspects), (later_, again) in zip(pairs, dues, laters, strict=True):
+    due_counts = _count_ranges(connection, dialect, "due", ranges)
+    later_counts = _count_ranges(connection, dialect, "later", ranges)
+    for pair, (due, retried, suspects), (delayed, retried_later) in zip(
+        pairs, due_counts, later_counts, strict=True
+    ):
         counts = by_queue[pair.queue]
         counts.suspects += suspects
         if pair.due_in <= 0:
             counts.oldest_due_age = max(counts.oldest_due_age, -pair.due_in)
         counts.ready += due
-        counts.delayed += later_
-        counts.retrying += retried + again
-    standing = _sample(connection, dialect, "sample_standing", ranges)
+        counts.delayed += delayed
+        counts.retrying += retried + retried_later
+    standing = _sample_ranges(connection, dialect, "sample_standing", ranges)
     for pair, (count, overdue) in zip(pairs, standing, strict=True):
         counts = by_queue[pair.queue]
         number = min(count, MAX_COUNTED)
         counts.standing += Count(number, "exact" if number == count else "at least")
         counts.standing_overdue = max(counts.standing_overdue, float(overdue))
     leased = _count_ranges(connection, dialect, "held", [{"queue": queue} for queue in by_queue])
-    for counts, (in_flight, again, suspects) in zip(by_queue.values(), leased, strict=True):
+    for counts, (in_flight, retried_later, suspects) in zip(by_queue.values(), leased, strict=True):
         counts.in_flight = in_flight
-        counts.retrying += again
+        counts.retrying += retried_later
         counts.suspects += suspects
     return by_queue
 
@@ -268,121 +277,126 @@ def count_messages(
 def _count_ranges(
     connection: Connection, dialect: Operations, kind: str, ranges: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Count, ...]]:
-    """The messages of each range, and those of them that had an attempt, and suspects."""
+    """Count the messages of each range, and the retried messages and suspects in the range."""
     counts: list[tuple[Count, ...]] = []
-    samples = _sample(connection, dialect, f"sample_{kind}", ranges)
+    samples = _sample_ranges(connection, dialect, f"sample_{kind}", ranges)
     for binds, (count, *parts) in zip(ranges, samples, strict=True):
         if count <= MAX_COUNTED:
             counts.append((Count(count), *map(Count, parts)))
             continue
-        answer = connection.execute(dialect.sql[f"estimate_{kind}"], binds).first()
-        total = _read_estimate(dialect.name, answer, count)
-        # The share of those that were read stands for all.
+        estimate = connection.execute(dialect.sql[f"estimate_{kind}"], binds).first()
+        total = _read_estimate(dialect.name, estimate, count)
+        # Extrapolate from the share among the messages that were read.
         shares = [Count(total.share(part, count), "about") for part in parts]
         counts.append((total, *shares))
     return counts
 
 
-def _sample(
+def _sample_ranges(
     connection: Connection, dialect: Operations, name: str, ranges: Sequence[Mapping[str, Any]]
 ) -> list[Sequence[int]]:
-    """What the statement `name` counts in each of `ranges`, up to one more than `MAX_COUNTED`, and
-    what else it tells.
-    """
+    """Run the counting statement `name` on each of `ranges`; counts stop above `MAX_COUNTED`."""
     samples: list[Sequence[int]] = []
     for part in chunks(ranges, MAX_RANGES_TOGETHER):
         binds: dict[str, Any] = {"most": MAX_COUNTED + 1}
-        for number, of_range in enumerate(part):
-            binds |= {f"{bind}{number}": value for bind, value in of_range.items()}
-        rows = connection.execute(_together(dialect, name, len(part)), binds)
+        for number, values in enumerate(part):
+            binds |= {f"{bind}{number}": value for bind, value in values.items()}
+        rows = connection.execute(_build_union(dialect, name, len(part)), binds)
         samples += [row[1:] for row in sorted(rows)]
     return samples
 
 
-def _together(dialect: Operations, name: str, count: int) -> TextClause:
-    """The statement `name`, for so many ranges; each row begins with the number of its range."""
+def _build_union(dialect: Operations, name: str, count: int) -> TextClause:
+    """Build the statement `name` for `count` ranges; each row begins with the range's number."""
 
     def build() -> TextClause:
         single = dialect.sql[name].text.removeprefix("SELECT ")
-        parts = [f"SELECT {n}, " + _OF_RANGE.sub(rf":\g<1>{n}", single) for n in range(count)]
+        parts = [f"SELECT {n}, " + _RANGE_BINDS.sub(rf":\g<1>{n}", single) for n in range(count)]
         return text("\nUNION ALL\n".join(parts))
 
     return dialect.built(f"{name}_of_{count}", build)
 
 
-def _read_estimate(database: str, answer: Any, counted: int) -> Count:
-    """The number of rows in an `answer` to an estimate, of which `counted` were seen."""
-    # Statistics may be old: there are at least those that were counted.
-    value = max(counted, _rows_of(database, answer))
-    how: How = "about"
+def _read_estimate(database: str, row: Any, min_count: int) -> Count:
+    """Return the number of rows in the `row` of an estimate; `min_count` rows were seen."""
+    # Statistics may be old, so the estimate may be lower than the number already counted.
+    value = max(min_count, _parse_row_count(database, row))
+    precision: How = "about"
     if database == "sqlite":
-        how = "exact" if value < SQLITE_COUNTS else "at least"
-    return Count(value, how)
+        precision = "exact" if value < SQLITE_COUNTS else "at least"
+    return Count(value, precision)
 
 
-def _rows_of(database: str, answer: Any) -> int:
-    """The number of rows in an answer to EXPLAIN."""
+def _parse_row_count(database: str, row: Any) -> int:
+    """Return the number of rows in an answer to EXPLAIN."""
     if database in MYSQL:
-        return int(answer._mapping["rows"] or 0)  # noqa: SLF001 - the column's name is a method's
-    value = answer[0]
+        return int(row._mapping["rows"] or 0)  # noqa: SLF001 - the column's name is a method's
+    value = row[0]
     if database == "postgresql":
-        # As text: the driver would decode JSON with the engine's own `json_deserializer`.
+        # Parse the plan as text: the driver would decode JSON with the engine's own
+        # `json_deserializer`.
         return int(_PLAN_ROWS.findall(value)[0])
     return int(value)
 
 
 def read_rates(connection: Connection, dialect: Operations) -> QueueRates:
-    """What came into each queue and what ended there, in the last minute.
+    """Read the rates of messages published and ended in each queue, in the last minute.
 
     Of more than `MAX_RATED` messages the newest are read, and the rates are those of their time.
     """
     rates = QueueRates()
     c = dialect.tables.message.c
-    # By id, of which there is an index: ids are drawn in the order of creation, nearly.
+    # Sort by id, which has an index: ids are drawn nearly in the order of creation.
     newest = select(c.queue, c.created_at).order_by(c.id.desc()).limit(MAX_RATED).subquery()
-    since = newest.c.created_at
-    statement = select(newest.c.queue, func.count(), func.min(since), clock())
+    created_at = newest.c.created_at
+    statement = select(newest.c.queue, func.count(), func.min(created_at), clock())
     rows = connection.execute(
-        statement.where(since > later(_MINUTE_AGO)).group_by(newest.c.queue)
+        statement.where(created_at > later(_MINUTE_AGO)).group_by(newest.c.queue)
     ).all()
-    seconds = _seconds(rows)
+    seconds = _compute_window(rows)
     rates.came = {queue: per_minute(count, seconds=seconds) for queue, count, *_ in rows}
     if dialect.tables.archive is not None:
-        _add_ended(connection, dialect, rates)
+        _add_ended_rates(connection, dialect, rates)
     return rates
 
 
-def _add_ended(connection: Connection, dialect: Operations, rates: QueueRates) -> None:
+def _add_ended_rates(connection: Connection, dialect: Operations, rates: QueueRates) -> None:
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has looked
     a = archive.c
     statement = select(a.queue, a.created_at, a.archived_at, a.state)
     statement = dialect.use_index(statement, archive, "archived_index")
-    ended = (
+    recent = (
         statement.where(a.archived_at > later(_MINUTE_AGO))
         .order_by(a.archived_at.desc(), a.id.desc())
         .limit(MAX_RATED)
         .subquery()
     )
-    fresh = func.sum(case((ended.c.created_at > later(_MINUTE_AGO), 1), else_=0))
-    failed = func.sum(case((ended.c.state == MessageState.FAILED.name, 1), else_=0))
+    new_count = func.sum(case((recent.c.created_at > later(_MINUTE_AGO), 1), else_=0))
+    failed_count = func.sum(case((recent.c.state == MessageState.FAILED.name, 1), else_=0))
     grouped = select(
-        ended.c.queue, func.count(), func.min(ended.c.archived_at), clock(), fresh, failed
-    ).group_by(ended.c.queue)
+        recent.c.queue,
+        func.count(),
+        func.min(recent.c.archived_at),
+        clock(),
+        new_count,
+        failed_count,
+    ).group_by(recent.c.queue)
     rows = connection.execute(grouped).all()
-    seconds = _seconds(rows)
+    seconds = _compute_window(rows)
     rates.ended = {queue: per_minute(count, seconds=seconds) for queue, count, *_ in rows}
-    for queue, _, _, _, new, bad in rows:
-        # Of few, the rate of a moment says nothing of a minute.
-        window = seconds if bad >= MIN_FAILING else WINDOW
-        rates.failed[queue] = per_minute(int(bad), seconds=window)
-        came = rates.came.get(queue, 0.0) + per_minute(int(new), seconds=seconds)
-        rates.came[queue] = round(came, 1)
+    for queue, _, _, _, new_rows, failed_rows in rows:
+        # A rate over a short time means little for few messages, so use the whole minute.
+        window = seconds if failed_rows >= MIN_FAILING else WINDOW
+        rates.failed[queue] = per_minute(int(failed_rows), seconds=window)
+        published = rates.came.get(queue, 0.0) + per_minute(int(new_rows), seconds=seconds)
+        rates.came[queue] = round(published, 1)
 
 
-def _seconds(rows: Sequence[Any]) -> float:
-    """The time that `rows` (queue, count, first moment, now) cover: a minute, or less if there were
-    more messages than are read.
+def _compute_window(rows: Sequence[Any]) -> float:
+    """Return the seconds that `rows` (queue, count, first time, now) cover: a minute, or less.
+
+    The time is less if there were more messages than are read.
     """
     if sum(row[1] for row in rows) < MAX_RATED:
         return WINDOW
@@ -392,7 +406,7 @@ def _seconds(rows: Sequence[Any]) -> float:
 def count_jobs(
     connection: Connection, dialect: Operations, queues: Sequence[str]
 ) -> list[JobCounts]:
-    """The jobs of pull consumers in each of `queues`, by state."""
+    """Count the jobs of pull consumers in each of `queues`, by state."""
     live = count_messages(connection, dialect, queues)
     ended = _count_ended(connection, dialect, queues) if dialect.has_archive else {}
     counts: list[JobCounts] = []
@@ -414,40 +428,47 @@ def count_jobs(
 
 def _count_ended(
     connection: Connection, dialect: Operations, queues: Sequence[str]
-) -> dict[str, Ended]:
-    ended: dict[str, Ended] = {}
-    many: dict[str, tuple[int, int]] = {}
-    samples = _sample(connection, dialect, "sample_ended", [{"queue": q} for q in queues])
-    for queue, (count, good) in zip(queues, samples, strict=True):
+) -> dict[str, FinishedJobCounts]:
+    ended: dict[str, FinishedJobCounts] = {}
+    large_queues: dict[str, tuple[int, int]] = {}
+    samples = _sample_ranges(connection, dialect, "sample_ended", [{"queue": q} for q in queues])
+    for queue, (count, delivered) in zip(queues, samples, strict=True):
         if count <= MAX_COUNTED:
-            ended[queue] = (Count(good), Count(count - good))
+            ended[queue] = (Count(delivered), Count(count - delivered))
         else:
-            many[queue] = (count, count - good)
-    if many:
-        dead, complete = _count_dead(connection, dialect, many)
-        for queue, (count, bad) in many.items():
-            answer = connection.execute(dialect.sql["estimate_ended"], {"queue": queue}).first()
-            total = _read_estimate(dialect.name, answer, count)
-            ended[queue] = _shares(total, count, bad, dead[queue], complete=complete)
+            large_queues[queue] = (count, count - delivered)
+    if large_queues:
+        dead, complete = _count_dead(connection, dialect, large_queues)
+        for queue, (count, dead_sample) in large_queues.items():
+            row = connection.execute(dialect.sql["estimate_ended"], {"queue": queue}).first()
+            total = _read_estimate(dialect.name, row, count)
+            ended[queue] = _split_total(total, count, dead_sample, dead[queue], complete=complete)
     return ended
 
 
-def _shares(total: Count, count: int, bad: int, counted: int, *, complete: bool) -> Ended:
-    """Of `total` jobs, `count` were read, `bad` of which are dead; `counted` dead ones were found
-    otherwise, which are all if `complete`.
+def _split_total(
+    total: Count, sampled: int, dead_sampled: int, dead_counted: int, *, complete: bool
+) -> FinishedJobCounts:
+    """Split `total` jobs into delivered and dead jobs.
+
+    `sampled` jobs were read, `dead_sampled` of which are dead; `dead_counted` dead jobs were found
+    separately, which are all dead jobs if `complete`.
     """
-    # Those that were read last stand for all.
-    value = counted if complete else max(counted, total.share(bad, count))
+    # Extrapolate from the messages that were read.
+    value = dead_counted if complete else max(dead_counted, total.share(dead_sampled, sampled))
     dead = Count(value) if complete else Count(value, "about")
-    # An estimate can be below what was counted.
-    good = max(total.value - value, count - bad)
-    return Count(good, total.how if complete else "about"), dead
+    # An estimate can be below the number counted.
+    delivered = max(total.value - value, sampled - dead_sampled)
+    return Count(delivered, total.how if complete else "about"), dead
 
 
 def _count_dead(
     connection: Connection, dialect: Operations, queues: Collection[str]
 ) -> tuple[dict[str, int], bool]:
-    """How many of the last failed messages are of each of `queues`; whether these are all."""
+    """Count the last failed messages of each of `queues`.
+
+    The second value is True if there are no other failed messages.
+    """
     counts = dict.fromkeys(queues, 0)
     complete = True
     for state in sorted(UNCOMPLETED_STATES, key=lambda state: state.name):

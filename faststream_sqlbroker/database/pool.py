@@ -1,4 +1,4 @@
-"""Checks of the engine, its connection pool, and connections that callers give."""
+"""Check the engine, its connection pool, and connections that callers pass."""
 
 from typing import Any, TypeVar
 
@@ -12,18 +12,20 @@ from faststream_sqlbroker.schema.types import MYSQL
 AnyEngine = TypeVar("AnyEngine", AsyncEngine, Engine)
 
 DEFAULT_SIZE = 5
-"""Connections assumed of a pool that has no size (NullPool); SQLAlchemy's default pool_size."""
+"""Connections assumed for a pool without a size (NullPool); SQLAlchemy's default pool_size."""
 
 
-def refuse_shared(engine: AsyncEngine) -> None:
-    """Refuse an engine with one connection for all tasks: transactions on it are not separate.
+def refuse_shared_connection(engine: AsyncEngine) -> None:
+    """Refuse an engine with a single connection for all tasks.
+
+    Transactions on such an engine are not separate.
 
     Raises:
         SetupError: the engine has SQLite without a file, or a StaticPool.
     """
     database = engine.url.database
-    memory = not database or ":memory:" in database or "mode=memory" in str(engine.url)
-    if engine.dialect.name == "sqlite" and memory:
+    in_memory = not database or ":memory:" in database or "mode=memory" in str(engine.url)
+    if engine.dialect.name == "sqlite" and in_memory:
         msg = (
             "an in-memory SQLite database has one connection for all tasks, so transactions are "
             "not separate; give a file, for example sqlite+aiosqlite:///app.db"
@@ -39,15 +41,15 @@ def refuse_shared(engine: AsyncEngine) -> None:
 
 
 def size(engine: AsyncEngine) -> int:
-    """Connections that the pool keeps open."""
+    """Return the number of connections that the pool keeps open."""
     method: Any = getattr(engine.pool, "size", None)
     return int(method()) if callable(method) else DEFAULT_SIZE
 
 
 def transactional(engine: AnyEngine, level: str | None) -> AnyEngine:
-    """`engine` with the isolation level `level`, never AUTOCOMMIT, which has no transactions.
+    """Return `engine` with the isolation level `level`, but never AUTOCOMMIT.
 
-    It shares the pool of `engine`.
+    AUTOCOMMIT has no transactions. The result shares the pool of `engine`.
 
     Raises:
         SetupError: the engine's execution options have AUTOCOMMIT; they would override `level`.
@@ -58,108 +60,119 @@ def transactional(engine: AnyEngine, level: str | None) -> AnyEngine:
             "transactions: give the engine that it was made from"
         )
         raise SetupError(msg)
-    # Where create_engine keeps its isolation_level; there is no public way to it.
-    given = getattr(engine.dialect, "_on_connect_isolation_level", None)
-    if level is None and str(given).upper() == "AUTOCOMMIT":
+    # create_engine stores its isolation_level here; there is no public attribute.
+    engine_level = getattr(engine.dialect, "_on_connect_isolation_level", None)
+    if level is None and str(engine_level).upper() == "AUTOCOMMIT":
         level = "SERIALIZABLE" if engine.dialect.name == "sqlite" else "READ COMMITTED"
     return engine if level is None else engine.execution_options(isolation_level=level)
 
 
-def in_use(engine: AsyncEngine) -> int | None:
-    """Connections that the pool has given out; None if it does not count (NullPool)."""
+def count_in_use(engine: AsyncEngine) -> int | None:
+    """Return the connections in use, None if the pool does not count (NullPool)."""
     method: Any = getattr(engine.pool, "checkedout", None)
     return int(method()) if callable(method) else None
 
 
-def capacity(engine: AsyncEngine) -> int | None:
-    """Most connections that the pool gives; None if it sets no limit."""
-    # QueuePool has no public way to its limit.
+def get_capacity(engine: AsyncEngine) -> int | None:
+    """Return the maximum number of connections, None if the pool sets no limit."""
+    # QueuePool has no public attribute for its limit.
     overflow: Any = getattr(engine.pool, "_max_overflow", None)
     return None if not isinstance(overflow, int) or overflow < 0 else size(engine) + overflow
 
 
 def can_spare_one(engine: AsyncEngine) -> bool:
-    """Whether the pool gives more than one connection, so that one can be kept for listening."""
-    most = capacity(engine)
-    return most is None or most > 1
+    """Return True if the pool has at least two connections.
+
+    Then a connection can be kept for listening.
+    """
+    max_connections = get_capacity(engine)
+    return max_connections is None or max_connections > 1
 
 
 def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> str | None:
-    """The warning if the pool has fewer connections than the broker may use; else None."""
-    most = capacity(engine)
+    """Return a warning if the pool has fewer connections than the broker may use, or None."""
+    max_connections = get_capacity(engine)
     needed = for_subscribers + 1 + int(listening)
-    if most is None or most >= needed:
+    if max_connections is None or max_connections >= needed:
         return None
     listen = ", one for LISTEN" if listening else ""
     return (
-        f"the engine's pool gives at most {most} connections, but the broker may use {needed} "
-        f"({for_subscribers} for subscribers, one for publishing{listen}) "
+        f"the engine's pool gives at most {max_connections} connections, but the broker may use "
+        f"{needed} ({for_subscribers} for subscribers, one for publishing{listen}) "
         "besides the application's own: raise pool_size or max_overflow"
     )
 
 
-def handler_shortage(engine: AsyncEngine, places: int, handlers: int) -> str | None:
-    """The warning if `handlers` may run and fewer transactions can be open; else None.
+def get_handler_shortage(engine: AsyncEngine, slots: int, handlers: int) -> str | None:
+    """Return a warning if `handlers` may run and fewer transactions can be open, otherwise None.
 
     SQLite has one writer at a time with any pool, so it gets no warning.
     """
-    if places >= handlers or engine.dialect.name == "sqlite":
+    if slots >= handlers or engine.dialect.name == "sqlite":
         return None
-    most = capacity(engine)
-    if most is None:
+    max_connections = get_capacity(engine)
+    if max_connections is None:
         pool = f"sets no limit, and counts for {DEFAULT_SIZE} connections,"
-        cure = (
-            f"Give it limits, such as pool_size={DEFAULT_SIZE} and max_overflow={handlers - places}"
+        remedy = (
+            f"Give it limits, such as pool_size={DEFAULT_SIZE} and max_overflow={handlers - slots}"
         )
     else:
-        pool = f"gives at most {most} connections,"
-        cure = f"Raise its max_overflow by {handlers - places}"
+        pool = f"gives at most {max_connections} connections,"
+        remedy = f"Raise its max_overflow by {handlers - slots}"
     return (
         "transactional=True takes a connection for each handler that runs: by max_workers there "
-        f"may be {handlers} at a time, but the engine's pool, which {pool} leaves {places} for "
-        f"them besides the broker's own. The others wait. {cure}, or lower max_workers"
+        f"may be {handlers} at a time, but the engine's pool, which {pool} leaves {slots} for "
+        f"them besides the broker's own. The others wait. {remedy}, or lower max_workers"
     )
 
 
-def handler_places(
+def count_handler_slots(
     engine: AsyncEngine, for_subscribers: int, *, listening: bool, one_writer: bool
 ) -> int:
-    """Transactions that handlers may have open at a time; 0 if the pool is too small for one.
+    """Return the number of transactions that handlers may have open at a time, 0 without capacity.
 
     The broker's own connections are not counted: its loops must work while all handlers have
     theirs. SQLite has one writer at a time, so one is enough.
     """
-    most = capacity(engine)
-    left = (DEFAULT_SIZE if most is None else most) - for_subscribers - 1 - int(listening)
-    return max(0, min(left, 1) if one_writer else left)
+    max_connections = get_capacity(engine)
+    remaining = (
+        (DEFAULT_SIZE if max_connections is None else max_connections)
+        - for_subscribers
+        - 1
+        - int(listening)
+    )
+    return max(0, min(remaining, 1) if one_writer else remaining)
 
 
 def check_same_database(connection: Connection | None, engine: Engine) -> None:
     """Refuse a connection that is closed, or that leads to another database than `engine`.
 
     Raises:
-        PublishError: the connection is such a one; the text has both URLs without passwords.
+        PublishError: the connection is refused; the message has both URLs without passwords.
     """
     if connection is None or connection.closed:
         msg = "the given connection is closed; publish while its transaction is open"
         raise PublishError(msg)
     if connection.engine.pool is engine.pool:
         return
-    theirs = connection.engine.url
-    ours = engine.url
-    alike = _family(theirs.get_backend_name()) == _family(ours.get_backend_name())
-    same_place = (theirs.host, theirs.port, theirs.database) == (
-        ours.host,
-        ours.port,
-        ours.database,
+    other_url = connection.engine.url
+    broker_url = engine.url
+    same_family = _get_family(other_url.get_backend_name()) == _get_family(
+        broker_url.get_backend_name()
     )
-    if not (alike and same_place):
+    same_location = (other_url.host, other_url.port, other_url.database) == (
+        broker_url.host,
+        broker_url.port,
+        broker_url.database,
+    )
+    if not (same_family and same_location):
         msg = (
-            f"the given connection leads to {theirs.render_as_string()!r}, but the broker's tables "
-            f"are in {ours.render_as_string()!r}; use a connection to the broker's database"
+            f"the given connection leads to {other_url.render_as_string()!r}, but the broker's "
+            f"tables are in {broker_url.render_as_string()!r}; use a connection to the broker's "
+            "database"
         )
         raise PublishError(msg)
 
 
-def _family(backend: str) -> str:
+def _get_family(backend: str) -> str:
     return MYSQL[0] if backend in MYSQL else backend

@@ -1,7 +1,7 @@
-"""Jobs of pull consumers: which there are, and what their clients do with them.
+"""List and change the jobs of pull consumers.
 
-A job's row is locked before its state is judged, so of two requests the second sees what the first
-has done. What a lease allows is decided by the database's clock. Each operation is one transaction.
+A job's row is locked before its state is checked, so of two requests the second sees the result of
+the first. The database's clock decides what a lease allows. Each operation is one transaction.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.schema.types import clock
 
 CONSUMING = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
-"""What a consumer's requests do in the database."""
+"""The database activities of a consumer's requests."""
 _RULES = SettleRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRequest:
-    """What a consumer asks for one of its jobs."""
+    """A consumer's request to change a job."""
 
     queue: str
     job: int
@@ -44,28 +44,28 @@ class ChangeRequest:
     """Seconds, for a start."""
     with_timeout: bool = False
     token: UUID | None = None
-    """The lease that the consumer believes to have; None: it does not say."""
+    """The lease that the consumer believes to have; None if the request does not name it."""
 
 
-Verdict = Literal["done", "not_found", "over", "refused", "lost", "paused", "expired", "push"]
+ChangeStatus = Literal["done", "not_found", "over", "refused", "lost", "paused", "expired", "push"]
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What became of it."""
+    """The result of a change request."""
 
-    verdict: Verdict
-    """"over": its time is over, so `end_leases` comes first."""
+    verdict: ChangeStatus
+    """"over": the job's lease or lifetime is over, so call `end_leases` first."""
     state: JobState | None = None
-    """Where the job was."""
+    """The job's state before the change."""
     lease: UUID | None = None
-    """Of a job that was started."""
+    """The lease of a job that was started."""
     started: ClaimedMessage | None = None
     ended: Settlement | None = None
 
 
-class PullStore:
-    """Reads and writes jobs.
+class PullJobStore:
+    """The jobs of pull consumers.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -78,26 +78,26 @@ class PullStore:
 
     @property
     def has_archive(self) -> bool:
-        """Whether finished jobs can be kept, which their states need."""
+        """True if finished jobs can be kept, which their states need."""
         return self._dialect.has_archive
 
     @property
     def takes_without_lock(self) -> bool:
-        """Whether a job may be taken while its consumer's type changes, and a little later."""
+        """True if a job may be claimed while the consumer's type changes, and a little later."""
         return self._dialect.quick_jobs is not None
 
     async def queued(
         self, queue: str, after: str | None, limit: int, *, gone: bool = True
     ) -> JobsPage:
-        """A page of the jobs that are due; with `gone`, also of those that have expired long ago.
+        """List a page of due jobs; with `include_expired`, also jobs that expired long ago.
 
         Raises:
-            NotACursorError: `after` is not of such a list.
+            NotACursorError: `after` is not a cursor of this list.
         """
-        quick = self._dialect.quick_jobs
-        if quick is not None and after is None:
-            first = quick.first(queue, limit, gone=gone)
-            page: JobsPage = await self._database.run(first, *CONSUMING, write=False)
+        single_statement_jobs = self._dialect.quick_jobs
+        if single_statement_jobs is not None and after is None:
+            first_page = single_statement_jobs.build_first_page(queue, limit, include_expired=gone)
+            page: JobsPage = await self._database.run(first_page, *CONSUMING, write=False)
             return page
         return await self._database.run(
             lambda c: pull_jobs.queued(c, self._dialect, queue, after, limit, gone=gone),
@@ -106,7 +106,7 @@ class PullStore:
         )
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
-        """One job, live or archived."""
+        """Read a job, live or archived."""
 
         def read(connection: Connection) -> PullJob | None:
             return pull_jobs.read_job(connection, self._dialect, queue, job_id)
@@ -116,8 +116,10 @@ class PullStore:
     async def end_leases(
         self, queue: str, max_retries: float, job_id: int | None = None
     ) -> list[Settlement]:
-        """Give back jobs of `queue` whose time is over, or the one with `job_id`; the ends of those
-        that had it too often.
+        """Release jobs of `queue` with an expired lease, or only the job `job_id`.
+
+        Returns:
+            The ends of jobs that had too many deliveries.
         """
 
         def work(connection: Connection) -> list[Settlement]:
@@ -128,32 +130,35 @@ class PullStore:
         return await self._database.run(work, *CONSUMING)
 
     async def give_up(self, queue: str) -> None:
-        """Give back all jobs that are in flight; those that an operator has cancelled end."""
+        """Release all jobs that are in flight; jobs cancelled by an operator end."""
         await self._database.run(
             lambda c: pull_jobs.end_leases(c, self._dialect, queue, ended=False), *CONSUMING
         )
 
     async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
-        """Discard those of the jobs `ids` that wait and have expired."""
+        """Discard the waiting jobs of `ids` that have expired."""
         token = uuid4()
 
         def work(connection: Connection) -> None:
-            # Leased as any other: one that was dead since, and was taken again, lives.
+            # Claim the jobs, so that a job that died and was restarted since is not discarded.
             rows = self._dialect.claim_ids(connection, ids, [queue], 1.0, token)
-            ends = [_expiry(row) or settle(row, Release(), _RULES, ended_after=0.0) for row in rows]
-            if ends:
-                self._dialect.settle(connection, ends)
+            settlements = [
+                _build_expiry(row) or settle(row, Release(), _RULES, ended_after=0.0)
+                for row in rows
+            ]
+            if settlements:
+                self._dialect.settle(connection, settlements)
 
         await self._database.run(work, *CONSUMING)
 
     async def change(self, request: ChangeRequest) -> Changed:
-        """Lead the job to the state that is asked for, if that is allowed."""
-        # Drawn once: a repeated transaction gives the same lease, and knows it.
+        """Change the job to the requested state, if that is allowed."""
+        # Draw the token once: a repeated transaction then recognises its own lease.
         token = uuid4()
-        quick = self._quick_change(request, token)
-        if quick is not None:
+        query = self._build_quick_change(request, token)
+        if query is not None:
             with suppress(UnknownOutcomeError):
-                if (changed := await self._database.run(quick, *CONSUMING)) is not None:
+                if (changed := await self._database.run(query, *CONSUMING)) is not None:
                     return changed
 
         def work(connection: Connection) -> Changed:
@@ -164,21 +169,30 @@ class PullStore:
         except UnknownOutcomeError:
             return await self._database.run(work, *CONSUMING)
 
-    def _quick_change(self, request: ChangeRequest, token: UUID) -> Query[Changed | None] | None:
-        """The change in one statement, if the database has one: done, or None and nothing done."""
-        quick = self._dialect.quick_jobs
-        if quick is None:
+    def _build_quick_change(
+        self, request: ChangeRequest, token: UUID
+    ) -> Query[Changed | None] | None:
+        """Build the change as a single statement, None if the database has no such statement.
+
+        The query's result is None if nothing was changed.
+        """
+        single_statement_jobs = self._dialect.quick_jobs
+        if single_statement_jobs is None:
             return None
         if request.wanted is JobState.INFLIGHT:
-            taking = quick.take(request.queue, request.job, request.lease, token)
-            return taking.then(lambda row: Changed("done", JobState.QUEUED, token, row))
+            claim = single_statement_jobs.build_claim(
+                request.queue, request.job, request.lease, token
+            )
+            return claim.map_result(lambda row: Changed("done", JobState.QUEUED, token, row))
         if request.wanted is JobState.DELIVERED and not request.with_timeout:
-            delivering = quick.deliver(request.queue, request.job, request.token)
-            return delivering.then(lambda end: Changed("done", JobState.INFLIGHT, ended=end))
+            delivery = single_statement_jobs.build_deliver(
+                request.queue, request.job, request.token
+            )
+            return delivery.map_result(lambda end: Changed("done", JobState.INFLIGHT, ended=end))
         return None
 
     def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> Changed:
-        # Before the job is locked: who changes the type locks the consumer first, too.
+        # Lock the consumer before the job, in the same order as a change of the consumer's type.
         starts = request.wanted is JobState.INFLIGHT
         if starts and not self._is_pulled(connection, request.queue):
             return Changed("push")
@@ -186,20 +200,20 @@ class PullStore:
         if job is None:
             return Changed("not_found")
         if job.token == token:
-            # This request has taken it already, and the answer to that COMMIT was lost.
+            # This request has claimed the job already, and the answer to that COMMIT was lost.
             return Changed("done", job.state, lease=token)
-        if (verdict := _refusal(request, job)) is not None:
-            return Changed(verdict, job.state)
+        if (status := _check_request(request, job)) is not None:
+            return Changed(status, job.state)
         if job.state is request.wanted:
             return Changed("done", job.state)
         if starts:
             return self._start(connection, request, job, token)
-        end = _end(job, request.wanted)
-        self._dialect.settle(connection, [end])
-        return Changed("done", job.state, ended=end)
+        settlement = _build_settlement(job, request.wanted)
+        self._dialect.settle(connection, [settlement])
+        return Changed("done", job.state, ended=settlement)
 
     def _is_pulled(self, connection: Connection, queue: str) -> bool:
-        """Whether `queue` is a pull consumer's, which it stays until the end of the transaction."""
+        """Return True if `queue` is a pull consumer's, until the end of the transaction."""
         scope, key = place_of_consumer(*queue.split("/", 1))
         c = self._table.c
         of_consumer = select(c.key, c.info).where(c.scope == scope, c.key == key)
@@ -209,65 +223,65 @@ class PullStore:
     def _start(
         self, connection: Connection, request: ChangeRequest, job: PullJob, token: UUID
     ) -> Changed:
-        """Lease the locked job; a dead one comes back from the archive first."""
+        """Lease the locked job; a dead job returns from the archive first."""
         pause = select(self._table.c.key).where(
             pause_of(self._table, request.queue), is_lasting(self._table)
         )
         if connection.execute(pause).first() is not None:
             return Changed("paused", job.state)
         if job.state is JobState.DEAD:
-            self._bring_back(connection, job.id)
+            self._restore_from_archive(connection, job.id)
         rows = self._dialect.claim_ids(connection, [job.id], [request.queue], request.lease, token)
         if not rows:
             return Changed("refused", job.state)
-        if (end := _expiry(rows[0])) is not None:
-            self._dialect.settle(connection, [end])
-            return Changed("expired", job.state, ended=end)
+        if (settlement := _build_expiry(rows[0])) is not None:
+            self._dialect.settle(connection, [settlement])
+            return Changed("expired", job.state, ended=settlement)
         return Changed("done", job.state, token, rows[0])
 
-    def _bring_back(self, connection: Connection, job_id: int) -> None:
+    def _restore_from_archive(self, connection: Connection, job_id: int) -> None:
         archive = self._dialect.tables.archive
         assert archive is not None  # noqa: S101 - it was found there
-        new = {
+        new_values = {
             "state": literal(MessageState.PENDING.name),
             "publish_count": archive.c.publish_count + 1,
-            # One that has ended before its first delivery is retried, too.
+            # A job that ended before its first delivery is retried, too.
             "deliveries_count": case(
                 (archive.c.deliveries_count < 1, 1), else_=archive.c.deliveries_count
             ),
             "next_attempt_at": clock(),
-            # Both are over by now: who starts it wants it to run.
+            # Clear the expiry and the dedup_id: an explicit start must run the job in any case.
             "expires_at": None,
             "dedup_id": None,
         }
-        # The row is locked by now, and a prune of its window may wait for it: the database then
-        # ends one of the two with an error that passes.
+        # The row is already locked, and a prune of its window may wait for it. The database then
+        # ends one of the two transactions with a transient error.
         records = lock_records(connection, self._dialect, [job_id])
-        bring_back(connection, self._dialect, [job_id], new, records)
+        bring_back(connection, self._dialect, [job_id], new_values, records)
 
 
-def _expiry(row: ClaimedMessage) -> Settlement | None:
-    """The end of a job that has expired before its claim; None: it has not."""
+def _build_expiry(row: ClaimedMessage) -> Settlement | None:
+    """Build the end of a job that had expired before the claim, None for other jobs."""
     if row.expires_at is None or row.expires_at > row.acquired_at:
         return None
     return settle(row, Discard(EXPIRED), _RULES, ended_after=0.0, attempted=False)
 
 
-def _end(job: PullJob, state: JobState) -> Settlement:
-    """The end of a job that its consumer has done, or gives up."""
+def _build_settlement(job: PullJob, state: JobState) -> Settlement:
+    """Build the end of a job that the consumer has finished or rejected."""
     assert job.token is not None  # noqa: S101 - it is in flight
     if state is JobState.DELIVERED:
         return Settlement(job.id, job.token, MessageState.COMPLETED, ended_after=job.age)
     return Settlement(job.id, job.token, MessageState.FAILED, ended_after=job.age, reason=REJECTED)
 
 
-def _refusal(request: ChangeRequest, job: PullJob) -> Verdict | None:
-    """Why the job does not change; None: it does, or is in that state already."""
+def _check_request(request: ChangeRequest, job: PullJob) -> ChangeStatus | None:
+    """Return the reason to refuse the change, None if allowed or already done."""
     if job.over:
         return "over"
     allowed = is_allowed(job.state, request.wanted, with_timeout=request.with_timeout)
     if request.token is not None and request.token != job.token:
-        # It wants to end what it no longer has; to start it anew is another matter.
+        # The consumer wants to end a job that it no longer holds; a new start is not affected.
         ends = not allowed and request.wanted is not JobState.INFLIGHT
         if ends or job.state is JobState.INFLIGHT:
             return "lost"

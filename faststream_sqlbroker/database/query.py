@@ -1,4 +1,4 @@
-"""A transaction of one statement: it can also run in autocommit, on the driver's connection."""
+"""A transaction of one statement, which can also run in autocommit on the driver's connection."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Work = Callable[[Connection], T]
 
 @dataclass(slots=True)
 class Query(Generic[T]):
-    """A statement, its binds, and how its rows are read.
+    """A statement with binds and a reader of the rows.
 
     Called with a connection it runs through SQLAlchemy like any other work of a transaction;
     `database.driver` may send it on the driver's own connection instead, without BEGIN and COMMIT.
@@ -26,14 +26,14 @@ class Query(Generic[T]):
     read: Callable[[Iterable[Sequence[Any]]], T]
 
     def __call__(self, connection: Connection) -> T:
-        """Run it in the transaction of `connection`."""
+        """Run the statement in the transaction of `connection`."""
         return self.read(connection.execute(self.clause, self.binds))
 
-    def then(self, made: Callable[[Any], T2]) -> "Query[T2 | None]":
-        """The same statement; what it has found is made into something else, None stays None."""
+    def map_result(self, convert: Callable[[Any], T2]) -> "Query[T2 | None]":
+        """Return the same statement with a converted result; None stays None."""
 
         def read(rows: Iterable[Sequence[Any]]) -> T2 | None:
-            found = self.read(rows)
-            return None if found is None else made(found)
+            result = self.read(rows)
+            return None if result is None else convert(result)
 
         return Query(self.clause, self.binds, read)

@@ -1,8 +1,8 @@
-"""What waits in each queue, for metrics.
+"""The state of each queue, for metrics.
 
-No statement counts a whole table. The names of the queues are found by a step from each to the
-next. The messages of a queue and a priority are three ranges of an index: those that are due, those
-that are not, and those that stand by. Each is counted up to a limit.
+No statement counts a whole table. The names of the queues are found by an index skip scan. The
+messages of a queue and a priority are three ranges of an index: due, delayed, and standby messages.
+Each is counted up to a limit.
 """
 
 from collections import Counter
@@ -20,13 +20,14 @@ from faststream_sqlbroker.database.parts.sizes import chunks
 
 MAX_QUEUES_TOGETHER = 16
 """Queues that are counted in one transaction, so that none lasts long: a snapshot that is held
-keeps dead rows."""
+keeps dead rows.
+"""
 MAX_COUNTED = 100_000
-"""Messages that are counted of a queue, of each kind: some 20 ms each."""
+"""Messages of each state that are counted in a queue: some 20 ms each."""
 
 
 class QueueStates:
-    """Reads it; each operation is one transaction.
+    """The states of all queues; each operation is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -37,7 +38,7 @@ class QueueStates:
         self._dialect = database.dialect
 
     async def read(self) -> list[QueueState]:
-        """The state of each queue that has a message or a live subscriber, by name.
+        """Read the state of each queue that has a message or a live subscriber, by name.
 
         At most 500 queues; at most 100 000 messages of each are counted as ready, as delayed, as in
         flight and as standing by. The queues are read one after the other, in several transactions.
@@ -48,8 +49,12 @@ class QueueStates:
         )
         states: list[QueueState] = []
         for part in chunks(live.names, MAX_QUEUES_TOGETHER):
-            look = partial(read_states, dialect=dialect, queues=part, subscribers=live.subscribers)
-            states += await self._database.run(look, Activity.CONSUME, Activity.STATE, write=False)
+            read_part = partial(
+                read_states, dialect=dialect, queues=part, subscribers=live.subscribers
+            )
+            states += await self._database.run(
+                read_part, Activity.CONSUME, Activity.STATE, write=False
+            )
         return states
 
 
@@ -59,7 +64,7 @@ def read_states(
     queues: Sequence[str],
     subscribers: Counter[str],
 ) -> list[QueueState]:
-    """The state of each of `queues`, which have so many live `subscribers`."""
+    """Read the state of each of `queues`; `subscribers` counts live subscribers by queue."""
     ready = Counter[str]()
     delayed = Counter[str]()
     standing = Counter[str]()

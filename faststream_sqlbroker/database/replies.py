@@ -1,7 +1,7 @@
 """Replies to the requests of this process; each operation is one transaction.
 
 They are messages in a queue that only this process reads, so a reply needs no lease: it is read,
-handed over, and deleted by its id. What a process leaves behind is removed by heartbeats
+handed over, and deleted by its id. Heartbeats remove what a process leaves behind
 (`database.parts.replies`).
 """
 
@@ -23,7 +23,7 @@ _NO_TOKEN = UUID(int=0)
 
 
 class ReplyStore:
-    """Reads and removes replies in a queue that only this process reads.
+    """Replies in a queue that only this process reads.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -35,7 +35,10 @@ class ReplyStore:
         self._table = database.tables.policy_state
 
     async def read(self, queue: str) -> list[ClaimedMessage]:
-        """The replies in `queue`, at most `MAX_REPLIES`; they stay there, without a lease."""
+        """Read up to `MAX_REPLIES` replies in `queue`, without a lease.
+
+        The replies stay in the queue.
+        """
 
         def read(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
             return self._dialect.claimed(rows, _NO_TOKEN)
@@ -44,26 +47,32 @@ class ReplyStore:
         return await self._database.run(query, Activity.REQUEST, write=False)
 
     async def remove(self, ids: Sequence[int]) -> None:
-        """Delete these replies; nothing of them is archived."""
+        """Delete the replies `ids`; nothing is archived."""
         await self._database.run(self._dialect.removing(ids), Activity.REQUEST)
 
     async def note_queue(self, queue: str, seconds: float) -> None:
-        """Note that `queue` is used for `seconds` from now; then any process may clear it."""
+        """Record that `queue` is used for `seconds` from now.
+
+        After that any process may clear the queue.
+        """
         binds = {"scope": SCOPE, "key": queue, "used": round(seconds * 1_000_000)}
         values = {"created_at": clock(), "expires_at": later(bindparam("used"))}
 
-        def note(connection: Connection) -> None:
+        def register(connection: Connection) -> None:
             upsert(connection, self._table, [binds], replaced=["expires_at"], **values)
 
-        await self._database.run(note, Activity.REQUEST)
+        await self._database.run(register, Activity.REQUEST)
 
     async def leave_queue(self, queue: str, *, forget: bool) -> None:
-        """Clear `queue`; with `forget` no reply is to come, and it is no longer noted."""
+        """Clear `queue`; with `unregister`, also remove the registration.
+
+        Then no more replies are expected.
+        """
         c = self._table.c
 
-        def leave(connection: Connection) -> None:
+        def clear(connection: Connection) -> None:
             remove_replies(self._dialect, connection, queue, everything=True)
             if forget:
                 connection.execute(delete(self._table).where(c.scope == SCOPE, c.key == queue))
 
-        await self._database.run(leave, Activity.REQUEST)
+        await self._database.run(clear, Activity.REQUEST)

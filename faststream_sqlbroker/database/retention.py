@@ -1,5 +1,6 @@
-"""Removes finished messages from the archive by their age and their number, the oldest first, a few
-in each transaction; and adds and drops its partitions.
+"""Retention of the archive: remove finished messages by age and number, and manage partitions.
+
+The oldest messages are removed first, a few in each transaction.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +27,7 @@ from faststream_sqlbroker.core.retention import Place, Pruned, Retention, Step
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.loaded_windows import REST, LoadedPruner, LoadedWindows
+from faststream_sqlbroker.database.loaded_windows import REST_FACTOR, LoadedPruner, LoadedWindows
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.loaded_windows import archive_of, behind
@@ -38,7 +39,7 @@ from faststream_sqlbroker.schema.types import MYSQL, later
 
 
 class ArchivePartitions:
-    """Only for PostgreSQL's archives with partitions.
+    """Partitions of an archive in PostgreSQL.
 
     Raises (from every operation):
         AccessError: the user is not the archive's owner.
@@ -53,30 +54,36 @@ class ArchivePartitions:
 
     @property
     def there(self) -> bool:
-        """Whether the archive has partitions."""
+        """True if the archive has partitions."""
         return self._config.archive_partitions is not None
 
     async def add(self, by: str | None = None) -> str | None:
-        """Make the next that is missing, and note who did unless `by` is None; its name, or None:
-        none is missing.
+        """Add the next missing partition, and record the operator unless `by` is None.
+
+        Returns:
+            The partition's name, None if none is missing.
         """
         return await self._run(lambda c: add_noted(c, self._dialect, self._config, by))
 
     async def drop(self, before: datetime, *, empty: bool) -> str | None:
-        """Drop the oldest that ended by `before`, with `empty` one without rows; its name."""
+        """Drop the oldest partition that ended by `before`; return the name.
+
+        With `empty`, only a partition without rows.
+        """
         return await self._run(
             lambda c: partitions.drop_partition(c, self._config, before, empty=empty)
         )
 
     async def _run(self, work: Callable[[Connection], str | None]) -> str | None:
-        # Who waits for a lock on the archive holds up all that comes later: rather try again.
-        return await self._database.run(work, patient=False)
+        # A statement that waits for a lock on the archive blocks all later statements, so do not
+        # repeat it here.
+        return await self._database.run(work, retry_lock_timeout=False)
 
 
 def add_noted(
     connection: Connection, dialect: Dialect, config: SqlBrokerSchemaConfig, by: str | None
 ) -> str | None:
-    """Make the next partition that is missing; unless `by` is None, the audit names who did."""
+    """Add the next missing partition; unless `by` is None, the audit names the operator."""
     name = partitions.add_partition(connection, config)
     if name is not None and by is not None:
         note_action(connection, dialect, "add_partition", by, {"partition": name})
@@ -87,18 +94,19 @@ T = TypeVar("T")
 
 BATCH = 1_000
 """Rows that one transaction removes: it locks them until it commits, some 20 ms."""
-WALK = 20_000
-"""Rows that one statement walks over to find the newest `max_rows`."""
-FROM_START = 3_600.0
-"""Seconds after which a pass begins at the oldest row again. Others begin where the last one ended:
-what is kept for longer is not read each time."""
-ENDED = (MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED)
-UNENDED = "it has not ended, or was cut off; what it has removed until then is gone"
-"""Of the entry in the audit while a prune runs."""
+MAX_SCANNED_ROWS = 20_000
+"""Rows that one statement scans to find the newest `max_rows`."""
+FULL_SCAN_INTERVAL = 3_600.0
+"""Seconds after which a pass starts at the oldest row again. Other passes start where the last pass
+ended, so rows with a longer retention are not read each time.
+"""
+ENDED_STATES = (MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED)
+UNFINISHED_NOTE = "it has not ended, or was cut off; what it has removed until then is gone"
+"""The note of the audit entry while a prune runs."""
 
 
 class ArchiveRetention:
-    """Looks for old messages and removes them.
+    """The removal of old messages from the archive.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -114,17 +122,17 @@ class ArchiveRetention:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
         self.loaded = LoadedWindows(database)
-        """What exports have recorded."""
+        """The records of exports."""
 
     async def cutoff(self, age: float) -> datetime:
-        """The moment `age` seconds ago, by the database's clock."""
+        """Return the time `age` seconds ago, by the database's clock."""
         ago = select(later(literal_column(str(-round(age * 1_000_000)))))
         return await self._read(lambda connection: connection.execute(ago).scalar_one())
 
     async def remove(self, state: MessageState, before: datetime, after: Place | None) -> Step:
-        """Remove the first messages of `state` behind `after` that were archived before `before`.
+        """Remove the first messages of `state` after `after` that were archived before `before`.
 
-        Repeated after an unknown outcome it goes on: what is gone is not found again.
+        Repeated after an unknown outcome it goes on: removed messages are not found again.
         """
 
         def remove(connection: Connection) -> Step:
@@ -132,22 +140,25 @@ class ArchiveRetention:
             if not rows:
                 return Step(0, None)
             archive = archive_of(self._dialect)
-            # A message that was brought back and has ended again since has another moment.
-            old = delete(archive).where(
+            # A message that was brought back and has ended again since has a later time, which this
+            # condition does not match.
+            delete_old = delete(archive).where(
                 archive.c.state == state.name, archive.c.archived_at < before
             )
             removed = 0
             for ids in chunks([row.id for row in rows]):
-                removed += connection.execute(old.where(archive.c.id.in_(ids))).rowcount
+                removed += connection.execute(delete_old.where(archive.c.id.in_(ids))).rowcount
             return Step(removed, Place(rows[-1].archived_at, rows[-1].id))
 
         return await self._database.run(remove, Activity.PRUNE)
 
     async def count(self, state: MessageState, before: datetime, after: Place | None) -> Step:
-        """As `remove`, but only count, `WALK` at a time."""
+        """Count the messages that `remove` would remove, `MAX_SCANNED_ROWS` at a time."""
 
         def count(connection: Connection) -> Step:
-            rows = connection.execute(self._oldest(state, before, after).limit(WALK)).all()
+            rows = connection.execute(
+                self._oldest(state, before, after).limit(MAX_SCANNED_ROWS)
+            ).all()
             return Step(len(rows), Place(rows[-1].archived_at, rows[-1].id) if rows else None)
 
         return await self._read(count)
@@ -156,63 +167,69 @@ class ArchiveRetention:
         self, state: MessageState, before: datetime, after: Place | None
     ) -> Select[tuple[datetime, int]]:
         c = archive_of(self._dialect).c
-        # By age first: COMPLETED rows have no index of their own, and what is kept for longer lies
-        # between them. A pass begins behind what it has seen, so it reads those once.
+        # Filter by age first: COMPLETED rows have no index of their own, and rows with a longer
+        # retention lie between them. A pass continues after the last row it has seen, so it reads
+        # those once.
         statement = select(c.archived_at, c.id).where(c.archived_at < before)
         if state is MessageState.COMPLETED or self._dialect.name in MYSQL:
             statement = statement.where(c.state == state.name)
         else:
-            # Written out, not bound: a partial index serves only conditions that imply its own.
+            # Use a literal instead of a bind: a partial index serves only conditions that imply its
+            # own condition.
             statement = statement.where(c.state == literal_column(f"'{state.name}'"))
         return statement.where(behind(self._dialect, after)).order_by(c.archived_at, c.id)
 
-    async def before_newest(self, number: int) -> datetime | None:
-        """The moment before which messages lie that are not among the `number` newest; None: there
-        are none. Those of that very moment stay.
-        """
-        place: Place | None = None
-        left = number
-        while left > 0:
-            part = min(left, WALK)
-            place = await self._read(partial(self._walk, number=part, place=place))
-            if place is None:
-                return None
-            left -= part
-        return None if place is None else place.at
+    async def find_time_before_newest(self, number: int) -> datetime | None:
+        """Find the time before which messages are not among the `number` newest.
 
-    def _walk(self, connection: Connection, *, number: int, place: Place | None) -> Place | None:
-        """The row that `number` newer ones lie before, from `place` on; None: there are not so
-        many.
+        None if there are no such messages. Messages of exactly that time stay.
         """
+        position: Place | None = None
+        remaining = number
+        while remaining > 0:
+            step = min(remaining, MAX_SCANNED_ROWS)
+            position = await self._read(partial(self._skip_newest, number=step, position=position))
+            if position is None:
+                return None
+            remaining -= step
+        return None if position is None else position.at
+
+    def _skip_newest(
+        self, connection: Connection, *, number: int, position: Place | None
+    ) -> Place | None:
+        """Find the row after `number` newer rows, from `position` on; None if there are fewer."""
         c = archive_of(self._dialect).c
         statement = select(c.archived_at, c.id)
-        if place is not None:
+        if position is not None:
             statement = statement.where(
-                or_(c.archived_at < place.at, and_(c.archived_at == place.at, c.id < place.id)),
-                c.archived_at <= place.at,
+                or_(
+                    c.archived_at < position.at,
+                    and_(c.archived_at == position.at, c.id < position.id),
+                ),
+                c.archived_at <= position.at,
             )
         newest = statement.order_by(c.archived_at.desc(), c.id.desc())
         row = connection.execute(newest.offset(number - 1).limit(1)).first()
         return None if row is None else Place(row.archived_at, row.id)
 
-    async def note_prune(self, by: str, given: Mapping[str, Any]) -> Job:
-        """An entry of the audit for a prune that begins; None in `given` is left out."""
-        arguments = {name: value for name, value in given.items() if value is not None}
-        job = Job(action="prune", by=by, arguments=arguments, note=UNENDED)
+    async def note_prune(self, by: str, options: Mapping[str, Any]) -> Job:
+        """Add an audit entry for a prune that starts; options that are None are left out."""
+        arguments = {name: value for name, value in options.items() if value is not None}
+        job = Job(action="prune", by=by, arguments=arguments, note=UNFINISHED_NOTE)
 
         def add_job(connection: Connection) -> Job:
             return audit.add(connection, self._table, job, self._dialect.now(connection))
 
         return await self._database.run(add_job, Activity.OPERATE)
 
-    async def note_pruned(self, begun: Job, pruned: Pruned) -> None:
-        """Complete the entry `begun`: what the prune has removed."""
+    async def note_pruned(self, job: Job, pruned: Pruned) -> None:
+        """Complete the audit entry `job` with the number of removed messages."""
 
         def end_job(connection: Connection) -> None:
             dropped = {"partitions": pruned.partitions} if pruned.partitions else {}
             ended = replace(
-                begun,
-                arguments={**begun.arguments, **dropped},
+                job,
+                arguments={**job.arguments, **dropped},
                 state="ended",
                 note=None,
                 expected=pruned.rows,
@@ -228,96 +245,97 @@ class ArchiveRetention:
 
 
 class Pruner:
-    """Removes what `Retention` says from the archive of one broker."""
+    """Removes messages from the archive of a broker by the rules of `Retention`."""
 
     def __init__(self, rows: ArchiveRetention, retention: Retention, clock: Clock) -> None:
-        """Nothing is removed before `prune`."""
+        """Store the rules; nothing is removed before `prune`."""
         self._rows = rows
         self._retention = retention
         self._clock = clock
         self._ages = retention.ages
-        self._reached: dict[MessageState, Place] = {}
-        self._began_at = float("-inf")
-        self._loaded: LoadedPruner | None = None
+        self._positions: dict[MessageState, Place] = {}
+        self._started_at = float("-inf")
+        self._loaded_pruner: LoadedPruner | None = None
         if retention.unless_loaded_by is not None:
-            self._loaded = LoadedPruner(rows.loaded, retention.unless_loaded_by, clock)
+            self._loaded_pruner = LoadedPruner(rows.loaded, retention.unless_loaded_by, clock)
 
     async def prune(
         self, *, dry_run: bool = False, keep: Callable[[], Awaitable[bool]] | None = None
     ) -> Pruned:
-        """Remove all that is old; of a dry run only count it.
+        """Remove all old messages, or only count in a dry run.
 
         Args:
             dry_run: Remove nothing.
-            keep: Asked before each step; false ends the pass.
+            keep: Called before each step; False ends the pass.
 
         Raises:
             StoreError: the database failed; what was removed until then is gone.
         """
         pruned = Pruned()
         now = self._clock.monotonic()
-        if dry_run or now - self._began_at >= FROM_START:
-            self._forget()
-            self._began_at = now
-        limits = await self._limits()
-        if self._loaded is not None:
-            await self._loaded.prune(limits, pruned, dry_run=dry_run, keep=keep)
-        # A row that goes with its partition costs no DELETE; one that a lake may lack never does.
+        if dry_run or now - self._started_at >= FULL_SCAN_INTERVAL:
+            self._reset()
+            self._started_at = now
+        limits = await self._find_limits()
+        if self._loaded_pruner is not None:
+            await self._loaded_pruner.prune(limits, pruned, dry_run=dry_run, keep_going=keep)
+        # A row that is dropped with its partition costs no DELETE. With a lake, only empty
+        # partitions are dropped, because a row may be missing in the lake.
         if not dry_run:
-            await self._drop_partitions(limits, pruned, empty=self._loaded is not None)
-        if self._loaded is None:
+            await self._drop_partitions(limits, pruned, empty=self._loaded_pruner is not None)
+        if self._loaded_pruner is None:
             for state, before in limits.items():
-                await self._state(state, before, pruned, dry_run=dry_run, keep=keep)
+                await self._prune_state(state, before, pruned, dry_run=dry_run, keep_going=keep)
         return pruned
 
     async def _drop_partitions(
         self, limits: Mapping[MessageState, datetime], pruned: Pruned, *, empty: bool
     ) -> None:
         """Drop the partitions in which every outcome is old."""
-        if not self._rows.partitions.there or set(limits) != set(ENDED):
+        if not self._rows.partitions.there or set(limits) != set(ENDED_STATES):
             return
         before = min(limits.values())
-        # Rows are deleted one by one where the user is not the owner, or a reader holds the lock.
+        # If the user is not the owner, or a reader holds the lock, the rows are deleted one by one.
         with suppress(AccessError, TransientStoreError):
             while name := await self._rows.partitions.drop(before, empty=empty):
                 pruned.partitions.append(name)
 
-    def _forget(self) -> None:
-        """Begin at the oldest row again."""
-        self._reached.clear()
-        if self._loaded is not None:
-            self._loaded.forget()
+    def _reset(self) -> None:
+        """Start at the oldest row again."""
+        self._positions.clear()
+        if self._loaded_pruner is not None:
+            self._loaded_pruner.reset()
 
-    async def _limits(self) -> dict[MessageState, datetime]:
-        """The moment before which messages of each state go."""
-        found = {state: await self._rows.cutoff(age) for state, age in self._ages.items()}
+    async def _find_limits(self) -> dict[MessageState, datetime]:
+        """Return the time before which messages of each state are removed."""
+        limits = {state: await self._rows.cutoff(age) for state, age in self._ages.items()}
         if self._retention.max_rows is not None:
-            by_number = await self._rows.before_newest(self._retention.max_rows)
+            by_number = await self._rows.find_time_before_newest(self._retention.max_rows)
             if by_number is not None:
-                for state in ENDED:
-                    found[state] = max(found.get(state, by_number), by_number)
-        return found
+                for state in ENDED_STATES:
+                    limits[state] = max(limits.get(state, by_number), by_number)
+        return limits
 
-    async def _state(
+    async def _prune_state(
         self,
         state: MessageState,
         before: datetime,
         pruned: Pruned,
         *,
         dry_run: bool,
-        keep: Callable[[], Awaitable[bool]] | None,
+        keep_going: Callable[[], Awaitable[bool]] | None,
     ) -> None:
-        act = self._rows.count if dry_run else self._rows.remove
-        place = self._reached.get(state)
-        while keep is None or await keep():
-            began = self._clock.monotonic()
-            step = await act(state, before, place)
+        run_step = self._rows.count if dry_run else self._rows.remove
+        position = self._positions.get(state)
+        while keep_going is None or await keep_going():
+            started_at = self._clock.monotonic()
+            step = await run_step(state, before, position)
             pruned.add(state, step.rows)
-            # No row was found. Fewer than a batch may mean that others removed some, so it is not
-            # taken for the end.
+            # No row was found. A batch that is not full is not the end: other processes may have
+            # removed some of its rows.
             if step.last is None:
                 return
-            place = step.last
+            position = step.last
             if not dry_run:
-                self._reached[state] = place
-                await self._clock.sleep(REST * (self._clock.monotonic() - began))
+                self._positions[state] = position
+                await self._clock.sleep(REST_FACTOR * (self._clock.monotonic() - started_at))

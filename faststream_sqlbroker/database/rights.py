@@ -1,4 +1,4 @@
-"""Which rights the broker's statements need.
+"""The rights that the broker's statements need.
 
 docs/howto/security.md lists them. Tests run with roles that have these rights and no others.
 """
@@ -14,23 +14,25 @@ from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import MYSQL
 
 
-class But(frozenset[str]):
-    """Stands for all columns of a table except the named ones."""
+class AllColumnsExcept(frozenset[str]):
+    """All columns of a table except the named columns."""
 
 
-ALL = But()
+ALL_COLUMNS = AllColumnsExcept()
 HIDDEN = ("payload", "headers")
-"""The columns of a message that an operator needs a right of its own for."""
+"""The columns of a message for which an operator needs a separate right."""
 LEASE = ("lease_token", "lease_expires_at")
 FIXED = ("id", "origin_id", "created_at", "expires_at")
-"""The columns of a live message that nothing changes."""
-SETTLED = But([*FIXED, "priority"])
-"""What claims and outcomes change."""
-REPAIRED = But([*FIXED, *HIDDEN, *LEASE, "acquired_at", "publish_count", "policy_key"])
-"""What operators change."""
-RELEASED = ("state", "acquired_at", *LEASE, "policy_marks")
-"""What changes when a lease is taken from its worker."""
-PUBLISHED = (
+"""The columns of a live message that never change."""
+SETTLE_COLUMNS = AllColumnsExcept([*FIXED, "priority"])
+"""The columns that claims and outcomes change."""
+EDIT_COLUMNS = AllColumnsExcept(
+    [*FIXED, *HIDDEN, *LEASE, "acquired_at", "publish_count", "policy_key"]
+)
+"""The columns that operators change."""
+RELEASE_COLUMNS = ("state", "acquired_at", *LEASE, "policy_marks")
+"""The columns that change when a lease is taken from its worker."""
+PUBLISH_COLUMNS = (
     "queue",
     "payload",
     "headers",
@@ -41,90 +43,98 @@ PUBLISHED = (
     "next_attempt_at",
     "expires_at",
 )
-"""What a publish writes; `insert_row` of the dialects has their values, in this order."""
-COUNTED = ("queue", "priority", "state", "next_attempt_at", "id", "claimable")
-MIRRORED = ("scope", "key", "info", "expires_at", "counter")
+"""The columns that a publish writes, in the order of their values in the dialects' `insert_row`."""
+COUNT_COLUMNS = ("queue", "priority", "state", "next_attempt_at", "id", "claimable")
+MIRROR_COLUMNS = ("scope", "key", "info", "expires_at", "counter")
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One kind of statement on one table."""
+    """A kind of statement on a table."""
 
     table: Table
     verb: str
     """SELECT, INSERT, UPDATE or DELETE; or USAGE, of the sequence of the table's ids."""
     columns: tuple[str, ...]
-    """The columns that must be allowed; none for DELETE and USAGE."""
-    whole: bool
-    """Whether a GRANT should name the table rather than columns."""
+    """The columns that must be allowed; empty for DELETE and USAGE."""
+    is_table_wide: bool
+    """True if a GRANT should name the table rather than columns."""
     activities: Activities
 
 
-class Need(NamedTuple):
-    """A right of an activity."""
+class RequiredRight(NamedTuple):
+    """A right that an activity needs."""
 
     table: str
     """The attribute of `Tables`."""
     verb: str
-    columns: Sequence[str] | But = ALL
-    named: bool = False
-    """Whether a GRANT names the columns, although they are all `But` some."""
+    columns: Sequence[str] | AllColumnsExcept = ALL_COLUMNS
+    by_column: bool = False
+    """True if a GRANT lists the columns, although `columns` is an `AllColumnsExcept`."""
 
 
-POSTGRESQL_PUBLISHES = (
+POSTGRESQL_PUBLISH_RIGHTS = (
     # A statement of several messages draws their ids itself.
-    Need("message", "INSERT", ("id",)),
-    Need("message", "USAGE", ()),
+    RequiredRight("message", "INSERT", ("id",)),
+    RequiredRight("message", "USAGE", ()),
     # RETURNING reads the id; ON CONFLICT the columns of its index.
-    Need("message", "SELECT", ("id", "queue", "dedup_id")),
+    RequiredRight("message", "SELECT", ("id", "queue", "dedup_id")),
 )
-_SCHEDULE = tuple(Need("policy_state", verb) for verb in ("SELECT", "INSERT", "UPDATE"))
-_STATE = (*_SCHEDULE, Need("policy_state", "DELETE", ()))
-_READ = Need("message", "SELECT")
-_DELETED = Need("message", "DELETE", ())
-_ARCHIVE = Need("archive", "INSERT")
-_NEEDS: Mapping[Activity, Sequence[Need]] = {
-    Activity.PUBLISH: (Need("message", "INSERT", PUBLISHED),),
-    Activity.MIRROR: (Need("policy_state", "INSERT", MIRRORED),),
-    Activity.COUNT: (Need("message", "SELECT", COUNTED),),
-    Activity.CONSUME: (_READ, Need("message", "UPDATE", SETTLED), _DELETED),
-    # A direct claim reads which queues are paused, and what correlation ids are made of. A
-    # subscriber's claims do not: its heartbeat tells it.
-    Activity.TAKE: (Need("policy_state", "SELECT"),),
-    # It notes the queue of its replies among the states.
+_SCHEDULE = tuple(RequiredRight("policy_state", verb) for verb in ("SELECT", "INSERT", "UPDATE"))
+_STATE = (*_SCHEDULE, RequiredRight("policy_state", "DELETE", ()))
+_READ = RequiredRight("message", "SELECT")
+_DELETED = RequiredRight("message", "DELETE", ())
+_ARCHIVE = RequiredRight("archive", "INSERT")
+_REQUIRED_RIGHTS: Mapping[Activity, Sequence[RequiredRight]] = {
+    Activity.PUBLISH: (RequiredRight("message", "INSERT", PUBLISH_COLUMNS),),
+    Activity.MIRROR: (RequiredRight("policy_state", "INSERT", MIRROR_COLUMNS),),
+    Activity.COUNT: (RequiredRight("message", "SELECT", COUNT_COLUMNS),),
+    Activity.CONSUME: (_READ, RequiredRight("message", "UPDATE", SETTLE_COLUMNS), _DELETED),
+    # A direct claim reads the paused queues and the input of correlation ids. A subscriber's claim
+    # does not, because its heartbeat reads them.
+    Activity.TAKE: (RequiredRight("policy_state", "SELECT"),),
+    # A request registers the queue of its replies in the policy state.
     Activity.REQUEST: (_READ, _DELETED, *_STATE),
     Activity.ARCHIVE: (_ARCHIVE,),
     Activity.STATE: _STATE,
     Activity.SCHEDULE: _SCHEDULE,
     Activity.LOCK: _SCHEDULE,
     Activity.OPERATE: (
-        Need("message", "SELECT", But(HIDDEN), named=True),
-        Need("archive", "SELECT", But(HIDDEN), named=True),
+        RequiredRight("message", "SELECT", AllColumnsExcept(HIDDEN), by_column=True),
+        RequiredRight("archive", "SELECT", AllColumnsExcept(HIDDEN), by_column=True),
         *_STATE,
     ),
-    Activity.INSPECT: (Need("message", "SELECT", HIDDEN), Need("archive", "SELECT", HIDDEN)),
+    Activity.INSPECT: (
+        RequiredRight("message", "SELECT", HIDDEN),
+        RequiredRight("archive", "SELECT", HIDDEN),
+    ),
     # A message that is cancelled is copied whole into the archive.
-    Activity.REPAIR: (_READ, Need("message", "UPDATE", REPAIRED, named=True), _DELETED, _ARCHIVE),
+    Activity.REPAIR: (
+        _READ,
+        RequiredRight("message", "UPDATE", EDIT_COLUMNS, by_column=True),
+        _DELETED,
+        _ARCHIVE,
+    ),
     Activity.REDRIVE: (
-        Need("message", "INSERT", But(LEASE)),
-        Need("archive", "SELECT"),
-        Need("archive", "DELETE", ()),
-        # Rows are locked first, for which PostgreSQL wants the right to change them.
-        Need("archive", "UPDATE", ("id",)),
+        RequiredRight("message", "INSERT", AllColumnsExcept(LEASE)),
+        RequiredRight("archive", "SELECT"),
+        RequiredRight("archive", "DELETE", ()),
+        # Rows are locked first, for which PostgreSQL requires the UPDATE right.
+        RequiredRight("archive", "UPDATE", ("id",)),
     ),
     Activity.PRUNE: (
-        Need("archive", "SELECT", ("id", "state", "archived_at")),
-        Need("archive", "DELETE", ()),
+        RequiredRight("archive", "SELECT", ("id", "state", "archived_at")),
+        RequiredRight("archive", "DELETE", ()),
     ),
     Activity.RELEASE: (
-        Need("message", "SELECT", ("id", "queue", *RELEASED, "attempts_count")),
-        Need("message", "UPDATE", RELEASED),
+        RequiredRight("message", "SELECT", ("id", "queue", *RELEASE_COLUMNS, "attempts_count")),
+        RequiredRight("message", "UPDATE", RELEASE_COLUMNS),
     ),
 }
 
 
-def rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
-    """The rights that the statements of `activities` need, one for each table and verb.
+def list_required_rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
+    """List the rights that the statements of `activities` need, merged by table and verb.
 
     Args:
         tables: The broker's tables.
@@ -133,30 +143,38 @@ def rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
     """
     merged: dict[tuple[Table, str], Right] = {}
     for activity in sorted(activities, key=lambda activity: activity.name):
-        needs = _NEEDS[activity]
+        required_rights = _REQUIRED_RIGHTS[activity]
         if activity is Activity.PUBLISH and dialect.name == "postgresql":
-            needs = (*needs, *POSTGRESQL_PUBLISHES)
-        for need in needs:
-            table: Table | None = getattr(tables, need.table)
+            required_rights = (*required_rights, *POSTGRESQL_PUBLISH_RIGHTS)
+        for required in required_rights:
+            table: Table | None = getattr(tables, required.table)
             if table is None:
                 continue
-            these = frozenset({activity})
-            whole = isinstance(need.columns, But) and not need.named
-            known = merged.get((table, need.verb), Right(table, need.verb, (), whole, these))
-            merged[table, need.verb] = Right(
+            activity_set = frozenset({activity})
+            is_table_wide = (
+                isinstance(required.columns, AllColumnsExcept) and not required.by_column
+            )
+            merged_right = merged.get(
+                (table, required.verb), Right(table, required.verb, (), is_table_wide, activity_set)
+            )
+            merged[table, required.verb] = Right(
                 table,
-                need.verb,
-                tuple(dict.fromkeys((*known.columns, *_columns(need, table, dialect.name)))),
-                known.whole or whole,
-                known.activities | these,
+                required.verb,
+                tuple(
+                    dict.fromkeys(
+                        (*merged_right.columns, *_list_columns(required, table, dialect.name))
+                    )
+                ),
+                merged_right.is_table_wide or is_table_wide,
+                merged_right.activities | activity_set,
             )
     return list(merged.values())
 
 
-def _columns(need: Need, table: Table, database: str) -> Sequence[str]:
-    # What MySQL and MariaDB generate to find messages by.
-    claimable = ["claimable"] if need.table == "message" and database in MYSQL else []
-    if not isinstance(need.columns, But):
-        return [name for name in need.columns if name != "claimable" or claimable]
-    names = [name for name in table.columns.keys() if name not in need.columns]  # noqa: SIM118
-    return [*names, *claimable] if need.verb == "SELECT" else names
+def _list_columns(required: RequiredRight, table: Table, database: str) -> Sequence[str]:
+    # The generated column of the ready index in MySQL and MariaDB.
+    claimable = ["claimable"] if required.table == "message" and database in MYSQL else []
+    if not isinstance(required.columns, AllColumnsExcept):
+        return [name for name in required.columns if name != "claimable" or claimable]
+    names = [name for name in table.columns.keys() if name not in required.columns]  # noqa: SIM118
+    return [*names, *claimable] if required.verb == "SELECT" else names

@@ -1,4 +1,4 @@
-"""The database itself: its clock, settings and tables, and what the server tells of its health.
+"""The database server: its clock, settings and tables, and the health that it reports.
 
 A statement about health reads the server's own views, locks nothing and returns a limited number of
 rows.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DatabaseServer:
-    """Asks the database, and makes its tables; each operation is one transaction.
+    """The server and the broker's tables; each operation is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -36,7 +36,7 @@ class DatabaseServer:
         self._tables = database.tables
 
     async def now(self) -> datetime:
-        """The database's clock (aware, UTC)."""
+        """Return the database's time (aware, UTC)."""
         return await self._database.run(self._dialect.now, write=False)
 
     async def setup(self) -> None:
@@ -44,9 +44,7 @@ class DatabaseServer:
         await self._database.run(self._dialect.setup, write=False)
 
     async def health(self) -> "DatabaseHealth":
-        """What the server tells this user: its version, transactions that are open for long, dead
-        rows.
-        """
+        """Read what the server shows this user: version, long transactions, dead rows."""
         from faststream_sqlbroker.core.health import DatabaseHealth  # noqa: PLC0415
 
         def read(connection: Connection) -> DatabaseHealth:
@@ -54,9 +52,9 @@ class DatabaseServer:
                 return _read_postgresql(connection, self._dialect)
             if self._dialect.name in MYSQL:
                 return _read_mysql(connection, self._dialect)
-            # A transaction of another process cannot be seen in SQLite; nothing is removed by a
-            # vacuum that would have to wait for it.
-            return DatabaseHealth(version=f"SQLite {_version(connection)}")
+            # SQLite does not show transactions of other processes, and has no vacuum that such a
+            # transaction could hold back.
+            return DatabaseHealth(version=f"SQLite {_format_version(connection)}")
 
         return await self._database.run(read, write=False)
 
@@ -71,15 +69,15 @@ class DatabaseServer:
         await self._database.run(lambda c: create_all(c, self._tables))
 
     async def differences(self) -> list[str]:
-        """How the tables differ from those this version needs, each with how to remove it."""
+        """List the differences of the tables from this version's schema, each with a remedy."""
         return await self._database.run(lambda c: differences(c, self._tables), write=False)
 
     async def has_notify_trigger(self) -> bool:
-        """Whether the table of messages has the triggers of `notify_trigger` (PostgreSQL)."""
+        """Return True if the message table has the triggers of `notify_trigger` (PostgreSQL)."""
         return await self._database.run(lambda c: has_notify_trigger(c, self._tables), write=False)
 
     async def schema_version(self) -> str | None:
-        """The newest migration that the tables note; None: another program migrates them."""
+        """Return the latest recorded migration, None if another program migrates the tables."""
         table = self._tables.version
 
         def read(connection: Connection) -> str | None:
@@ -100,9 +98,9 @@ def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHe
 
     sql = dialect.sql
     transactions = [
-        *_rows(connection, sql["health_sessions"]),
-        *_rows(connection, sql["health_prepared"]),
-        *_rows(connection, sql["health_slots"]),
+        *_iter_transactions(connection, sql["health_sessions"]),
+        *_iter_transactions(connection, sql["health_prepared"]),
+        *_iter_transactions(connection, sql["health_slots"]),
     ]
     hidden = connection.execute(sql["health_hidden"]).scalar_one()
     autovacuum = connection.execute(text("SELECT current_setting('autovacuum')")).scalar_one()
@@ -110,7 +108,7 @@ def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHe
     names = [quote(table) for table in dialect.tables.ours]
     tables = connection.execute(sql["health_tables"], {"names": names})
     return DatabaseHealth(
-        version=f"PostgreSQL {_version(connection)}",
+        version=f"PostgreSQL {_format_version(connection)}",
         transactions=oldest_first(transactions)[:MAX_SESSIONS],
         hidden=f"{hidden} sessions of other users: GRANT pg_read_all_stats" if hidden else None,
         tables=tuple(
@@ -132,10 +130,10 @@ def _read_mysql(connection: Connection, dialect: Operations) -> "DatabaseHealth"
     from faststream_sqlbroker.core.health import DatabaseHealth, oldest_first  # noqa: PLC0415
 
     name = "MariaDB" if is_mariadb(connection.dialect) else "MySQL"
-    version = f"{name} {_version(connection)}"
-    # Without PROCESS the server refuses to show InnoDB's transactions at all, own ones included.
+    version = f"{name} {_format_version(connection)}"
+    # Without PROCESS the server shows no InnoDB transactions at all, not even the user's own.
     try:
-        transactions = list(_rows(connection, dialect.sql["health_sessions"]))
+        transactions = list(_iter_transactions(connection, dialect.sql["health_sessions"]))
         backlog = connection.execute(dialect.sql["health_purge"]).scalar_one_or_none()
     except DBAPIError as error:
         if error.orig is None or error.orig.args[:1] != (NO_PROCESS,):
@@ -146,7 +144,9 @@ def _read_mysql(connection: Connection, dialect: Operations) -> "DatabaseHealth"
     )
 
 
-def _rows(connection: Connection, statement: TextClause) -> "Iterator[OpenTransaction]":
+def _iter_transactions(
+    connection: Connection, statement: TextClause
+) -> "Iterator[OpenTransaction]":
     from faststream_sqlbroker.core.health import OpenTransaction  # noqa: PLC0415
 
     for row in connection.execute(statement):
@@ -155,6 +155,6 @@ def _rows(connection: Connection, statement: TextClause) -> "Iterator[OpenTransa
         yield OpenTransaction(**values)
 
 
-def _version(connection: Connection) -> str:
+def _format_version(connection: Connection) -> str:
     info = connection.dialect.server_version_info or ()
     return ".".join(str(part) for part in info if isinstance(part, int))

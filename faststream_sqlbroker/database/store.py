@@ -1,4 +1,4 @@
-"""The broker's operations on the database, one method each; each is one transaction."""
+"""The broker's database operations, one method each; each is one transaction."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -36,7 +36,7 @@ from faststream_sqlbroker.database.dialects import Dialect, dialect_for
 from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.errors import ErrorClasses
-from faststream_sqlbroker.database.listen import listening
+from faststream_sqlbroker.database.listen import listen_on_channel
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.database.messages.inserts import Inserts
 from faststream_sqlbroker.database.parts import audit, cancels, policy_state
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.archive_growth import ArchiveGrowth
     from faststream_sqlbroker.database.bulk.store import JobStore
     from faststream_sqlbroker.database.dead_sessions import DeadSessionWatch
-    from faststream_sqlbroker.database.depths import Depths
+    from faststream_sqlbroker.database.depths import QueueDepths
     from faststream_sqlbroker.database.explain.explanations import Explanations
     from faststream_sqlbroker.database.locks import LockStore
     from faststream_sqlbroker.database.messages.ack_first import AckFirstStarts
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.overviews import QueueOverviews
     from faststream_sqlbroker.database.policies.policy_holds import PolicyHolds
     from faststream_sqlbroker.database.policies.store import PolicyStore
-    from faststream_sqlbroker.database.pull import PullStore
+    from faststream_sqlbroker.database.pull import PullJobStore
     from faststream_sqlbroker.database.queue_states import QueueStates
-    from faststream_sqlbroker.database.repairs import Repairs
+    from faststream_sqlbroker.database.repairs import MessageEdits
     from faststream_sqlbroker.database.replies import ReplyStore
     from faststream_sqlbroker.database.retention import ArchivePartitions, ArchiveRetention
     from faststream_sqlbroker.database.schedules import Schedules
@@ -76,14 +76,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Subject:
-    """A subject of the store, which is imported and made when it is first asked for: a process pays
-    for those that it uses.
+class _LazyAttribute:
+    """A store attribute whose class is imported and instantiated on first access.
+
+    A process pays only for the operations that it uses.
     """
 
-    def __init__(self, home: str, *arguments: str) -> None:
-        self._home = home
-        self._arguments = arguments
+    def __init__(self, path: str, *argument_names: str) -> None:
+        self._path = path
+        self._argument_names = argument_names
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -91,28 +92,28 @@ class _Subject:
     def __get__(self, store: Any, owner: type | None = None) -> Any:
         if store is None:
             return self
-        module, _, name = self._home.rpartition(".")
-        arguments = [getattr(store, argument) for argument in ("_database", *self._arguments)]
-        subject = getattr(import_module(f"{_PACKAGE}.{module}"), name)(*arguments)
-        # Two threads may have made it at once: both get the same one.
-        return vars(store).setdefault(self._name, subject)
+        module, _, class_name = self._path.rpartition(".")
+        arguments = [getattr(store, argument) for argument in ("_database", *self._argument_names)]
+        value = getattr(import_module(f"{_PACKAGE}.{module}"), class_name)(*arguments)
+        # Two threads may have created it at the same time; both must get the same object.
+        return vars(store).setdefault(self._name, value)
 
 
-def _subject(home: str, *arguments: str) -> Any:
-    """The class at `home`, made of the database and of attributes of the store."""
-    return _Subject(home, *arguments)
+def _load_lazily(path: str, *argument_names: str) -> Any:
+    """Build an instance of the class at `path` from the database and attributes of the store."""
+    return _LazyAttribute(path, *argument_names)
 
 
 _PACKAGE = "faststream_sqlbroker.database"
-"""That of all subjects."""
+"""The package that contains all of these classes."""
 
 
 class Store:
-    """The broker's operations on one database.
+    """The broker's operations on a database.
 
-    Every operation is one transaction, except those in the caller's. It takes at most
-    `statement_timeout` seconds, including the wait for a connection, and one of `max_connections`
-    places, half of the pool by default.
+    Every operation is one transaction, except those in the caller's transaction. An operation takes
+    at most `statement_timeout` seconds, including the wait for a connection. It occupies one of
+    `max_connections` slots, by default half of the pool.
 
     Raises (from every operation):
         TransientStoreError: the database could not be reached or was busy; nothing was written.
@@ -120,31 +121,31 @@ class Store:
         StoreError: the database refused the statement.
     """
 
-    depths: "Depths" = _subject("depths.Depths")
-    explanations: "Explanations" = _subject("explain.explanations.Explanations")
-    jobs: "JobStore" = _subject("bulk.store.JobStore")
-    locks: "LockStore" = _subject("locks.LockStore")
-    messages: "StoredMessages" = _subject("stored_messages.StoredMessages")
-    mirror: "MirrorStore" = _subject("mirror.MirrorStore")
-    overviews: "QueueOverviews" = _subject("overviews.QueueOverviews")
-    archive_growth: "ArchiveGrowth" = _subject("archive_growth.ArchiveGrowth")
-    partitions: "ArchivePartitions" = _subject("retention.ArchivePartitions")
-    policies: "PolicyStore" = _subject("policies.store.PolicyStore")
-    policy_holds: "PolicyHolds" = _subject("policies.policy_holds.PolicyHolds")
-    pull: "PullStore" = _subject("pull.PullStore")
-    queue_states: "QueueStates" = _subject("queue_states.QueueStates")
-    repairs: "Repairs" = _subject("repairs.Repairs")
-    replies: "ReplyStore" = _subject("replies.ReplyStore")
-    retention: "ArchiveRetention" = _subject("retention.ArchiveRetention", "partitions")
-    schedules: "Schedules" = _subject("schedules.Schedules")
-    silent: "DeadSessionWatch" = _subject("dead_sessions.DeadSessionWatch")
-    starts: "AckFirstStarts" = _subject("messages.ack_first.AckFirstStarts")
-    takes: "DirectClaims" = _subject("messages.direct_claim.DirectClaims", "correlation_ids")
-    tokens: "TokenStore" = _subject("tokens.TokenStore")
-    verifier: "Verifier" = _subject("verification.Verifier")
+    depths: "QueueDepths" = _load_lazily("depths.QueueDepths")
+    explanations: "Explanations" = _load_lazily("explain.explanations.Explanations")
+    jobs: "JobStore" = _load_lazily("bulk.store.JobStore")
+    locks: "LockStore" = _load_lazily("locks.LockStore")
+    messages: "StoredMessages" = _load_lazily("stored_messages.StoredMessages")
+    mirror: "MirrorStore" = _load_lazily("mirror.MirrorStore")
+    overviews: "QueueOverviews" = _load_lazily("overviews.QueueOverviews")
+    archive_growth: "ArchiveGrowth" = _load_lazily("archive_growth.ArchiveGrowth")
+    partitions: "ArchivePartitions" = _load_lazily("retention.ArchivePartitions")
+    policies: "PolicyStore" = _load_lazily("policies.store.PolicyStore")
+    policy_holds: "PolicyHolds" = _load_lazily("policies.policy_holds.PolicyHolds")
+    pull: "PullJobStore" = _load_lazily("pull.PullJobStore")
+    queue_states: "QueueStates" = _load_lazily("queue_states.QueueStates")
+    repairs: "MessageEdits" = _load_lazily("repairs.MessageEdits")
+    replies: "ReplyStore" = _load_lazily("replies.ReplyStore")
+    retention: "ArchiveRetention" = _load_lazily("retention.ArchiveRetention", "partitions")
+    schedules: "Schedules" = _load_lazily("schedules.Schedules")
+    silent: "DeadSessionWatch" = _load_lazily("dead_sessions.DeadSessionWatch")
+    starts: "AckFirstStarts" = _load_lazily("messages.ack_first.AckFirstStarts")
+    takes: "DirectClaims" = _load_lazily("messages.direct_claim.DirectClaims", "correlation_ids")
+    tokens: "TokenStore" = _load_lazily("tokens.TokenStore")
+    verifier: "Verifier" = _load_lazily("verification.Verifier")
 
     database_class: type[Database] = Database
-    """What runs its transactions; a test counts them."""
+    """The class that runs transactions; a test replaces it to count them."""
 
     def __init__(
         self,
@@ -159,14 +160,14 @@ class Store:
     ) -> None:
         """Prepare the statements; no connection is made.
 
-        LISTEN uses `listen_engine` if given, else `engine`, but never PgBouncer.
+        LISTEN uses `listen_engine` if it is set, otherwise `engine`, but never PgBouncer.
         """
         self.engine = engine
         self.tables = tables
         self.statement_timeout = statement_timeout
         self.dialect: Dialect = dialect_for(engine.dialect, tables)
         self.dialect.time_limit = statement_timeout
-        pool.refuse_shared(engine)
+        pool.refuse_shared_connection(engine)
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
@@ -180,7 +181,7 @@ class Store:
             clock=clock,
         )
         self.correlation_ids = CorrelationIds()
-        """Of messages without one; the policy state has what they are made of."""
+        """Correlation ids for messages without one, made from an id in the policy state."""
         self.server = DatabaseServer(database)
         self.access = AccessChecks(database)
         self.live_subscribers = LiveSubscribers(database, self.correlation_ids)
@@ -189,7 +190,7 @@ class Store:
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         if listen_engine is not None:
             self._checkouts.watch(listen_engine)
-        self.handler_places = pool.handler_places(
+        self.handler_places = pool.count_handler_slots(
             engine,
             self.max_connections,
             listening=self._listens_on_pool,
@@ -204,7 +205,7 @@ class Store:
 
     @property
     def database_name(self) -> str:
-        """The same, but mariadb is told from mysql by its server, once a connection was made."""
+        """The name of the database, exact for mariadb and mysql after the first connection."""
         return "mariadb" if is_mariadb(self.engine.dialect) else self.dialect_name
 
     @property
@@ -214,26 +215,32 @@ class Store:
 
     @property
     def pool_use(self) -> tuple[int | None, int | None]:
-        """Connections of the engine's pool in use, and the most it gives; None: it does not say."""
-        return pool.in_use(self.engine), pool.capacity(self.engine)
+        """Connections of the engine's pool in use, and the capacity; None where unknown."""
+        return pool.count_in_use(self.engine), pool.get_capacity(self.engine)
 
     @property
     def shortage(self) -> str | None:
-        """The warning if the pool has fewer connections than the broker may use; else None."""
+        """A warning if the pool has fewer connections than the broker may use, or None."""
         return pool.shortage(self.engine, self.max_connections, listening=self._listens_on_pool)
 
     def handler_shortage(self, handlers: int) -> str | None:
-        """The warning if the pool has too few connections for `handlers` with a transaction."""
-        return pool.handler_shortage(self.engine, self.handler_places, handlers)
+        """Return a warning if the pool has too few connections for transactions of `handlers`."""
+        return pool.get_handler_shortage(self.engine, self.handler_places, handlers)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work` reads, in a transaction of its own; it may run several times."""
+        """Run `work` in a read-only transaction and return its result.
+
+        `work` may run several times.
+        """
         return await self._database.run(work, write=False)
 
     # -- publishing ----------------------------------------------------------------------------
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows` in a transaction of the broker; the ids, None for a duplicate dedup_id."""
+        """Insert `rows` in a transaction of the broker; return their ids.
+
+        The id is None where the dedup_id exists already.
+        """
         return await self._inserts.insert(rows)
 
     def insert_in(
@@ -241,7 +248,7 @@ class Store:
         connection: AsyncConnection | AsyncSession | HandlerTransaction,
         rows: Sequence[NewMessage],
     ) -> Awaitable[list[int | None]]:
-        """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
+        """Insert `rows` in the caller's transaction, without a begin, commit or flush.
 
         Raises:
             PublishError: the connection is closed or leads to another database, or its transaction
@@ -252,7 +259,7 @@ class Store:
     def insert_sync(
         self, connection: "Connection | Session", rows: Sequence[NewMessage]
     ) -> list[int | None]:
-        """`insert_in` for synchronous code.
+        """Insert `rows` in the caller's transaction from synchronous code.
 
         Raises:
             PublishError: as `insert_in`.
@@ -262,21 +269,22 @@ class Store:
     # -- consuming -----------------------------------------------------------------------------
 
     async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
-        """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
+        """Find the (queue, priority) pairs of `queues` with claimable rows and their due times."""
         return await self._database.run(self.dialect.scan(queues), Activity.CONSUME, write=False)
 
     async def look_around(
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None = None
     ) -> Around:
-        """`ready_pairs`, and when the first lease in the queues `leased` ends; with `sign`, also a
-        sign of life of this process's subscribers.
+        """Find the ready pairs of `queues`, and when the first lease in the queues `leased` ends.
+
+        With `sign`, also write a heartbeat of this process's subscribers.
         """
-        looking = self.dialect.looking_around(queues, leased, sign)
-        state = () if sign is None else (Activity.STATE,)
+        work = self.dialect.looking_around(queues, leased, sign)
+        extra_activities = () if sign is None else (Activity.STATE,)
         # A single statement leaves no lock behind that a silent client could hold.
-        locks = not isinstance(looking, Query)
+        locks = not isinstance(work, Query)
         return await self._database.run(
-            looking, Activity.CONSUME, *state, write=sign is not None, locks=locks
+            work, Activity.CONSUME, *extra_activities, write=sign is not None, locks=locks
         )
 
     async def claim(
@@ -289,17 +297,18 @@ class Store:
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Claimed:
-        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due, id.
+        """Lease up to `limit` due rows of `pairs` for `lease` seconds.
 
-        With `prefetch`, only its first rows get `lease`; the others get `prefetch.lease`. With
-        `suspicion`, suspects are left out: they are to run alone.
+        The rows are ordered by pair, due time and id. With `prefetch`, only its first rows get
+        `lease`; the others get `prefetch.lease`. With `suspicion`, suspected poison messages are
+        left out, because they must run alone.
         """
         if not pairs or limit < 1:
             return Claimed()
-        claiming = self.dialect.claiming(
+        work = self.dialect.claiming(
             pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
         )
-        return await self._database.run(claiming, Activity.CONSUME)
+        return await self._database.run(work, Activity.CONSUME)
 
     async def claim_ordered(
         self,
@@ -311,22 +320,22 @@ class Store:
         *,
         suspicion: Suspicion | None = None,
     ) -> tuple[Claimed, float | None, Cursors]:
-        """As `claim`, but of each key only its first live message, and only if none is leased.
+        """Claim the first live message of each key, and only if no message of the key is leased.
 
         Returns:
-            The rows; the seconds until the next scan (0: there are more rows to scan, None: not
-            known); and the cursors for that scan.
+            The rows; the seconds until the next scan (0: there are more rows to scan, None:
+                unknown); and the cursors for that scan.
         """
         if not pairs or limit < 1:
             return Claimed(), None, cursors
 
         def claim(connection: Connection) -> tuple[Claimed, float | None, Cursors]:
-            # A copy: the transaction may be repeated, and must start at the same cursors.
-            moved = cursors.copy()
+            # Copy the cursors: the transaction may be repeated, and must start at the same cursors.
+            next_cursors = cursors.copy()
             claimed, pause = self.dialect.ordered.claim(
-                connection, pairs, limit, lease, token, moved, suspicion=suspicion
+                connection, pairs, limit, lease, token, next_cursors, suspicion=suspicion
             )
-            return claimed, pause, moved
+            return claimed, pause, next_cursors
 
         return await self._database.run(claim, Activity.CONSUME)
 
@@ -339,7 +348,10 @@ class Store:
         *,
         ordered: bool = False,
     ) -> Claimed:
-        """Lease this row, if it is due in one of `queues`, free, and, with `ordered`, the first."""
+        """Lease a single row if due in any of `queues` and free.
+
+        With `ordered`, the row must also be the first of its key.
+        """
         if ordered:
             claim = self.dialect.ordered.claim_one
             return await self._database.run(
@@ -351,9 +363,9 @@ class Store:
         )
 
     async def renew(self, leases: Leases, lease: float) -> set[int]:
-        """Extend `leases` to `lease` seconds from now, shorten none; the ids still held.
+        """Extend `leases` to `lease` seconds from now; return the ids still held.
 
-        Rows that another transaction has locked are waited for.
+        No lease is shortened. Waits for rows that another transaction has locked.
         """
         if not leases:
             return set()
@@ -362,8 +374,10 @@ class Store:
         )
 
     async def renew_free(self, leases: Leases, lease: float) -> tuple[set[int], set[int]]:
-        """As `renew`, without a wait: the ids that were extended, and those that are still held,
-        but locked by another transaction.
+        """Extend `leases` as `renew` does, but skip rows that another transaction has locked.
+
+        Returns:
+            The ids that were extended, and the ids that are still held but locked.
         """
         if not leases:
             return set(), set()
@@ -374,7 +388,7 @@ class Store:
     async def settle(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> SettleResult:
-        """Write `settlements` and the messages published with them; each only if its lease is held.
+        """Write each settlement whose lease is still held, and publish the attached messages.
 
         With `skip_locked`, rows that another transaction has locked are in neither set of the
         result, and each wait for any other lock ends after a second.
@@ -384,12 +398,12 @@ class Store:
         return await self._database.run(
             self.dialect.settling(settlements, skip_locked=skip_locked),
             doing=partial(needed_to_write, settlements),
-            patient=not skip_locked,
+            retry_lock_timeout=not skip_locked,
         )
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[HandlerTransaction]:
-        """A transaction for a handler; at most `handler_places` are open at a time.
+        """Open a transaction for a handler; at most `handler_slots` are open at a time.
 
         Raises:
             TransientStoreError: it could not be opened in time.
@@ -400,35 +414,41 @@ class Store:
     async def release_stuck(
         self, queues: Sequence[str], limit: int, before: datetime | None = None
     ) -> int:
-        """Release up to `limit` rows of `queues` whose lease ended before that moment, None: by
-        now; how many.
+        """Release up to `limit` rows of `queues` with a lease that expired before `before`.
+
+        Without `before`, the lease must have expired by now.
+
+        Returns:
+            The number of released rows.
         """
         return await self._database.run(
             lambda c: self.dialect.release_stuck(c, queues, limit, before), Activity.CONSUME
         )
 
     async def end_cancelled(self, queues: Sequence[str], *, archive: bool) -> int:
-        """Discard messages of `queues` whose lease was to be cancelled and is over; how many."""
-        doing = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
+        """Discard messages with a cancel request and an expired lease; return the count."""
+        activities = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
 
         def work(connection: Connection) -> int:
-            asked = cancels.requests(connection, self.dialect.tables.policy_state)
-            return cancels.end_expired(connection, self.dialect, queues, asked, archive=archive)
+            requests = cancels.requests(connection, self.dialect.tables.policy_state)
+            return cancels.end_expired(connection, self.dialect, queues, requests, archive=archive)
 
-        return await self._database.run(work, doing=lambda: frozenset(doing))
+        return await self._database.run(work, doing=lambda: frozenset(activities))
 
     async def job_due_in(self) -> float | None:
-        """Seconds until the next batch of a bulk action is due; None: none is left."""
+        """Return the seconds until the next batch of a bulk action is due, None without a batch."""
         return await self._database.run(
             lambda c: audit.due_in(c, self.dialect), Activity.OPERATE, write=False
         )
 
     async def forget_expired(self, limit: int) -> int:
-        """Look at up to `limit` states of policies that have expired, and remove those that nothing
-        needs; at how many.
+        """Check up to `limit` expired policy states, and remove each that is no longer needed.
+
+        Returns:
+            The number of checked states.
         """
         table = self.tables.policy_state
-        # Mostly there are none, and a transaction that writes has statements of its own.
+        # Usually no state has expired, and a read-only transaction needs fewer statements.
         if not await self._database.run(
             lambda c: policy_state.has_expired(c, table),
             Activity.CONSUME,
@@ -438,19 +458,22 @@ class Store:
             return 0
 
         def work(connection: Connection) -> int:
-            living = partial(keep_living, connection, self.dialect)
-            return policy_state.forget_expired(connection, table, limit, living)
+            keep_live = partial(keep_living, connection, self.dialect)
+            return policy_state.forget_expired(connection, table, limit, keep_live)
 
         return await self._database.run(work, Activity.CONSUME, Activity.STATE)
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
-        """Seconds until the first lease of any worker in `queues` ends; None without a lease."""
+        """Return the seconds until the first lease in `queues` ends, None if there is no lease."""
         return await self._database.run(
             lambda c: self.dialect.lease_ends_in(c, queues), Activity.CONSUME, write=False
         )
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
-        """Release the rows of a claim whose answer was lost; how many. No delivery is counted."""
+        """Release the rows of a claim whose answer was lost; return the count.
+
+        No delivery is counted.
+        """
         return await self._database.run(
             lambda c: self.dialect.release_claim(c, queues, token), Activity.CONSUME
         )
@@ -463,7 +486,7 @@ class Store:
         await self._inserts.run(query)
 
     def refuse_other_loop(self) -> None:
-        """Refuse what an event loop starts that the broker does not belong to.
+        """Refuse work that was started in an event loop other than the broker's.
 
         Raises:
             SetupError: another event loop, which is still open, uses the broker.
@@ -471,13 +494,13 @@ class Store:
         self._checkouts.pools.refuse_other_loop()
 
     async def close(self) -> None:
-        """Return the connection kept for publishing; the store can still be used afterwards."""
+        """Return the connection kept for publishing to the pool; the store stays usable."""
         await self._inserts.close()
-        self._checkouts.pools.enter()
+        self._checkouts.pools.acquire()
 
     @property
     def can_listen(self) -> bool:
-        """Whether wake-ups of other processes can be received.
+        """True if wake-ups of other processes can be received.
 
         That needs PostgreSQL, asyncpg and more than one connection.
         """
@@ -492,19 +515,19 @@ class Store:
 
     @asynccontextmanager
     async def listen(
-        self, channel: str, heard: Callable[[str], None], gone: asyncio.Event
+        self, channel: str, on_payload: Callable[[str], None], closed: asyncio.Event
     ) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
-        """Call `heard` with the payload of each wake-up on `channel`; yields a check of the
-        connection, which asks the server only if its argument is true. `gone` is set when the
-        connection is closed.
+        """Call `on_payload` with the payload of each wake-up on `channel`.
 
-        It takes one connection of the pool until the block ends.
+        Yields a check of the connection, which queries the server only if its argument is true.
+        `closed` is set when the connection is closed. One connection of the pool is in use until
+        the block ends.
 
         Raises:
             TransientStoreError: the connection could not be made or is lost.
         """
         engine = self._listen_engine or self.engine
-        async with listening(
-            self._checkouts, engine, self.statement_timeout, channel, heard, gone
-        ) as alive:
-            yield alive
+        async with listen_on_channel(
+            self._checkouts, engine, self.statement_timeout, channel, on_payload, closed
+        ) as check_alive:
+            yield check_alive

@@ -1,5 +1,7 @@
-"""Messages as operators see them: pages by the last row's position, in the order of an index; dead
-letters by what they have in common; how far long handlers have come.
+"""Messages as operators see them.
+
+Pages continue from the last row's position, in the order of an index; dead letters are grouped by
+what they have in common; long handlers report progress.
 """
 
 import base64
@@ -45,21 +47,23 @@ from faststream_sqlbroker.schema.types import clock, later
 T = TypeVar("T")
 
 HIDDEN_COLUMNS = ("payload", "headers")
-_SHOWN = {each.name for each in fields(StoredMessage)} - set(HIDDEN_COLUMNS) | {"lease_token"}
+_VISIBLE_COLUMNS = {each.name for each in fields(StoredMessage)} - set(HIDDEN_COLUMNS) | {
+    "lease_token"
+}
 COUNTED_COLUMNS = ("id", "queue", "reason", "error_fingerprint", "archived_at")
-"""Of dead letters."""
-Likeness = tuple[str | None, str | None]
-"""The fingerprint; or, without one, the reason."""
+"""The columns of dead letters that are counted."""
+GroupKey = tuple[str | None, str | None]
+"""The fingerprint of a group of dead letters or, without a fingerprint, the reason."""
 _HOUR_AGO: Any = literal_column(str(-3_600_000_000))
 PROGRESS = "progress"
-"""The scope; the key is the message's id, the token that of the delivery that says so."""
-KEPT = 86_400.0
-"""Seconds that a row of it is kept after it was written; the last one outlives its handler."""
+"""The scope of progress rows; the key is the message's id, the token that of the delivery."""
+PROGRESS_RETENTION = 86_400.0
+"""Seconds that a progress row is kept after its last write; the last row outlives its handler."""
 
 
 @dataclass(slots=True)
-class _Group:
-    """What was found of a group so far; the newest messages come first."""
+class _DeadLetterCounts:
+    """The counts of a group so far; the newest messages come first."""
 
     newest_id: int
     first_at: datetime
@@ -68,8 +72,8 @@ class _Group:
     reasons: Counter[str | None] = field(default_factory=Counter)
     queues: Counter[str] = field(default_factory=Counter)
 
-    def add(self, row: Any) -> None:
-        """Some messages of one reason and queue."""
+    def add_row(self, row: Any) -> None:
+        """Add the counts of messages with the same reason and queue."""
         self.first_at = min(self.first_at, row.first_at)
         if row.last_at > self.last_at:
             self.last_at = row.last_at
@@ -80,7 +84,7 @@ class _Group:
 
 
 class StoredMessages:
-    """Reads them; each operation is one transaction.
+    """Stored messages, live and archived; each operation is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -93,27 +97,29 @@ class StoredMessages:
 
     @property
     def has_archive(self) -> bool:
-        """Whether finished messages can be kept."""
+        """True if finished messages can be kept."""
         return self._dialect.has_archive
 
     async def page(
         self, filters: Filters, limit: int, after: str | None, *, hidden: bool
     ) -> MessagePage:
-        """Up to `limit` messages; with `hidden`, also their headers and bodies.
+        """Read up to `limit` messages; with `with_hidden`, also their headers and bodies.
 
         Raises:
-            NotACursorError: `after` is not of such a list.
+            NotACursorError: `after` is not a cursor of this list.
         """
         tables = self._dialect.tables
-        columns = _names(tables.archive if filters.archived else tables.message, hidden=hidden)
+        columns = _list_columns(
+            tables.archive if filters.archived else tables.message, with_hidden=hidden
+        )
 
         def read_page(connection: Connection) -> MessagePage:
-            rows, cursor, scanned = self._list(connection, columns, filters, limit, after)
-            return MessagePage(tuple(self._messages(connection, rows)), cursor, scanned)
+            rows, cursor, scanned = self._list_rows(connection, columns, filters, limit, after)
+            return MessagePage(tuple(self._to_messages(connection, rows)), cursor, scanned)
 
-        return await self._read(read_page, hidden=hidden or bool(filters.headers))
+        return await self._read(read_page, with_hidden=hidden or bool(filters.headers))
 
-    def _list(
+    def _list_rows(
         self,
         connection: Connection,
         columns: Sequence[str],
@@ -121,76 +127,86 @@ class StoredMessages:
         limit: int,
         after: str | None,
     ) -> tuple[list[Any], str | None, datetime | None]:
-        """Up to `limit` rows, where to go on, and the time of the last row that was looked at, if
-        the page ended there.
+        """List up to `limit` rows.
+
+        Returns:
+            The rows, the cursor to continue from, and the time of the last scanned row if the page
+            ended there.
         """
-        name, position = (None, None) if after is None else _load(after)
+        name, position = (None, None) if after is None else _load_cursor(after)
         rows: list[Any] = []
         budget = SCANNED
-        walks = _walks_from(list(walks_of(connection, self._dialect, filters)), name)
+        walks = _skip_ranges(list(walks_of(connection, self._dialect, filters)), name)
         for walk in walks:
-            at = position if walk.name == name else None
-            # With no room left, one more row still tells whether there is another page.
-            room = limit - len(rows)
-            part = Part(self._dialect, walk, at, filters)
-            matches, end = part.read(connection, columns, room, budget)
-            rows += matches[:room]
-            if matches[:room]:
-                after = _dump(walk, [getattr(matches[:room][-1], str(c.key)) for c in walk.order])
-            if len(matches) > room:
+            start = position if walk.name == name else None
+            # Even when the page is full, one more row shows whether there is another page.
+            capacity = limit - len(rows)
+            part = Part(self._dialect, walk, start, filters)
+            matches, end = part.read(connection, columns, capacity, budget)
+            rows += matches[:capacity]
+            if matches[:capacity]:
+                after = _dump_cursor(
+                    walk, [getattr(matches[:capacity][-1], str(c.key)) for c in walk.order]
+                )
+            if len(matches) > capacity:
                 return rows, after, None
             if end is not None:
-                # Not the last match: what lies between it and the end has been looked at.
-                return rows, _dump(walk, end), part.time_of(connection, end)
+                # Continue from the end rather than from the last match: the rows in between have
+                # been scanned.
+                return rows, _dump_cursor(walk, end), part.time_of(connection, end)
             if walk is not walks[-1]:
                 budget -= part.looked_at(connection)
         return rows, None, None
 
     async def one(self, message_id: int, *, hidden: bool) -> StoredMessage | None:
-        """The message, live or archived; with `hidden`, also its headers and body."""
+        """Read the message, live or archived; with `with_hidden`, also the headers and body."""
 
         def read_message(connection: Connection) -> StoredMessage | None:
-            # First where it lives: while it is looked for, it may move to the archive.
+            # Search the live table first: the message may move to the archive meanwhile.
             tables = self._dialect.tables
             for table in (tables.message, tables.archive):
                 if table is None:
                     continue
-                columns = shown_columns(table, _names(table, hidden=hidden), self._dialect.name)
+                columns = shown_columns(
+                    table, _list_columns(table, with_hidden=hidden), self._dialect.name
+                )
                 rows = connection.execute(select(*columns).where(table.c.id == message_id)).all()
-                for message in self._messages(connection, rows):
+                for message in self._to_messages(connection, rows):
                     return message
             return None
 
-        return await self._read(read_message, hidden=hidden)
+        return await self._read(read_message, with_hidden=hidden)
 
-    def _messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
+    def _to_messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
         subscribers = list[LiveSubscriber]()
         if any(getattr(row, "lease_token", None) is not None for row in rows):
             subscribers = read_subscribers(connection, self._table, ended=True)
-        return [_message(row, subscribers) for row in rows]
+        return [_to_message(row, subscribers) for row in rows]
 
     async def dead_letters(self, filters: Filters, limit: int) -> DeadLetters:
-        """The `limit` largest groups of FAILED messages that match `filters`.
+        """Find the `limit` largest groups of FAILED messages that match `filters`.
 
-        At most `SCANNED` messages are looked at, the last archived first.
+        At most `SCANNED` messages are read, the last archived first.
         """
 
         def count_groups(connection: Connection) -> DeadLetters:
-            groups: dict[Likeness, _Group] = {}
+            groups: dict[GroupKey, _DeadLetterCounts] = {}
             walk = archive_walk(self._dialect, filters)
             part = Part(self._dialect, walk, None, filters)
             end = None
-            for rows, at in part.steps(connection, SCANNED):
-                end = at
-                for row in self._count_alike(connection, rows):
+            for rows, position in part.steps(connection, SCANNED):
+                end = position
+                for row in self._count_by_group(connection, rows):
                     fingerprint = row.error_fingerprint
-                    likeness = (fingerprint, None if fingerprint else row.reason)
-                    if likeness not in groups:
-                        groups[likeness] = _Group(row.newest_id, row.first_at, row.last_at)
-                    groups[likeness].add(row)
-            # Few groups: as many as there are kinds of errors among the messages looked at.
+                    group_key = (fingerprint, None if fingerprint else row.reason)
+                    if group_key not in groups:
+                        groups[group_key] = _DeadLetterCounts(
+                            row.newest_id, row.first_at, row.last_at
+                        )
+                    groups[group_key].add_row(row)
+            # There are few groups: as many as there are kinds of errors among the scanned messages.
             largest = sorted(groups.items(), key=lambda item: -item[1].queues.total())[:limit]
-            errors = self._errors(connection, [group.newest_id for _, group in largest])
+            errors = self._read_errors(connection, [group.newest_id for _, group in largest])
             return DeadLetters(
                 tuple(
                     DeadLetterGroup(
@@ -208,26 +224,27 @@ class StoredMessages:
                 None if end is None else part.time_of(connection, end),
             )
 
-        return await self._read(count_groups, hidden=bool(filters.headers))
+        return await self._read(count_groups, with_hidden=bool(filters.headers))
 
-    def _count_alike(self, connection: Connection, rows: Any) -> Iterator[Any]:
-        """Count the messages of a stretch by fingerprint, reason and queue."""
+    def _count_by_group(self, connection: Connection, rows: Any) -> Iterator[Any]:
+        """Count the messages of a range of rows by fingerprint, reason and queue."""
         table = self._dialect.tables.archive
         assert table is not None  # noqa: S101 - the store has looked
         s = rows(*shown_columns(table, COUNTED_COLUMNS, self._dialect.name)).subquery().c
-        likeness = (s.error_fingerprint, s.reason, s.queue)
+        group_columns = (s.error_fingerprint, s.reason, s.queue)
         counting = select(
-            *likeness,
+            *group_columns,
             func.count().label("found"),
             func.min(s.archived_at).label("first_at"),
             func.max(s.archived_at).label("last_at"),
             func.sum(case((s.archived_at > later(_HOUR_AGO), 1), else_=0)).label("last_hour"),
-            # Ids rise with the time of publishing, not of the end; it is as good an example.
+            # Ids rise with the time of publishing, not of the end, but this is an equally good
+            # example.
             func.max(s.id).label("newest_id"),
         )
-        yield from connection.execute(counting.group_by(*likeness))
+        yield from connection.execute(counting.group_by(*group_columns))
 
-    def _errors(self, connection: Connection, ids: Sequence[int]) -> dict[int, str | None]:
+    def _read_errors(self, connection: Connection, ids: Sequence[int]) -> dict[int, str | None]:
         if not ids:
             return {}
         c = self._dialect.tables.archive.c  # type: ignore[union-attr]
@@ -235,23 +252,23 @@ class StoredMessages:
         return {row.id: row.last_error for row in rows}
 
     async def note_progress(self, message_id: int, token: UUID, info: dict[str, Any]) -> bool:
-        """Write how far a delivery has come, if it still has its lease; whether it has."""
+        """Write a delivery's progress; return False, without a change, after a lost lease."""
 
-        def note(connection: Connection) -> bool:
-            # A worker that has lost its lease must not hide what the next one says.
+        def record(connection: Connection) -> bool:
+            # A worker that has lost its lease must not overwrite the next worker's progress.
             if not self._dialect.still_held(connection, [(message_id, token)]):
                 return False
             binds = {"scope": PROGRESS, "key": str(message_id), "lease_token": token, "info": info}
-            binds["kept"] = round(KEPT * 1_000_000)
+            binds["kept"] = round(PROGRESS_RETENTION * 1_000_000)
             times = {"created_at": clock(), "expires_at": later(bindparam("kept"))}
             replaced = (*times, "lease_token", "info")
             upsert(connection, self._table, [binds], replaced=replaced, **times)
             return True
 
-        return await self._database.run(note, Activity.CONSUME, Activity.STATE)
+        return await self._database.run(record, Activity.CONSUME, Activity.STATE)
 
     async def progress(self, message_id: int) -> Progress | None:
-        """How far the delivery has come that has the lease now; None: it does not say."""
+        """Read the progress of the delivery that holds the lease, None without a report."""
 
         def read_progress(connection: Connection) -> Progress | None:
             message = self._dialect.tables.message.c
@@ -260,52 +277,56 @@ class StoredMessages:
             if token is None:
                 return None
             c = self._table.c
-            # With another token it is of an earlier delivery, and says nothing of this one.
-            said = select(c.info, c.created_at).where(
+            # A row with another token belongs to an earlier delivery.
+            reported = select(c.info, c.created_at).where(
                 c.scope == PROGRESS, c.key == str(message_id), c.lease_token == token
             )
-            row = connection.execute(said).first()
+            row = connection.execute(reported).first()
             if row is None:
                 return None
             return Progress(float(row.info["fraction"]), row.info["text"], row.created_at)
 
         return await self._database.run(read_progress, Activity.OPERATE, write=False)
 
-    async def _read(self, work: Callable[[Connection], T], *, hidden: bool) -> T:
-        inspect = (Activity.INSPECT,) if hidden else ()
+    async def _read(self, work: Callable[[Connection], T], *, with_hidden: bool) -> T:
+        inspect = (Activity.INSPECT,) if with_hidden else ()
         return await self._database.run(work, Activity.OPERATE, *inspect, write=False)
 
 
-def _names(table: Table | None, *, hidden: bool) -> list[str]:
-    """The columns of `table` that are read; None: there is no archive, and nothing to read."""
-    shown = [] if table is None else [each.name for each in table.c if each.name in _SHOWN]
-    return [*shown, *HIDDEN_COLUMNS] if hidden else shown
+def _list_columns(table: Table | None, *, with_hidden: bool) -> list[str]:
+    """List the columns of `table` that are read; empty without an archive."""
+    visible = (
+        []
+        if table is None
+        else [column.name for column in table.c if column.name in _VISIBLE_COLUMNS]
+    )
+    return [*visible, *HIDDEN_COLUMNS] if with_hidden else visible
 
 
-def _message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessage:
+def _to_message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessage:
     fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
     token = fields.pop("lease_token", None)
     payload = fields.pop("payload", None)
-    stored = fields.pop("headers", None)
+    stored_headers = fields.pop("headers", None)
     message = StoredMessage(
         **{**fields, "state": MessageState[fields["state"]]},
         worker=next((s.worker for s in subscribers if s.holds(token)), None),
     )
     if payload is None:
         return message
-    headers = load_headers(stored)
-    # SQLite's columns take text for a body, too.
+    headers = load_headers(stored_headers)
+    # In SQLite the column of a body may hold text, too.
     body = decode_body(load_payload(payload), headers)
     return replace(message, headers=headers, body=body)
 
 
-def _walks_from(walks: list[Walk], name: str | None) -> list[Walk]:
-    """The walks from the one called `name` on; if it is gone, those that come after it."""
+def _skip_ranges(walks: list[Walk], name: str | None) -> list[Walk]:
+    """Return the ranges from `name` on, or the ranges after `name` if it no longer exists."""
     if name is None:
         return walks
-    for at, walk in enumerate(walks):
+    for position, walk in enumerate(walks):
         if walk.name == name:
-            return walks[at:]
+            return walks[position:]
     if not name.startswith("ready "):
         raise NotACursorError(name)
     try:
@@ -315,18 +336,18 @@ def _walks_from(walks: list[Walk], name: str | None) -> list[Walk]:
     return [w for w in walks if w.name.startswith("ready ") and int(w.name[6:]) < priority]
 
 
-# Cursors: the walk and the position of the last row.
+# Cursors: the name of the index range and the position of the last row.
 
 
-def _dump(walk: Walk, position: Position) -> str:
+def _dump_cursor(walk: Walk, position: Position) -> str:
     values = [to_microseconds(v) if isinstance(v, datetime) else v for v in position]
     return base64.urlsafe_b64encode(json.dumps([walk.name, *values]).encode()).decode()
 
 
-def _load(cursor: str) -> tuple[str, Position]:
+def _load_cursor(cursor: str) -> tuple[str, Position]:
     try:
         name, *values = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-        *moments, message_id = [int(value) for value in values]
-        return str(name), [*map(from_microseconds, moments), message_id]
+        *timestamps, message_id = [int(value) for value in values]
+        return str(name), [*map(from_microseconds, timestamps), message_id]
     except (TypeError, ValueError, OverflowError) as error:
         raise NotACursorError(cursor) from error

@@ -36,7 +36,7 @@ MAX_CLEANED = 100
 
 
 class LiveSubscribers:
-    """Reads and writes that state; each operation is one transaction.
+    """Live subscribers and paused queues; each operation is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -47,21 +47,21 @@ class LiveSubscribers:
         database: Database,
         correlation_ids: CorrelationIds,
     ) -> None:
-        """A heartbeat completes `correlation_ids`."""
+        """Use the tables of `database`; a heartbeat completes `correlation_ids`."""
         self._database = database
         self._dialect = database.dialect
         self._table = database.tables.policy_state
         self._correlation_ids = correlation_ids
 
     async def announce(
-        self, known: Known, changed: set[str], lease: float, *, clean: bool
+        self, descriptions: Known, changed: set[str], lease: float, *, clean: bool
     ) -> Orders:
-        """Write a heartbeat of the subscribers `known`; what operators have asked.
+        """Write a heartbeat of the subscribers `descriptions`; return the orders of operators.
 
-        The first one reads what correlation ids are made of, too.
+        The first heartbeat reads the input of correlation ids, too.
 
         Args:
-            known: The subscribers of this process, by name.
+            descriptions: The subscribers of this process, by name.
             changed: The names of those whose description changed since the last heartbeat.
             lease: Seconds for which they count as alive.
             clean: Remove some rows that are no longer needed, too.
@@ -69,12 +69,12 @@ class LiveSubscribers:
         ids = self._correlation_ids
 
         def announce(connection: Connection) -> tuple[Orders, str | None]:
-            live_subscribers.announce(connection, self._table, known, changed, lease)
+            live_subscribers.announce(connection, self._table, descriptions, changed, lease)
             if clean:
-                self._clean(connection)
+                self._remove_expired(connection)
                 replies.clean(self._dialect, connection)
             database_id = ids.database_id or make_database_id(connection, self._table)
-            orders = live_subscribers.orders(connection, self._table, sorted(known))
+            orders = live_subscribers.orders(connection, self._table, sorted(descriptions))
             if clean:
                 cancels.clean(connection, self._dialect, orders.cancels)
             return orders, database_id
@@ -82,20 +82,20 @@ class LiveSubscribers:
         orders, ids.database_id = await self._database.run(announce, Activity.STATE)
         return orders
 
-    def _clean(self, connection: Connection) -> None:
+    def _remove_expired(self, connection: Connection) -> None:
         """Remove some of the pauses that are over, and of the subscribers that ended long ago."""
         table = self._table
-        over = table.c.expires_at < clock()
+        is_expired = table.c.expires_at < clock()
         for scope in (PAUSED, SUBSCRIBER):
-            old = select(table.c.key).where(table.c.scope == scope, over).limit(MAX_CLEANED)
+            old = select(table.c.key).where(table.c.scope == scope, is_expired).limit(MAX_CLEANED)
             if keys := connection.execute(old).scalars().all():
-                # One by one, by the primary key. For a list of keys MariaDB may scan the table, and
-                # would wait for rows that another transaction has locked.
-                row = and_(table.c.scope == scope, table.c.key == bindparam("name"), over)
+                # Use one statement per row, by the primary key. For a list of keys MariaDB may scan
+                # the table, and would wait for rows that another transaction has locked.
+                row = and_(table.c.scope == scope, table.c.key == bindparam("name"), is_expired)
                 connection.execute(delete(table).where(row), [{"name": key} for key in keys])
 
     async def living(self) -> list[LiveSubscriber]:
-        """The live subscribers, the latest heartbeat first; needs the rights of a subscriber."""
+        """List the live subscribers, latest heartbeat first, with the rights of a subscriber."""
         return await self._database.run(
             lambda c: live_subscribers.read_subscribers(c, self._table),
             Activity.STATE,
@@ -103,26 +103,26 @@ class LiveSubscribers:
         )
 
     async def leave(self, names: Sequence[str]) -> None:
-        """Remove the registrations of these subscribers, which have ended."""
+        """Remove the registrations of ended subscribers."""
         table = self._table
 
-        def leave(connection: Connection) -> None:
+        def remove(connection: Connection) -> None:
             row = and_(table.c.scope == SUBSCRIBER, table.c.key == bindparam("name"))
             connection.execute(delete(table).where(row), [{"name": name} for name in names])
 
-        await self._database.run(leave, Activity.STATE)
+        await self._database.run(remove, Activity.STATE)
 
     async def pause(
         self, queue: str, until: datetime | float | None, info: Mapping[str, Any], channel: str
     ) -> frozenset[str] | None:
-        """Pause `queue` until a time, for some seconds, or (None) until it is resumed.
+        """Pause `queue` until a time, for some seconds, or (None) until resumed.
 
         If the queue is paused already, the pause gets the new end and the new reason. `channel` is
         notified.
 
         Returns:
-            The names of the queues that are paused then; None, and nothing is done, if `until` is
-            over.
+            The names of the queues that are paused then. None, without a change, if `until` is in
+            the past.
         """
         table = self._table
         binds: dict[str, Any] = {"scope": PAUSED, "key": queue, "info": dict(info)}
@@ -134,9 +134,9 @@ class LiveSubscribers:
         def pause(connection: Connection) -> frozenset[str] | None:
             if isinstance(until, datetime) and until <= self._dialect.now(connection):
                 return None
-            # A pause that is over may not have been cleaned yet; an upsert would keep its begin.
-            over = table.c.expires_at < clock()
-            connection.execute(delete(table).where(pause_of(table, queue), over))
+            # An expired pause may not have been removed yet; an upsert would keep its start time.
+            is_expired = table.c.expires_at < clock()
+            connection.execute(delete(table).where(pause_of(table, queue), is_expired))
             upsert(
                 connection,
                 table,
@@ -153,14 +153,14 @@ class LiveSubscribers:
         return await self._database.run(pause, Activity.OPERATE)
 
     async def resume(self, queue: str, channel: str, by: str = "") -> tuple[bool, frozenset[str]]:
-        """End the pause of `queue`; whether there was one, and the queues still paused."""
+        """Resume `queue`; return True after a pause, and the queues still paused."""
         table = self._table
         row = pause_of(table, queue)
 
         def resume(connection: Connection) -> tuple[bool, frozenset[str]]:
-            # Locked: of two operators who resume at once, one ends the pause.
-            lasting = select(table.c.key).where(row, is_lasting(table)).with_for_update()
-            was_paused = connection.execute(lasting).first() is not None
+            # Lock the row: if two operators resume at once, only one of them ends the pause.
+            active_pause = select(table.c.key).where(row, is_lasting(table)).with_for_update()
+            was_paused = connection.execute(active_pause).first() is not None
             connection.execute(delete(table).where(row))
             if was_paused:
                 note_action(connection, self._dialect, "resume", by, {"queue": queue})
@@ -171,8 +171,10 @@ class LiveSubscribers:
     async def drain(
         self, names: Sequence[str], worker: str, channel: str, by: str, *, drained: bool
     ) -> tuple[set[str], frozenset[str]]:
-        """Drain the live subscribers `names`, or end that, as `worker` means them; those that
-        changed, and the queues that are paused.
+        """Drain the live subscribers `names`, selected as `worker`, or end their drain.
+
+        Returns:
+            The names that changed, and the queues that are paused.
         """
         action = "drain" if drained else "undrain"
 
@@ -180,7 +182,7 @@ class LiveSubscribers:
 
         def drain(connection: Connection) -> tuple[set[str], frozenset[str]]:
             changed = set[str]()
-            # One by one in one order, as signs of life lock the same rows.
+            # Use one statement per row, in a fixed order, because heartbeats lock the same rows.
             for name in sorted(names):
                 row = (c.scope == SUBSCRIBER, c.key == name, c.lease_expires_at > clock())
                 statement = update(self._table).where(*row, c.counter == int(not drained))
@@ -194,7 +196,7 @@ class LiveSubscribers:
         return await self._database.run(drain, Activity.OPERATE)
 
     async def drained(self, limit: int) -> list[str]:
-        """The names of the first `limit` live subscribers that are drained."""
+        """List the names of the first `limit` live subscribers that are drained."""
         c = self._table.c
         statement = select(c.key).where(c.scope == SUBSCRIBER, c.counter > 0)
         statement = statement.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
@@ -205,7 +207,7 @@ class LiveSubscribers:
         return await self._database.run(read, Activity.OPERATE, write=False)
 
     def _notify(self, connection: Connection, channel: str) -> frozenset[str]:
-        """Notify listeners on `channel`; the names of the queues that are paused now."""
+        """Notify listeners on `channel`; return the names of the queues that are paused now."""
         if self._dialect.can_listen:
             live_subscribers.notify_state_changed(connection, channel)
         table = self._table
@@ -213,7 +215,7 @@ class LiveSubscribers:
         return frozenset(connection.execute(statement).scalars())
 
     async def paused(self) -> list[PausedQueue]:
-        """The queues that are paused now, sorted by name."""
+        """List the queues that are paused now, sorted by name."""
         statement = live_subscribers.select_pauses(self._table)
 
         def read(connection: Connection) -> list[PausedQueue]:
@@ -222,7 +224,7 @@ class LiveSubscribers:
         return await self._database.run(read, Activity.OPERATE, write=False)
 
     async def subscribers(self) -> list[LiveSubscriber]:
-        """The live subscribers, the latest heartbeat first; needs the rights of an operator."""
+        """List the live subscribers, latest heartbeat first, with the rights of an operator."""
         return await self._database.run(
             lambda c: live_subscribers.read_subscribers(c, self._table),
             Activity.OPERATE,
@@ -230,7 +232,10 @@ class LiveSubscribers:
         )
 
     async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
-        """The subscriber of this name, and whether it is alive; None if it is not known."""
+        """Find the subscriber of this name.
+
+        The second value is True if it is alive. None if it is unknown.
+        """
         c = self._table.c
         lives = (c.lease_expires_at > clock()).label("lives")
         statement = live_subscribers.select_registrations(self._table, lives).where(c.key == name)
@@ -244,17 +249,19 @@ class LiveSubscribers:
         return await self._database.run(read, Activity.OPERATE, write=False)
 
     async def release(self, subscriber: LiveSubscriber, limit: int, by: str = "") -> int:
-        """Release up to `limit` messages leased by `subscriber`; how many.
+        """Release up to `limit` messages leased by `subscriber`; return the count.
 
-        The delivery is charged, as for an expired lease. What an operator has asked to cancel is
+        The delivery is charged, as for an expired lease. Messages with a cancel request are
         discarded instead. Rows that a handler's transaction has locked are left out. Each call that
-        has released some is an entry of the audit.
+        has released some adds an audit entry.
         """
 
         def release(connection: Connection) -> int:
-            leases = self._leases_of(connection, subscriber, limit)
+            leases = self._find_leases(connection, subscriber, limit)
             locked = self._dialect.lock(connection, leases, skip_locked=True)
-            self._give_back(connection, locked - self._discard(connection, leases, locked))
+            self._release_rows(
+                connection, locked - self._discard_cancelled(connection, leases, locked)
+            )
             if locked:
                 details = {"worker": subscriber.worker}
                 note_action(connection, self._dialect, "release", by, details, done=len(locked))
@@ -262,18 +269,18 @@ class LiveSubscribers:
 
         return await self._database.run(release, Activity.OPERATE, Activity.RELEASE)
 
-    def _leases_of(
+    def _find_leases(
         self, connection: Connection, subscriber: LiveSubscriber, limit: int
     ) -> list[tuple[int, UUID]]:
-        """Up to `limit` messages whose lease tokens begin as those of `subscriber` do."""
+        """Find up to `limit` messages whose lease tokens have the prefix of `subscriber`."""
         holder = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1])
-        rest = 16 - HOLDER_BYTES
-        first = UUID(bytes=holder + b"\0" * rest)
-        last = UUID(bytes=holder + b"\xff" * rest)
+        suffix_bytes = 16 - HOLDER_BYTES
+        first = UUID(bytes=holder + b"\0" * suffix_bytes)
+        last = UUID(bytes=holder + b"\xff" * suffix_bytes)
         table = self._database.tables.message
-        # Read without locks, so that no lease of another subscriber is waited for. What changes
-        # before they are locked is noticed there: it asks for the same tokens.
-        find = (
+        # Read without locks, so as not to wait for other subscribers' leases. A change before the
+        # rows are locked is noticed then, because the lock checks the same tokens.
+        statement = (
             select(table.c.id, table.c.lease_token)
             .where(
                 table.c.state == MessageState.PROCESSING.name,
@@ -282,27 +289,29 @@ class LiveSubscribers:
             )
             .limit(limit)
         )
-        find = self._dialect.use_index(find, table, "leased_index")
+        statement = self._dialect.use_index(statement, table, "leased_index")
         leases: list[tuple[int, UUID]] = []
         for names in chunks(list(subscriber.queues)):
-            rows = connection.execute(find.where(table.c.queue.in_(names)))
+            rows = connection.execute(statement.where(table.c.queue.in_(names)))
             leases += [(row.id, row.lease_token) for row in rows]
         return leases[:limit]
 
-    def _discard(
+    def _discard_cancelled(
         self, connection: Connection, leases: Sequence[tuple[int, UUID]], locked: set[int]
     ) -> set[int]:
-        """Discard what an operator has asked to cancel, of `leases` that are `locked`; the ids."""
+        """Discard the `locked` messages of `leases` with a cancel request; return their ids."""
         requests = cancels.of_leases(
             connection, self._table, [lease for lease in leases if lease[0] in locked]
         )
         has_archive = self._dialect.has_archive
-        ended = [cancels.discarded(request, archive=has_archive) for request in requests.values()]
-        if ended:
-            self._dialect.settle(connection, ended)
+        settlements = [
+            cancels.discarded(request, archive=has_archive) for request in requests.values()
+        ]
+        if settlements:
+            self._dialect.settle(connection, settlements)
         return set(requests)
 
-    def _give_back(self, connection: Connection, message_ids: set[int]) -> None:
+    def _release_rows(self, connection: Connection, message_ids: set[int]) -> None:
         if not message_ids:
             return
         table = self._database.tables.message
@@ -316,7 +325,7 @@ class LiveSubscribers:
             "lease_expires_at": null(),
             "policy_marks": table.c.policy_marks.bitwise_and(KEPT),
         }
-        # One by one, by the primary key. For a list of keys MariaDB may scan the table, and would
-        # wait for rows that another transaction has locked.
+        # Use one statement per row, by the primary key. For a list of keys MariaDB may scan the
+        # table, and would wait for rows that another transaction has locked.
         row = update(table).where(table.c.id == bindparam("message_id")).values(values)
         connection.execute(row, [{"message_id": number} for number in sorted(message_ids)])

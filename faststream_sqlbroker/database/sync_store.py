@@ -1,4 +1,4 @@
-"""Inserts of synchronous code, without an event loop: in an own transaction, or the caller's."""
+"""Inserts of synchronous code, without an event loop: in a new transaction, or the caller's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.dialects import Dialect, dialect_for
-from faststream_sqlbroker.database.django import connected, is_django
+from faststream_sqlbroker.database.django import is_django, open_connection
 from faststream_sqlbroker.database.errors import ErrorClasses, NotConnectedError
 from faststream_sqlbroker.database.parts.live_queues import due_messages
 from faststream_sqlbroker.database.parts.mirror import insert_for_caller
@@ -20,74 +20,82 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 SQLITE_SETTINGS = ("busy_timeout", "synchronous")
-"""What a transaction of the broker sets on a connection of SQLite."""
+"""The settings that a transaction of the broker changes on a connection of SQLite."""
 NO_LIMIT = 0.0
 """In place of `statement_timeout`: the engine's own limits hold."""
 
 
 class SyncStore:
-    """Writes messages by a synchronous engine, or by a connection of Django."""
+    """Writes messages through a synchronous engine, or a connection of Django."""
 
     def __init__(self, database: Any, tables: Tables) -> None:
-        """Write into `tables`, by `database`: an Engine, or one of `django.db.connections`."""
+        """Write through `database`: an Engine, or an item of `django.db.connections`."""
         self._database = database
         self._tables = tables
         self._dialects: dict[str, Dialect] = {}
         self.depths = self
-        """What counts, for `PublishLimits`."""
+        """The counter for `PublishLimits`."""
 
     @property
     def of_django(self) -> bool:
-        """Whether it writes by a connection of Django."""
+        """True if messages are written through a connection of Django."""
         return is_django(self._database)
 
     @contextmanager
-    def open(self, given: "Connection | Session | None") -> Iterator[Connection]:
-        """The connection of `given`; or one with a transaction, which is committed at the end.
+    def open(self, caller_connection: "Connection | Session | None") -> Iterator[Connection]:
+        """Open the connection of `caller_connection`, or a connection in a new transaction.
+
+        A new transaction is committed at the end.
 
         Raises:
-            PublishError: `given` is closed, leads to another database, or its transaction has
-                ended.
+            PublishError: `caller_connection` is closed, leads to another database, or its
+                transaction has ended.
             TransientStoreError: the database could not be reached, or a repeat may succeed.
             StoreError: the database refused a statement.
         """
         try:
-            if given is not None:
-                connection = given if isinstance(given, Connection) else given.connection()
+            if caller_connection is not None:
+                connection = (
+                    caller_connection
+                    if isinstance(caller_connection, Connection)
+                    else caller_connection.connection()
+                )
                 check_same_database(connection, self._engine)
                 yield connection
             elif self.of_django:
-                with connected(self._database) as connection:
+                with open_connection(self._database) as connection:
                     yield connection
             else:
                 with (
                     self._connect() as connection,
-                    _kept_settings(connection),
+                    _preserve_settings(connection),
                     connection.begin(),
                 ):
-                    self._dialect(connection).begin(connection)
+                    self._get_dialect(connection).begin(connection)
                     yield connection
         except SQLAlchemyError as error:
-            raise self._classed(error, inside=given is not None or self.of_django) from error
+            raise self._convert_error(
+                error, inside=caller_connection is not None or self.of_django
+            ) from error
 
     def _connect(self) -> Connection:
         try:
             return self._engine.connect()
         except SQLAlchemyError as error:
             # Whatever the reason, no statement was sent.
-            raise NotConnectedError(str(self._classed(error, inside=False))) from error
+            raise NotConnectedError(str(self._convert_error(error, inside=False))) from error
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows`; their ids in order, None where a dedup_id exists already."""
-        return insert_for_caller(self._dialect(connection), connection, rows)
+        """Insert `rows`; return their ids in order, None where a dedup_id exists already."""
+        return insert_for_caller(self._get_dialect(connection), connection, rows)
 
-    def read_sync(self, connection: Connection, queue: str, most: int) -> int:
-        """The messages of `queue` that are due and not leased; `most` if there are more."""
-        return due_messages(connection, self._dialect(connection), queue, most)
+    def read_sync(self, connection: Connection, queue: str, limit: int) -> int:
+        """Count the messages of `queue` that are due and not leased, up to `limit`."""
+        return due_messages(connection, self._get_dialect(connection), queue, limit)
 
     def notify(self, connection: Connection, queues: Sequence[str]) -> None:
-        """Tell listening subscribers of `queues` at the COMMIT (PostgreSQL; elsewhere nothing)."""
-        dialect: Any = self._dialect(connection)
+        """Notify listening subscribers of `queues` at the COMMIT (PostgreSQL only)."""
+        dialect: Any = self._get_dialect(connection)
         if queues and dialect.can_listen:
             dialect.notifying(self._tables.config.channel, queues)(connection)
 
@@ -96,33 +104,34 @@ class SyncStore:
         engine: Engine = self._database
         return engine
 
-    def _dialect(self, connection: Connection) -> Dialect:
+    def _get_dialect(self, connection: Connection) -> Dialect:
         name = connection.dialect.name
         if name not in self._dialects:
             self._dialects[name] = dialect_for(connection.dialect, self._tables)
         return self._dialects[name]
 
-    def _classed(self, error: SQLAlchemyError, *, inside: bool) -> Exception:
-        # Without a dialect the first connection has failed, which only an engine's can do here.
-        known = [*self._dialects.values()] or [dialect_for(self._engine.dialect, self._tables)]
-        errors = ErrorClasses(known[0], NO_LIMIT)
+    def _convert_error(self, error: SQLAlchemyError, *, inside: bool) -> Exception:
+        # Without a dialect the first connection has failed, which is possible here only with an
+        # engine.
+        dialects = [*self._dialects.values()] or [dialect_for(self._engine.dialect, self._tables)]
+        errors = ErrorClasses(dialects[0], NO_LIMIT)
         return errors.of_caller(error) if inside else errors.of(error) or error
 
 
 @contextmanager
-def _kept_settings(connection: Connection) -> Iterator[None]:
-    """SQLite: what our transactions set on the connection, which is the application's, ends with
-    them.
-    """
+def _preserve_settings(connection: Connection) -> Iterator[None]:
+    """Restore a SQLite connection's settings at the end: the connection is the application's."""
     if connection.dialect.name != "sqlite":
         yield
         return
-    # By the driver: SQLAlchemy would begin a transaction, in which one of them cannot be set.
+    # Use the driver: SQLAlchemy would begin a transaction, in which `synchronous` cannot be set.
     driver: Any = connection.connection.driver_connection
-    before = {name: driver.execute(f"PRAGMA {name}").fetchone()[0] for name in SQLITE_SETTINGS}
+    old_settings = {
+        name: driver.execute(f"PRAGMA {name}").fetchone()[0] for name in SQLITE_SETTINGS
+    }
     try:
         yield
     finally:
         with suppress(driver.Error):
-            for name, value in before.items():
+            for name, value in old_settings.items():
                 driver.execute(f"PRAGMA {name} = {value}")

@@ -1,6 +1,6 @@
-"""What clients over HTTP show tokens for: channels, their consumers, and queues.
+"""Tokens of HTTP clients: for channels, their consumers, and queues.
 
-Each is a row of the policy state with the hash of its token, which nothing removes but its owner.
+Each is a row of the policy state with the hash of its token, which only its owner removes.
 """
 
 from collections.abc import Mapping
@@ -33,15 +33,15 @@ from faststream_sqlbroker.database.parts.policy_state import insert_new
 from faststream_sqlbroker.database.parts.pull_jobs import end_leases
 from faststream_sqlbroker.exceptions import SetupError
 
-MOST_CONSUMERS = 1_000
+MAX_CONSUMERS = 1_000
 """Consumers of a channel."""
 
 
 class TokenStore:
-    """Finds them, and makes them with a note in the audit of who did.
+    """Tokens of channels, consumers and queues; changes are recorded in the audit.
 
-    A new one gets the `token` that is given, or a random one; with `rotate`, so does one that is
-    there. A token that is given replaces the one that is there.
+    A new entry gets the `token` that is passed, or a random token; with `rotate`, so does an
+    existing entry. A token that is passed replaces the existing token.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -53,12 +53,12 @@ class TokenStore:
         self._table = database.tables.policy_state
 
     async def find(self, channel: str, *consumer: str) -> list[Registered | None]:
-        """The channel, and its consumer if it is given, in one look."""
-        places = [place_of_consumer(channel, each) for each in consumer]
-        return await self._find(place_of_channel(channel), *places)
+        """Find the channel, and the consumer if named, in a single query."""
+        row_keys = [place_of_consumer(channel, consumer_id) for consumer_id in consumer]
+        return await self._find(place_of_channel(channel), *row_keys)
 
     async def find_role(self, queue: str, role: QueueRole) -> list[Registered | None]:
-        """The queue's token for `role`."""
+        """Find the queue's token for `role`."""
         return await self._find(place_of_role(queue, role))
 
     async def _find(self, *places: Place) -> list[Registered | None]:
@@ -66,22 +66,22 @@ class TokenStore:
         return await self._database.run(query, Activity.STATE, write=False)
 
     async def consumers(self, channel: str) -> list[Registered]:
-        """The consumers of a channel, by id."""
+        """List the consumers of a channel, by id."""
         c = self._table.c
         of_channel = select(c.key, c.info).where(c.scope == CONSUMER + channel)
-        listed = of_channel.order_by(c.key).limit(MOST_CONSUMERS)
+        statement = of_channel.order_by(c.key).limit(MAX_CONSUMERS)
 
         def read(connection: Connection) -> list[Registered]:
-            return [registered(row.key, row.info) for row in connection.execute(listed)]
+            return [registered(row.key, row.info) for row in connection.execute(statement)]
 
         return await self._database.run(read, Activity.STATE, write=False)
 
     async def pulled(self) -> list[str]:
-        """The queues of all pull consumers."""
-        found = await self._database.run(
+        """List the queues of all pull consumers."""
+        consumers = await self._database.run(
             lambda c: pulled(c, self._table), Activity.STATE, write=False
         )
-        return [queue_of(*each) for each in found]
+        return [queue_of(*consumer) for consumer in consumers]
 
     async def put_queue(
         self,
@@ -92,13 +92,13 @@ class TokenStore:
         token: str | None = None,
         rotate: bool = False,
     ) -> Registered:
-        """Make the queue's token for `role`, or replace it."""
+        """Create or replace the queue's token for `role`."""
 
         def work(connection: Connection) -> Registered:
-            found = self._put(connection, place_of_role(queue, role), {}, token, rotate)
+            entry = self._set_entry(connection, place_of_role(queue, role), {}, token, rotate)
             arguments = {"queue": queue, "role": role}
-            self._note(connection, found, "put_queue_token", by, arguments)
-            return found
+            self._record_change(connection, entry, "put_queue_token", by, arguments)
+            return entry
 
         return await self._database.run(work, Activity.STATE)
 
@@ -112,97 +112,101 @@ class TokenStore:
         token: str | None = None,
         rotate: bool = False,
     ) -> Registered | None:
-        """Make or change the channel, or its consumer of the type `kind`.
+        """Create or change the channel, or the consumer of the type `kind`.
 
-        None: there is no such channel.
+        Returns None if a consumer's channel does not exist.
         """
-        place = place_of_channel(channel)
+        row_key = place_of_channel(channel)
         changes = {}
         if consumer is not None:
-            place = place_of_consumer(channel, consumer)
+            row_key = place_of_consumer(channel, consumer)
             changes = {"type": kind}
 
         def work(connection: Connection) -> Registered | None:
-            # A consumer of no channel could never be reached.
+            # A consumer without a channel could never be reached.
             of_channel = finding(self._dialect, place_of_channel(channel))
             if consumer is not None and of_channel(connection) == [None]:
                 return None
-            found = self._put(connection, place, changes, token, rotate)
-            # Its clients can end nothing any more, and a lease may last for years.
-            if consumer is not None and (found.earlier_type, kind) == ("pull", "push"):
+            entry = self._set_entry(connection, row_key, changes, token, rotate)
+            # Its clients can no longer end their jobs, and a lease may last for years.
+            if consumer is not None and (entry.earlier_type, kind) == ("pull", "push"):
                 end_leases(connection, self._dialect, queue_of(channel, consumer), ended=False)
             arguments = {
                 "channel": channel,
                 "consumer": consumer,
                 "type": kind or None,
-                "new_token": found.new_token is not None or token is not None,
+                "new_token": entry.new_token is not None or token is not None,
             }
             action = "put_channel" if consumer is None else "put_consumer"
-            self._note(connection, found, action, by, arguments)
-            return found
+            self._record_change(connection, entry, action, by, arguments)
+            return entry
 
         return await self._database.run(work, Activity.STATE)
 
-    def _put(
+    def _set_entry(
         self,
         connection: Connection,
-        place: Place,
+        row_key: Place,
         changes: Mapping[str, Any],
         token: str | None,
         rotate: bool,
     ) -> Registered:
-        """What is at `place` now; its row stays locked.
+        """Create or change the entry at `row_key` and return the entry.
+
+        The row stays locked.
 
         Raises:
             SetupError: a channel has too many consumers.
         """
-        scope, key = place
+        scope, key = row_key
         c = self._table.c
-        made = token or new_token()
+        raw_token = token or new_token()
         where = (c.scope == scope, c.key == key)
         locking = select(c.info).where(*where).with_for_update()
         info = connection.execute(locking).scalar_one_or_none()
         created = False
         if info is None:
             self._refuse_too_many(connection, scope)
-            new = {"token": hashed_token(made), **changes}
-            # The race: another process may make it at the same time. Then its row stays, and this
-            # one's token is none.
-            insert_new(connection, self._table, [{"scope": scope, "key": key, "info": new}])
+            new_info = {"token": hashed_token(raw_token), **changes}
+            # Race: another process may create the entry at the same time. Then its row stays, and
+            # the token created here is discarded.
+            insert_new(connection, self._table, [{"scope": scope, "key": key, "info": new_info}])
             info = connection.execute(locking).scalar_one()
-            created = info["token"] == new["token"]
+            created = info["token"] == new_info["token"]
         replaced = created or rotate or token is not None
-        kept = {"token": hashed_token(made)} if replaced else {}
-        wanted = {**info, **kept, **changes}
-        if wanted != info:
-            connection.execute(update(self._table).where(*where).values(info=wanted))
-        found = registered(key, wanted)
-        told = made if token is None and replaced else None
-        changed = created or wanted != info
-        earlier = registered(key, info).type
-        return Registered(found.id, found.token_hash, found.type, told, created, changed, earlier)
+        new_hash = {"token": hashed_token(raw_token)} if replaced else {}
+        new_entry = {**info, **new_hash, **changes}
+        if new_entry != info:
+            connection.execute(update(self._table).where(*where).values(info=new_entry))
+        entry = registered(key, new_entry)
+        new_token_value = raw_token if token is None and replaced else None
+        changed = created or new_entry != info
+        earlier_type = registered(key, info).type
+        return Registered(
+            entry.id, entry.token_hash, entry.type, new_token_value, created, changed, earlier_type
+        )
 
     def _refuse_too_many(self, connection: Connection, scope: str) -> None:
         """Refuse a consumer that no broadcast would reach.
 
         Raises:
-            SetupError: its channel has as many as it can have.
+            SetupError: its channel has the maximum number of consumers.
         """
         if not scope.startswith(CONSUMER):
             return
         count = select(func.count()).select_from(self._table).where(self._table.c.scope == scope)
-        if connection.execute(count).scalar_one() >= MOST_CONSUMERS:
-            text = f"a channel has at most {MOST_CONSUMERS} consumers: make another channel"
-            raise SetupError(text)
+        if connection.execute(count).scalar_one() >= MAX_CONSUMERS:
+            message = f"a channel has at most {MAX_CONSUMERS} consumers: make another channel"
+            raise SetupError(message)
 
-    def _note(
+    def _record_change(
         self,
         connection: Connection,
-        found: Registered,
+        entry: Registered,
         action: str,
         by: str,
         arguments: Mapping[str, Any],
     ) -> None:
-        if found.changed:
+        if entry.changed:
             job = Job(action=action, by=by, arguments=arguments, state="ended", expected=1, done=1)
             audit.add(connection, self._table, job, self._dialect.now(connection))

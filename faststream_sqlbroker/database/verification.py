@@ -1,7 +1,8 @@
-"""Looks through all tables for rows that cannot be, stretch by stretch in the order of a key.
+"""Scan all tables for invalid rows, batch by batch in the order of a key.
 
-Each stretch is one statement that only returns what is wrong. So a message on its way from one
-table to the other is seen in one of them, and a stretch is as long however much is wrong.
+Each batch is a single statement that returns only invalid rows. So a message that moves from one
+table to the other is seen in one of them, and the time of a batch does not depend on the number of
+invalid rows.
 """
 
 import base64
@@ -48,32 +49,32 @@ from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import later
 
 PARTS = ("live", "archive", "jobs", "windows")
-"""What is looked through, in this order; a cursor begins with one of them."""
+"""The parts that are scanned, in this order; a cursor begins with the name of a part."""
 CHECKSUM = 8
-"""Bytes of a cursor's beginning: a cursor that was cut or changed is refused."""
+"""Bytes of the checksum at a cursor's beginning: a cursor that was cut or changed is refused."""
 CLOCK_STEP = 60_000_000
 """Microseconds that a time may lie ahead: the database's clock may have been set back a little."""
 JOBS = 500
 """Rows of jobs that one statement reads; each has its filter and counts."""
-BETWEEN = 2
-"""Values of a position between two windows: the scope and the key of the last one."""
+WINDOW_KEY_LENGTH = 2
+"""Values of a position between two windows: the scope and the key of the last window."""
 Position = Sequence[Any]
-"""Where a part goes on, as JSON has it."""
+"""The position from which a part continues, in JSON's types."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """What one statement has found."""
+class ScanBatch:
+    """The results of a single statement."""
 
     damages: Sequence[Damage]
     rows: int
     after: Position | None
-    """Where the part goes on; None: it has ended."""
+    """The position from which the part continues, None at its end."""
     notes: Sequence[Note] = ()
 
 
 class Verifier:
-    """Reads stretch by stretch; each is one transaction, and nothing is written.
+    """A read-only scan for invalid rows; each batch is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -92,41 +93,42 @@ class Verifier:
         lease_over: float,
         limit: int,
     ) -> Verification:
-        """Look at `rows` rows at least, unless there are no more, or `seconds` are over.
+        """Check at least `rows` rows, unless there are no more or `seconds` have elapsed.
 
         Raises:
-            NotACursorError: `after` is not what `verify` returned.
+            NotACursorError: `after` is not a cursor that `verify` returned.
         """
         clock = Clock()
         until = clock.monotonic() + seconds
-        part, position = (PARTS[0], None) if after is None else _load(after)
-        looked_at = 0
+        part, position = (PARTS[0], None) if after is None else _load_cursor(after)
+        scanned = 0
         counts: Counter[str] = Counter()
         damages: list[Damage] = []
         notes: list[Note] = []
         while True:
-            look = partial(self._look, part=part, position=position, lease_over=lease_over)
-            stretch = await self._database.run(look, Activity.OPERATE, write=False)
-            looked_at += stretch.rows
-            counts.update(damage.kind for damage in stretch.damages)
-            damages += stretch.damages[: limit - len(damages)]
-            notes += stretch.notes[: limit - len(notes)]
-            part, position = _next(part, stretch.after)
-            # A stretch was read in any case, so a caller that goes on with `after` gets to the end.
-            if part == "" or looked_at >= rows or clock.monotonic() >= until:
+            scan = partial(self._scan_batch, part=part, position=position, lease_over=lease_over)
+            batch = await self._database.run(scan, Activity.OPERATE, write=False)
+            scanned += batch.rows
+            counts.update(damage.kind for damage in batch.damages)
+            damages += batch.damages[: limit - len(damages)]
+            notes += batch.notes[: limit - len(notes)]
+            part, position = _find_next(part, batch.after)
+            # At least one batch is read per call, so a caller that continues with `after` reaches
+            # the end.
+            if part == "" or scanned >= rows or clock.monotonic() >= until:
                 cursor = None if part == "" else _dump(part, position)
                 return Verification(
-                    rows=looked_at,
+                    rows=scanned,
                     counts=dict(counts),
                     damages=tuple(damages),
                     after=cursor,
                     notes=tuple(notes),
                 )
 
-    def _look(
+    def _scan_batch(
         self, connection: Connection, *, part: str, position: Position | None, lease_over: float
-    ) -> Stretch:
-        """The part's next stretch."""
+    ) -> ScanBatch:
+        """Scan the part's next batch."""
         if part == "live":
             return _check_live(connection, self._dialect, position, lease_over)
         if part == "archive":
@@ -138,45 +140,45 @@ class Verifier:
 
 def _check_live(
     connection: Connection, dialect: Operations, after: Position | None, lease_over: float
-) -> Stretch:
-    """Live messages, by id. A lease that has been over for `lease_over` seconds has no owner if its
-    holder does not live.
+) -> ScanBatch:
+    """Check live messages, by id.
+
+    A lease that has been over for `lease_over` seconds has no owner if its holder does not live.
     """
     table = dialect.tables.message
     c = table.c
     leased = c.state == MessageState.PROCESSING.name
-    over = later(literal_column(str(-round(lease_over * 1_000_000))))
-    wrong = {
+    expired_before = later(literal_column(str(-round(lease_over * 1_000_000))))
+    conditions = {
         kinds.UNKNOWN_STATE: c.state.not_in(sorted(state.name for state in LIVE_STATES)),
         kinds.NO_LEASE: and_(leased, or_(c.lease_token.is_(None), c.lease_expires_at.is_(None))),
         kinds.LEASE_LEFT: and_(
             ~leased, or_(c.lease_token.is_not(None), c.lease_expires_at.is_not(None))
         ),
-        kinds.NO_OWNER: and_(leased, c.lease_token.is_not(None), c.lease_expires_at < over),
+        kinds.NO_OWNER: and_(
+            leased, c.lease_token.is_not(None), c.lease_expires_at < expired_before
+        ),
         kinds.NO_ATTEMPT: and_(c.state == MessageState.RETRYABLE.name, c.attempts_count < 1),
     }
     archive = dialect.tables.archive
     if archive is not None:
-        wrong[kinds.IN_BOTH] = select(archive.c.id).where(archive.c.id == c.id).exists()
-    walk = Walk("all", table, None, (), (c.id,))
-    stretch = _stretch(connection, dialect, walk, after, wrong)
-    over_ids = [
-        d.message_id
-        for d in stretch.damages
-        if d.kind == kinds.NO_OWNER and d.message_id is not None
+        conditions[kinds.IN_BOTH] = select(archive.c.id).where(archive.c.id == c.id).exists()
+    index_range = Walk("all", table, None, (), (c.id,))
+    batch = _scan_range(connection, dialect, index_range, after, conditions)
+    expired_ids = [
+        d.message_id for d in batch.damages if d.kind == kinds.NO_OWNER and d.message_id is not None
     ]
-    if not over_ids:
-        return stretch
-    left = _without_holder(connection, dialect, over_ids, wrong[kinds.NO_OWNER])
-    damages = [d for d in stretch.damages if d.kind != kinds.NO_OWNER or d.message_id in left]
-    return replace(stretch, damages=damages)
+    if not expired_ids:
+        return batch
+    ownerless = _find_ownerless(connection, dialect, expired_ids, conditions[kinds.NO_OWNER])
+    damages = [d for d in batch.damages if d.kind != kinds.NO_OWNER or d.message_id in ownerless]
+    return replace(batch, damages=damages)
 
 
-def _without_holder(
+def _find_ownerless(
     connection: Connection, dialect: Operations, ids: Sequence[int], condition: Any
 ) -> set[int]:
-    """Those of the messages that meet `condition`, and that neither a holder that lives nor a
-    transaction keeps.
+    """Return the messages that meet `condition` and that no live holder and no transaction keeps.
 
     A handler's transaction keeps its message for as long as it runs, though others see the lease
     end: its lock lets neither a renewal nor a release pass.
@@ -186,177 +188,183 @@ def _without_holder(
     for part in chunks(list(ids)):
         rows = connection.execute(select(c.id, c.lease_token).where(c.id.in_(part), condition))
         holders.update((row.id, row.lease_token.bytes[:HOLDER_BYTES].hex()) for row in rows)
-    alive = read_subscribers(connection, dialect.tables.policy_state)
-    living = {each.worker.rpartition(":")[2] for each in alive}
-    left = {message_id for message_id, holder in holders.items() if holder not in living}
-    return left - (locked_by_others(connection, dialect, sorted(left)) or set())
+    subscribers = read_subscribers(connection, dialect.tables.policy_state)
+    live_holders = {subscriber.worker.rpartition(":")[2] for subscriber in subscribers}
+    ownerless = {message_id for message_id, holder in holders.items() if holder not in live_holders}
+    return ownerless - (locked_by_others(connection, dialect, sorted(ownerless)) or set())
 
 
-def _check_archive(connection: Connection, dialect: Operations, after: Position | None) -> Stretch:
-    """Archived messages, by when they ended."""
+def _check_archive(
+    connection: Connection, dialect: Operations, after: Position | None
+) -> ScanBatch:
+    """Check archived messages, by end time."""
     table = dialect.tables.archive
     if table is None:
-        return Stretch((), 0, None)
+        return ScanBatch((), 0, None)
     c = table.c
-    wrong: dict[str, ColumnElement[bool]] = {
+    conditions: dict[str, ColumnElement[bool]] = {
         kinds.UNKNOWN_STATE: c.state.not_in(sorted(state.name for state in ARCHIVED_STATES)),
         kinds.IN_FUTURE: c.archived_at > later(literal_column(str(CLOCK_STEP))),
     }
     if dialect.tables.config.archive_partitions is not None and dialect.name == "postgresql":
-        # The key of partitions has the time, too, so it does not keep an id from coming again.
+        # The primary key of a partitioned archive includes the time, so an id may occur twice.
         other = table.alias()
-        again = and_(other.c.id == c.id, other.c.archived_at != c.archived_at)
-        wrong[kinds.TWICE] = select(other.c.id).where(again).exists()
-    at = None if after is None else [from_microseconds(after[0]), after[1]]
-    walk = Walk("archive", table, "archived_index", (), (c.archived_at, c.id))
-    return _stretch(connection, dialect, walk, at, wrong)
+        is_duplicate = and_(other.c.id == c.id, other.c.archived_at != c.archived_at)
+        conditions[kinds.TWICE] = select(other.c.id).where(is_duplicate).exists()
+    position = None if after is None else [from_microseconds(after[0]), after[1]]
+    index_range = Walk("archive", table, "archived_index", (), (c.archived_at, c.id))
+    return _scan_range(connection, dialect, index_range, position, conditions)
 
 
-def _stretch(
+def _scan_range(
     connection: Connection,
     dialect: Operations,
-    walk: Walk,
-    at: Position | None,
-    wrong: Mapping[str, ColumnElement[bool]],
-) -> Stretch:
-    part = Part(dialect, walk, at, Filters(), [or_(*wrong.values())])
-    # The first stretch only: the next one is of another transaction.
+    index_range: Walk,
+    position: Position | None,
+    conditions: Mapping[str, ColumnElement[bool]],
+) -> ScanBatch:
+    part = Part(dialect, index_range, position, Filters(), [or_(*conditions.values())])
+    # Read the first batch only: the next batch needs a transaction of its own.
     rows, end = next(part.steps(connection, STEP))
-    c = walk.table.c
-    flags = [case((condition, 1), else_=0).label(kind) for kind, condition in wrong.items()]
-    found = connection.execute(rows(c.id, c.queue, c.state, *flags)).all()
+    c = index_range.table.c
+    flags = [case((condition, 1), else_=0).label(kind) for kind, condition in conditions.items()]
+    invalid_rows = connection.execute(rows(c.id, c.queue, c.state, *flags)).all()
     damages = [
         Damage(kind=kind, message_id=row.id, queue=row.queue, found=row.state)
-        for row in found
-        for kind in wrong
+        for row in invalid_rows
+        for kind in conditions
         if getattr(row, kind)
     ]
-    after = None if end is None else [_plain(value) for value in end]
-    return Stretch(damages, STEP if end is not None else part.looked_at(connection), after)
+    after = None if end is None else [_to_json_value(value) for value in end]
+    return ScanBatch(damages, STEP if end is not None else part.looked_at(connection), after)
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     return to_microseconds(value) if isinstance(value, datetime) else value
 
 
-def _check_jobs(connection: Connection, table: Table, after: Position | None) -> Stretch:
-    """Jobs of operators without a time for their next batch, by id."""
+def _check_jobs(connection: Connection, table: Table, after: Position | None) -> ScanBatch:
+    """Check operators' jobs without a time for their next batch, by id."""
     c = table.c
-    behind = "" if after is None else str(after[0])
+    last_key = "" if after is None else str(after[0])
     statement = select(c.key, c.created_at, c.info).where(
-        c.scope == JOB, c.due_at.is_(None), c.key > behind
+        c.scope == JOB, c.due_at.is_(None), c.key > last_key
     )
     rows = connection.execute(statement.order_by(c.key).limit(JOBS)).all()
     running = [job for job in (job_of(*row) for row in rows) if job.state == "running"]
     damages = [Damage(kind=kinds.JOB_RESTS, name=job.id, found=str(job)) for job in running]
-    return Stretch(damages, len(rows), [rows[-1].key] if len(rows) == JOBS else None)
+    return ScanBatch(damages, len(rows), [rows[-1].key] if len(rows) == JOBS else None)
 
 
-# Windows of exports: a position is the scope and the name of a window; within one, also the
-# version of its record, the last row, and the rows and the sum of ids up to there.
+# Windows of exports: a position is the scope and the name of a window; within a window, also the
+# version of its record, the last row, and the number of rows and the sum of ids so far.
 
 
-def _check_windows(connection: Connection, dialect: Operations, after: Position | None) -> Stretch:
-    """A page of the window that was begun, or the next window; those that differ were noted."""
-    if after is not None and len(after) > BETWEEN:
-        return _compare(connection, dialect, after)
+def _check_windows(
+    connection: Connection, dialect: Operations, after: Position | None
+) -> ScanBatch:
+    """Compare a page of the current window, or select the next; report windows that differ."""
+    if after is not None and len(after) > WINDOW_KEY_LENGTH:
+        return _compare_window(connection, dialect, after)
     c = dialect.tables.policy_state.c
     statement = select(c.scope, c.key, c.info, c.counter, c.due_at)
-    statement = statement.where(or_(_of(c.scope, LOADED), _of(c.scope, DIFFERS)))
+    statement = statement.where(
+        or_(_match_prefix(c.scope, LOADED), _match_prefix(c.scope, DIFFERS))
+    )
     if after is not None:
         scope, key = after
-        further = or_(c.scope > scope, and_(c.scope == scope, c.key > key))
-        statement = statement.where(c.scope >= scope, further)
+        is_after = or_(c.scope > scope, and_(c.scope == scope, c.key > key))
+        statement = statement.where(c.scope >= scope, is_after)
     row = connection.execute(statement.order_by(c.scope, c.key).limit(1)).first()
     if row is None:
-        return Stretch((), 0, None)
+        return ScanBatch((), 0, None)
     position = [row.scope, row.key]
     if row.scope.startswith(DIFFERS):
         lake = row.scope.removeprefix(DIFFERS)
-        text = "found before by a prune"
-        return Stretch([_differs(lake, row.key, text)], 1, position)
+        reason = "found before by a prune"
+        return ScanBatch([_build_damage(lake, row.key, reason)], 1, position)
     if row.due_at is None:
-        # Nothing of it is left.
-        return Stretch((), 1, position)
-    return Stretch((), 1, [*position, row.counter, None, None, 0, "0"])
+        # All rows of the window have been removed.
+        return ScanBatch((), 1, position)
+    return ScanBatch((), 1, [*position, row.counter, None, None, 0, "0"])
 
 
-def _of(scope: Any, prefix: str) -> Any:
-    """Scopes of one kind; names of lakes follow the colon."""
-    # The next character, so that the primary key serves.
+def _match_prefix(scope: Any, prefix: str) -> Any:
+    """Match scopes with this prefix; names of lakes follow the colon."""
+    # Compare with the next character, so that the primary key is used.
     return and_(scope >= prefix, scope < prefix[:-1] + chr(ord(prefix[-1]) + 1))
 
 
-def _compare(connection: Connection, dialect: Operations, after: Position) -> Stretch:
-    scope, key, version, at, last_id, rows, ids = after
+def _compare_window(connection: Connection, dialect: Operations, after: Position) -> ScanBatch:
+    scope, key, version, archived_at, last_id, rows, ids = after
     c = dialect.tables.policy_state.c
-    one = select(c.key, c.info, c.counter).where(c.scope == scope, c.key == key)
-    row = connection.execute(one).first()
+    statement = select(c.key, c.info, c.counter).where(c.scope == scope, c.key == key)
+    row = connection.execute(statement).first()
     if row is None or row.counter != version:
-        # A prune or an export has just compared it, and has written what it found.
-        return Stretch((), 1, [scope, key])
+        # A prune or an export has just compared the window, and has written its result.
+        return ScanBatch((), 1, [scope, key])
     window = window_of(*row)
-    place = None if at is None else Place(from_microseconds(at), last_id)
-    page = read_page(connection, dialect, window, place)
-    found = RowSum(rows, int(ids)) + page.rows
+    last_row = None if archived_at is None else Place(from_microseconds(archived_at), last_id)
+    page = read_page(connection, dialect, window, last_row)
+    total = RowSum(rows, int(ids)) + page.rows
     if page.last is not None:
-        ahead = [to_microseconds(page.last.at), page.last.id, found.rows, str(found.ids)]
-        return Stretch((), page.rows.rows, [scope, key, version, *ahead])
+        next_position = [to_microseconds(page.last.at), page.last.id, total.rows, str(total.ids)]
+        return ScanBatch((), page.rows.rows, [scope, key, version, *next_position])
     lake = scope.removeprefix(LOADED)
     damages: list[Damage] = []
     notes: list[Note] = []
-    if found != window.left and _is_same(connection, dialect, after):
-        damages = [_differs(lake, key, f"{found}, not {window.left}")]
+    if total != window.left and _is_unchanged(connection, dialect, after):
+        damages = [_build_damage(lake, key, f"{total}, not {window.left}")]
     elif window.back.rows:
-        text = f"{window.back.rows} brought back, {found.rows} left"
-        notes = [Note(kind=kinds.BROUGHT_BACK, name=_window_name(lake, key), found=text)]
-    return Stretch(damages, page.rows.rows, [scope, key], notes)
+        reason = f"{window.back.rows} brought back, {total.rows} left"
+        notes = [Note(kind=kinds.BROUGHT_BACK, name=_format_window_name(lake, key), found=reason)]
+    return ScanBatch(damages, page.rows.rows, [scope, key], notes)
 
 
-def _is_same(connection: Connection, dialect: Operations, after: Position) -> bool:
-    """Whether the record is still the one that the rows were compared with."""
+def _is_unchanged(connection: Connection, dialect: Operations, after: Position) -> bool:
+    """Return True if the record is still the version that the rows were compared with."""
     scope, key, version = after[:3]
     c = dialect.tables.policy_state.c
-    now = select(func.max(c.counter)).where(c.scope == scope, c.key == key)
-    return bool(connection.execute(now).scalar() == version)
+    current_version = select(func.max(c.counter)).where(c.scope == scope, c.key == key)
+    return bool(connection.execute(current_version).scalar() == version)
 
 
-def _differs(lake: str, window: str, text: str) -> Damage:
-    return Damage(kind=kinds.DIFFERS, name=_window_name(lake, window), found=text)
+def _build_damage(lake: str, window: str, reason: str) -> Damage:
+    return Damage(kind=kinds.DIFFERS, name=_format_window_name(lake, window), found=reason)
 
 
-def _window_name(lake: str, window: str) -> str:
+def _format_window_name(lake: str, window: str) -> str:
     return f"window {window} of lake {lake!r}"
 
 
-# Cursors: a part, and the position in it.
+# Cursors: a part, and the position in the part.
 
 
-def _next(part: str, after: Position | None) -> tuple[str, Position | None]:
-    """Where it goes on; "": nowhere."""
+def _find_next(part: str, after: Position | None) -> tuple[str, Position | None]:
+    """Return the part and position to continue from; the part is empty at the end."""
     if after is not None:
         return part, after
-    at = PARTS.index(part) + 1
-    return (PARTS[at] if at < len(PARTS) else ""), None
+    index = PARTS.index(part) + 1
+    return (PARTS[index] if index < len(PARTS) else ""), None
 
 
 def _dump(part: str, position: Position | None) -> str:
-    text = json.dumps([part, None if position is None else list(position)]).encode()
-    return base64.urlsafe_b64encode(_checksum(text) + text).decode()
+    content = json.dumps([part, None if position is None else list(position)]).encode()
+    return base64.urlsafe_b64encode(_compute_checksum(content) + content).decode()
 
 
-def _load(cursor: str) -> tuple[str, Position | None]:
+def _load_cursor(cursor: str) -> tuple[str, Position | None]:
     try:
-        given = base64.urlsafe_b64decode(cursor.encode())
+        data = base64.urlsafe_b64decode(cursor.encode())
     except ValueError as error:
         raise NotACursorError(cursor) from error
-    text = given[CHECKSUM:]
-    # So what follows is as `_dump` wrote it.
-    if given[:CHECKSUM] != _checksum(text):
+    content = data[CHECKSUM:]
+    # With a valid checksum, the content is what `_dump_cursor` wrote.
+    if data[:CHECKSUM] != _compute_checksum(content):
         raise NotACursorError(cursor)
-    part, position = json.loads(text)
+    part, position = json.loads(content)
     return part, position
 
 
-def _checksum(text: bytes) -> bytes:
-    return sha256(text).digest()[:CHECKSUM]
+def _compute_checksum(content: bytes) -> bytes:
+    return sha256(content).digest()[:CHECKSUM]

@@ -1,4 +1,4 @@
-"""Error numbers of MySQL and MariaDB, and of their clients, by what they mean for the broker."""
+"""Error numbers of MySQL and MariaDB, and of their clients, by their meaning for the broker."""
 
 NO_TABLE = frozenset({1146})
 NO_PROCESS = 1227
@@ -8,7 +8,7 @@ DENIED = frozenset({1044, 1142, 1143, NO_PROCESS, 1370})
 DUPLICATE_ENTRY = 1062
 """A unique index has the value already."""
 LOCK_WAIT_TIMEOUT = 1205
-"""A lock was waited for too long; only the statement is rolled back, not its transaction."""
+"""The wait for a lock timed out; only the statement is rolled back, not its transaction."""
 TRANSIENT_CODES = frozenset(
     {
         1020,  # row changed since it was read (MariaDB)
@@ -50,54 +50,56 @@ TRANSIENT_CODES = frozenset(
 )
 """Errors after which the same transaction may succeed."""
 SESSION_ENDED = frozenset({1053, 1152, 1159, 1161, 1927, 2006, 2013, 2055, 3032, 4031})
-"""Shutdown, offline mode, a session that was killed or idle for too long, a connection that broke.
-"""
+"""Shutdown, offline mode, a session that was killed or idle for too long, a broken connection."""
 READ_ONLY = frozenset({1047, 1290, 1792, 1836, 3100})
 """read_only, a READ ONLY session or server, a cluster's node that is not ready or has left."""
 PACKET_TOO_LARGE = 1153
 """The server ends the session, but has not read the statement."""
 SPOILING = READ_ONLY | SESSION_ENDED | {PACKET_TOO_LARGE}
-"""After these the connection must not be used again."""
+"""Errors after which the connection must not be used again."""
 
 _DRIVERS = frozenset({"aiomysql", "pymysql", "asyncmy"})
 _UNSENT = ("Not connected", "Cancelled during execution")
-"""In the texts of errors that a driver raises before it sends a statement. The second is why an
-earlier statement has closed the connection."""
+"""In the messages of errors that a driver raises before it sends a statement. The second is raised
+when an earlier statement has closed the connection.
+"""
 
 
 class MysqlErrors:
-    """Judges errors for the dialect."""
+    """The classification of MySQL's and MariaDB's errors, for the dialect."""
 
     def is_transient(self, error: BaseException) -> bool:
-        """By the server's or client's error number."""
-        return _number(error) in TRANSIENT_CODES
+        """Return True if a repeat may succeed, by the server's or client's error number."""
+        return _get_error_number(error) in TRANSIENT_CODES
 
     def was_never_sent(self, error: BaseException) -> bool:
-        """By the driver's text: aiomysql and asyncmy raise it for a connection that is closed."""
+        """Return True if the connection was closed, by the message of aiomysql or asyncmy."""
         module = type(error).__module__.partition(".")[0]
-        text = str(error.args[-1]) if error.args else ""
-        return module in _DRIVERS and any(each in text for each in _UNSENT)
+        message = str(error.args[-1]) if error.args else ""
+        return module in _DRIVERS and any(phrase in message for phrase in _UNSENT)
 
     def is_denied(self, error: BaseException) -> bool:
-        """By number."""
-        return _number(error) in DENIED | NO_TABLE
+        """Return True if a right or a table is missing, by number."""
+        return _get_error_number(error) in DENIED | NO_TABLE
 
     def lock_wait_ended(self, error: BaseException) -> bool:
-        """By number."""
-        return _number(error) == LOCK_WAIT_TIMEOUT
+        """Return True if the wait for a lock timed out, by number."""
+        return _get_error_number(error) == LOCK_WAIT_TIMEOUT
 
     def ends_session(self, error: BaseException) -> bool:
-        """By number."""
-        return _number(error) in SESSION_ENDED
+        """Return True if the server ended the session, by number."""
+        return _get_error_number(error) in SESSION_ENDED
 
     def spoils(self, error: BaseException) -> bool:
-        """A session that was opened READ ONLY stays so, and so may its server, if another has taken
+        """Return True if the connection must not be used again, by number.
+
+        A session that was opened READ ONLY stays so, and so may its server, if another has taken
         its place.
         """
-        return _number(error) in SPOILING
+        return _get_error_number(error) in SPOILING
 
 
-def _number(error: BaseException) -> int:
-    """The server's or client's error number; 0 if it has none."""
+def _get_error_number(error: BaseException) -> int:
+    """Return the server's or client's error number, 0 if there is none."""
     first = error.args[0] if error.args else None
     return first if isinstance(first, int) else 0

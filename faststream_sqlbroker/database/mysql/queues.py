@@ -1,4 +1,4 @@
-"""Many queues in a few statements, on MySQL and MariaDB.
+"""Claim from many queues in a few statements, on MySQL and MariaDB.
 
 Neither can use an index for a range whose bound is a column of another row, and only MySQL has
 LATERAL. So each lookup is by equality, in the order of the index. ORDER BY names every column of
@@ -18,18 +18,19 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.multi_statement import MultiStatementDialect
 
 FEW_PAIRS = 3
-"""Up to so many pairs are claimed one by one: a statement for all would cost more."""
+"""Maximum number of pairs that are claimed individually: a statement for all would cost more."""
 FIRST_ROWS = 8
-"""With more pairs, one statement looks for so many rows of each; a pair that has as many is claimed
-by a statement of its own."""
+"""With more pairs, one statement searches this many rows of each; a pair that has as many is
+claimed by a statement of its own.
+"""
 
 LockPair = Callable[[ReadyPair, int], Claimed]
-"""Locks so many due rows of a pair at most, in their order."""
+"""A function that locks at most so many due rows of a pair, in their order."""
 
 
 @dataclass(eq=False)
 class PairsClaim:
-    """Locks the first due rows of several pairs, in the order of the pairs."""
+    """A claim of the first due rows of several pairs, in the order of the pairs."""
 
     dialect: MultiStatementDialect
     limit: int
@@ -37,82 +38,88 @@ class PairsClaim:
     suspicion: Suspicion | None
     """As in `Dialect.claiming`."""
     lock_first: LockPair
-    """Locks the rows of a pair alone."""
-    _found: Claimed = field(default_factory=Claimed, init=False)
+    """Locks the rows of a single pair."""
+    _claimed: Claimed = field(default_factory=Claimed, init=False)
 
     def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> Claimed:
-        """The rows, by pair, due time, id."""
-        # Always the first pair: if it fills the room, the statement for the others is not needed.
-        alone = len(pairs) if len(pairs) <= FEW_PAIRS else 1
-        for pair in pairs[:alone]:
+        """Lock the rows, and return the locked rows by pair, due time and id."""
+        # Always claim the first pair singly: if it reaches the limit, the statement for the others
+        # is not needed.
+        single_count = len(pairs) if len(pairs) <= FEW_PAIRS else 1
+        for pair in pairs[:single_count]:
             self._lock_pair(pair)
-        rest = pairs[alone:]
-        while rest and (room := self._room) > 0:
-            listed = self._first_rows(connection, rest, room)
-            self._lock_in_order(connection, rest, listed)
-            rest = rest[listed[-1][0] + 1 :] if len(listed) == room else []
-        return self._found
+        remaining = pairs[single_count:]
+        while remaining and (capacity := self._capacity) > 0:
+            first_rows = self._find_first_rows(connection, remaining, capacity)
+            self._lock_in_order(connection, remaining, first_rows)
+            remaining = remaining[first_rows[-1][0] + 1 :] if len(first_rows) == capacity else []
+        return self._claimed
 
     @property
-    def _room(self) -> int:
-        return self.limit - len(self._found) - len(self._found.suspects)
+    def _capacity(self) -> int:
+        return self.limit - len(self._claimed) - len(self._claimed.suspects)
 
-    def _first_rows(
-        self, connection: Connection, pairs: Sequence[ReadyPair], most: int
+    def _find_first_rows(
+        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int
     ) -> list[tuple[int, list[int]]]:
-        """The first `most` pairs that have due rows: each pair's place, and the ids of its first
-        rows. Locks nothing.
+        """Find the first `limit` pairs that have due rows; locks nothing.
+
+        Returns:
+            Each pair's position, and the ids of its first rows.
         """
         binds: dict[str, Any] = {
             "pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]),
-            "most": most,
+            "most": limit,
         }
         name = "first_ids"
         if self.suspicion is not None and not self.suspicion.told:
             name, binds = "first_ids_others", binds | self.suspicion.binds
         rows = connection.execute(self.dialect.sql[name], binds)
-        return [(place - 1, [each for each in ids if each is not None]) for place, *ids in rows]
+        return [
+            (position - 1, [message_id for message_id in ids if message_id is not None])
+            for position, *ids in rows
+        ]
 
     def _lock_in_order(
         self,
         connection: Connection,
         pairs: Sequence[ReadyPair],
-        listed: list[tuple[int, list[int]]],
+        first_rows: list[tuple[int, list[int]]],
     ) -> None:
-        few: list[int] = []
+        pending_ids: list[int] = []
         queues: dict[str, None] = {}
-        for place, ids in listed:
+        for position, ids in first_rows:
             if len(ids) < FIRST_ROWS:
-                few += ids
-                queues[pairs[place].queue] = None
+                pending_ids += ids
+                queues[pairs[position].queue] = None
                 continue
-            # This pair may have more rows than were looked for. They come before those of the next
-            # pair, so what was found until here is locked first, then this pair by itself.
-            self._lock_rows(connection, few, queues)
-            self._lock_pair(pairs[place])
-            few = []
+            # This pair may have more rows than were read, and they come before the rows of the next
+            # pair. So lock the rows found so far first, then this pair by a statement of its own.
+            self._lock_rows(connection, pending_ids, queues)
+            self._lock_pair(pairs[position])
+            pending_ids = []
             queues = {}
-        self._lock_rows(connection, few, queues)
+        self._lock_rows(connection, pending_ids, queues)
 
     def _lock_pair(self, pair: ReadyPair) -> None:
-        if self._room > 0:
-            found = self.lock_first(pair, self._room)
-            self._add(found, found)
+        if self._capacity > 0:
+            claimed = self.lock_first(pair, self._capacity)
+            self._add(claimed, claimed)
 
-    def _add(self, found: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
-        self._found += in_order
-        self._found.suspects |= found.suspects
+    def _add(self, claimed: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
+        self._claimed += in_order
+        self._claimed.suspects |= claimed.suspects
 
     def _lock_rows(
         self, connection: Connection, ids: Sequence[int], queues: dict[str, None]
     ) -> None:
-        """Lock as many of `ids` as there is room for.
+        """Lock as many of `ids` as the remaining limit allows.
 
-        Another session may have locked some since they were found: later ids take their places.
+        Another session may have locked some since they were found: later ids replace them.
         """
-        rank = {each: n for n, each in enumerate(ids)}
-        while ids and (room := self._room) > 0:
-            part, ids = ids[:room], ids[room:]
+        rank = {message_id: n for n, message_id in enumerate(ids)}
+        while ids and (capacity := self._capacity) > 0:
+            part, ids = ids[:capacity], ids[capacity:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
             rows = self.dialect.find(connection, "claim_ids", binds, self.token, self.suspicion)
             self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

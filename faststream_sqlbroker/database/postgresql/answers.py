@@ -1,4 +1,4 @@
-"""How PostgreSQL's answers are read: rows, and SQLSTATEs by what they mean for the broker."""
+"""Readers of PostgreSQL's rows, and SQLSTATEs by their meaning for the broker."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,77 +20,83 @@ from faststream_sqlbroker.core.rows import (
 from faststream_sqlbroker.database.parts.cancels import request_of
 
 _DUE = itemgetter(10, 0)
-"""Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
+"""Due time (as bytes that sort in time order) and id among `CLAIMED_COLUMNS`."""
 _NEGATIVE = 0x80
 """Sign bit of the first byte of a timestamptz as sent: set for times before 2000."""
 
 
 def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-    """`CLAIMED_COLUMNS` as messages; values are decoded on first use."""
-    make: Any = ClaimedMessage  # of as many values as there are columns
-    return [make(*r[:15], token, r[15]) for r in rows]
+    """Convert `CLAIMED_COLUMNS` to messages; values are decoded on first use."""
+    create: Any = ClaimedMessage  # of as many values as there are columns
+    return [create(*r[:15], token, r[15]) for r in rows]
 
 
 def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
-    """Pairs, and how long the server took to find them."""
+    """Read pairs, and the time that the server took to find the pairs."""
     pairs = ReadyPairs()
-    for queue, priority, due_in, due, took, at in rows:
-        pairs.took, pairs.at = max(pairs.took, took), at
+    for queue, priority, due_in, due, elapsed, at in rows:
+        pairs.took, pairs.at = max(pairs.took, elapsed), at
         if queue is not None:
             pairs.append(ReadyPair(queue, priority, due_in, due))
     return pairs
 
 
 def read_around(rows: Iterable[Sequence[Any]]) -> Around:
-    """Pairs, then what each row repeats: when the first lease ends, and what operators ask."""
-    found = [tuple(row) for row in rows]
-    pairs = read_pairs(row[:6] for row in found)
-    _, lease_ends_in, *asked = found[0][5:]
-    if not asked:
+    """Read pairs, the first lease end, and operators' orders.
+
+    The last two are repeated in each row.
+    """
+    values = [tuple(row) for row in rows]
+    pairs = read_pairs(row[:6] for row in values)
+    _, lease_ends_in, *orders = values[0][5:]
+    if not orders:
         return Around(pairs, lease_ends_in)
-    paused, cancels, drained = asked
+    paused, cancels, drained = orders
     requests = tuple(request_of(key, info) for key, info in json.loads(cancels))
     return Around(pairs, lease_ends_in, Orders(frozenset(paused), requests, frozenset(drained)))
 
 
 def read_seen(rows: Iterable[Sequence[Any]]) -> Seen:
-    """The answer to `look`."""
+    """Read the answer to the statement `look`."""
     seen = Seen(0)
-    known: dict[str, SeenQueue] = {}
+    queues: dict[str, SeenQueue] = {}
     for now, queue, due_in, version, running, states, *columns in rows:
         seen.now = now
         if queue is None:
             continue
-        if queue not in known:
+        if queue not in queues:
             infos = {} if states is None else json.loads(states)
-            known[queue] = SeenQueue(queue, version, running, infos)
+            queues[queue] = SeenQueue(queue, version, running, infos)
         if due_in > 0:
             seen.waits.append(due_in)
         elif columns[0] is not None:
-            seen.queues[queue] = known[queue]
-            known[queue].candidates += map(Candidate._make, zip(*columns, strict=True))
+            seen.queues[queue] = queues[queue]
+            queues[queue].candidates += map(Candidate._make, zip(*columns, strict=True))
     return seen
 
 
 def read_swapped(rows: Iterable[Sequence[Any]], swap: Swap) -> Claimed | None:
-    """The leased messages, in the order of `swap`; None: the version was another."""
-    found = list(rows)
-    if not found:
+    """Read the leased messages, in the order of `swap`; None if the version differed."""
+    values = list(rows)
+    if not values:
         return None
     rank = {message: n for n, message in enumerate(swap.ids)}
-    leased = read_claimed((row for row in found if row[0] is not None), swap.token)
+    leased = read_claimed((row for row in values if row[0] is not None), swap.token)
     return Claimed(sorted(leased, key=lambda message: rank[message.id]))
 
 
-def settled_of(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:
-    """The result of `settlements`, of which the ids `settled` were written."""
+def build_settle_result(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:
+    """Build the result of `settlements`, of which the ids `settled` were written."""
     if len(settled) == len(settlements):
         return SettleResult(settled)
     return SettleResult(settled, {s.id for s in settlements} - settled)
 
 
-def in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """By due time and id; as bytes, times before 2000 come after all others."""
+def sort_by_due_time(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Sort by due time and id.
+
+    As bytes, times before 2000 come after all others.
+    """
     ordered = sorted(rows, key=_DUE)
     if ordered and ordered[-1][10][0] >= _NEGATIVE:
         first = next(n for n, row in enumerate(ordered) if row[10][0] >= _NEGATIVE)
@@ -98,7 +104,7 @@ def in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     return ordered
 
 
-# SQLSTATEs of PostgreSQL by what they mean for the broker.
+# SQLSTATEs of PostgreSQL by their meaning for the broker.
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
 _READ_ONLY = "25006"
@@ -124,43 +130,50 @@ _UNSENT = {
         "sending query and params failed: another command is already in progress",
     ),
 }
-"""How the texts of errors begin that a driver raises before it sends a statement."""
+"""Beginnings of the messages of errors that a driver raises before it sends a statement."""
 
 
 class PostgresqlErrors:
-    """Judges errors for the dialect."""
+    """The classification of PostgreSQL's errors, for the dialect."""
 
     def is_transient(self, error: BaseException) -> bool:
-        """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only,
+        """Return True if the transaction may be repeated, by SQLSTATE.
+
+        Classes: connection, rollback, resources, operator, system; codes: lock wait, read-only,
         time limits.
         """
-        code = _sqlstate(error)
+        code = _get_sqlstate(error)
         return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
 
     def was_never_sent(self, error: BaseException) -> bool:
-        """By the driver's text: asyncpg and psycopg give such errors no code."""
+        """Return True if the driver refused the statement, by the message.
+
+        asyncpg and psycopg give such errors no code.
+        """
         module = type(error).__module__.partition(".")[0]
         return module in _UNSENT and str(error).startswith(_UNSENT[module])
 
     def is_denied(self, error: BaseException) -> bool:
-        """By SQLSTATE."""
-        return _sqlstate(error) in _DENIED
+        """Return True if a right or a table is missing, by SQLSTATE."""
+        return _get_sqlstate(error) in _DENIED
 
     def lock_wait_ended(self, error: BaseException) -> bool:
-        """By SQLSTATE."""
-        return _sqlstate(error) == _LOCK_NOT_AVAILABLE
+        """Return True if the wait for a lock timed out, by SQLSTATE."""
+        return _get_sqlstate(error) == _LOCK_NOT_AVAILABLE
 
     def ends_session(self, error: BaseException) -> bool:
-        """By SQLSTATE."""
-        code = _sqlstate(error)
+        """Return True if the server ended the session, by SQLSTATE."""
+        code = _get_sqlstate(error)
         return code[:2] == "08" or code in _SESSION_ENDED
 
     def spoils(self, error: BaseException) -> bool:
-        """A standby's session stays one, as does that of a server set to
+        """Return True if the session has ended or is read-only, by SQLSTATE.
+
+        The session of a standby stays read-only, as does that of a server set to
         default_transaction_read_only.
         """
-        return _sqlstate(error) == _READ_ONLY or self.ends_session(error)
+        return _get_sqlstate(error) == _READ_ONLY or self.ends_session(error)
 
 
-def _sqlstate(error: BaseException) -> str:
+def _get_sqlstate(error: BaseException) -> str:
     return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")

@@ -1,8 +1,8 @@
-"""Which of PostgreSQL's statements a batch takes, and its binds.
+"""PostgreSQL's statements for a batch, and their binds.
 
-asyncpg spends about 0.4 µs on each element of each array, so what is common to a batch is bound
-once, what nearly every row has is left to a statement that says so, and numbers go as the text of
-an array, which it sends as it is (0.06 µs an element).
+asyncpg spends about 0.4 µs on each element of each array. So a value common to a batch is bound
+once, a value that nearly every row has is written in a statement of its own, and numbers are sent
+as the text of an array, which asyncpg passes on unchanged (0.06 µs an element).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,48 +13,57 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.database.parts.sizes import BYTES_TOGETHER, by_bytes, bytes_of
-from faststream_sqlbroker.database.postgresql.answers import settled_of
+from faststream_sqlbroker.database.postgresql.answers import build_settle_result
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.exceptions import StoreError
 
-MOST_MILLISECONDS = 2**31 - 1
-"""Of idle_in_transaction_session_timeout."""
+MAX_IDLE_MILLISECONDS = 2**31 - 1
+"""Maximum of idle_in_transaction_session_timeout."""
 
-_common = attrgetter(
+_get_common = attrgetter(
     "queue", "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in"
 )
-"""What is bound once if all rows have the same."""
-_options = attrgetter("priority", "key", "delay", "next_attempt_at", "expires_in")
+"""The columns that are bound once if all rows have the same values."""
+_get_options = attrgetter("priority", "key", "delay", "next_attempt_at", "expires_in")
 _NO_OPTIONS = (0, None, None, None, None)
 
 
 def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
-    """The insert of `rows`; gives their ids in order, None where dedup_id exists."""
+    """Build the insert of `rows`.
+
+    Its result is the ids in order, None where the dedup_id exists already.
+    """
     first = rows[0]
     if len(rows) == 1 and first.dedup_id is None:
-        return _insert_one(sql, first)
-    if first.dedup_id is not None or list(map(_common, rows)).count(_common(first)) != len(rows):
+        return _build_single_insert(sql, first)
+    if first.dedup_id is not None or list(map(_get_common, rows)).count(_get_common(first)) != len(
+        rows
+    ):
         deduplicated = any(row.dedup_id is not None for row in rows)
-        return Query(sql["insert_dedup" if deduplicated else "insert"], insert_binds(rows), _firsts)
-    common = _common_binds(first)
+        return Query(
+            sql["insert_dedup" if deduplicated else "insert"],
+            build_insert_binds(rows),
+            _read_first_column,
+        )
+    common = _build_common_binds(first)
     payloads = [r.payload for r in rows]
     headers = [r.headers for r in rows]
     if headers.count(headers[0]) == len(headers):
         binds = {**common, "payloads": payloads, "headers": headers[0]}
-        return Query(sql["insert_bodies"], binds, partial(_sorted_ids, len(rows)))
+        return Query(sql["insert_bodies"], binds, partial(_read_sorted_ids, len(rows)))
     binds = {**common, "payloads": payloads, "headers": headers}
-    return Query(sql["insert_alike"], binds, partial(_sorted_ids, len(rows)))
+    return Query(sql["insert_alike"], binds, partial(_read_sorted_ids, len(rows)))
 
 
-def _insert_one(sql: Statements, row: NewMessage) -> Query[list[int | None]]:
+def _build_single_insert(sql: Statements, row: NewMessage) -> Query[list[int | None]]:
     body = {"queue": row.queue, "payload": row.payload, "headers": row.headers}
-    if _options(row) == _NO_OPTIONS:
-        return Query(sql["insert_now"], body, _firsts)
-    return Query(sql["insert_one"], _common_binds(row) | body, _firsts)
+    if _get_options(row) == _NO_OPTIONS:
+        return Query(sql["insert_now"], body, _read_first_column)
+    return Query(sql["insert_one"], _build_common_binds(row) | body, _read_first_column)
 
 
-def _common_binds(row: NewMessage) -> dict[str, Any]:
+def _build_common_binds(row: NewMessage) -> dict[str, Any]:
     return {
         "queue": row.queue,
         "priority": row.priority,
@@ -65,8 +74,8 @@ def _common_binds(row: NewMessage) -> dict[str, Any]:
     }
 
 
-def insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
-    """One array for each column."""
+def build_insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
+    """Build an array for each column."""
     return {
         "queues": [r.queue for r in rows],
         "payloads": [r.payload for r in rows],
@@ -74,56 +83,57 @@ def insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
         "priorities": [r.priority for r in rows],
         "keys": [r.key for r in rows],
         "dedup_ids": [r.dedup_id for r in rows],
-        "delays": _floats(r.delay for r in rows),
+        "delays": _to_floats(r.delay for r in rows),
         "times": [r.next_attempt_at for r in rows],
-        "expiries": _floats(r.expires_in for r in rows),
+        "expiries": _to_floats(r.expires_in for r in rows),
     }
 
 
-def settle_queries(
+def build_settle_queries(
     sql: Statements,
     settlements: Sequence[Settlement],
     *,
     archive: bool,
     inside: str | None = None,
-    anew: bool = False,
+    replan: bool = False,
 ) -> list[Query[set[int]]]:
-    """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what
-    it wrote.
+    """Build at most four statements, for acked, otherwise archived, deleted and updated rows.
 
-    They write nothing if the transaction `inside` is given and is not the one that they are sent
-    in. With `anew` no plan of an earlier time is used.
+    The result of each is the ids it wrote. With `inside`, the statements write nothing unless the
+    transaction that they are sent in has this number. With `replan` no cached plan is used.
     """
-    acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
+    acked, archived, deleted, updated = _group_by_statement(settlements, archive=archive)
     queries: list[tuple[str, dict[str, Any]]] = []
     if acked:
-        queries.append(("archive_acked", _acked_binds(acked)))
+        queries.append(("archive_acked", _build_acked_binds(acked)))
     if archived:
-        queries.append(("archive", _archive_binds(archived)))
+        queries.append(("archive", _build_archive_binds(archived)))
     if deleted:
-        queries.append(("delete", _held(deleted)))
-    queries += [("update", _update_binds(part)) for part in by_bytes(updated, _new_bytes)]
-    end, own = _variant(inside, anew=anew)
-    return [Query(sql[name + end], binds | own, _ids) for name, binds in queries]
+        queries.append(("delete", _build_held_binds(deleted)))
+    queries += [
+        ("update", _build_update_binds(part)) for part in by_bytes(updated, _count_new_bytes)
+    ]
+    suffix, variant_binds = _select_variant(inside, replan=replan)
+    return [Query(sql[name + suffix], binds | variant_binds, _read_ids) for name, binds in queries]
 
 
-def settling_on_ack(
+def build_settle_on_ack(
     sql: Statements, settlements: Sequence[Settlement], *, archive: bool
 ) -> Query[SettleResult] | None:
-    """The one statement that settles and publishes, and commits by itself; None: it takes several.
+    """Build the statement that settles and publishes in autocommit, None if several are needed.
 
     So acks that publish take one round trip, as acks alone do. A message is inserted if and only if
     the same statement has removed the row that it belongs to.
 
-    One is enough if no unit has several rows, all rows are acked, or all are removed without a
-    trace, and what is published is not large, waits for no other transaction's `dedup_id` and has
-    no lookup value.
+    A single statement is enough if no unit has several rows, all rows are acked, or all are removed
+    without a trace, and the published messages are not large, wait for no other transaction's
+    `dedup_id` and have no lookup value.
     """
     published = [
         (s.id, message) for s in settlements if s.unit is not None for message in s.unit.on_ack
     ]
     messages = [message for _, message in published]
-    removing = _removing_all(settlements, archive=archive)
+    removing = _build_removal(settlements, archive=archive)
     if removing is None or not _are_simple(settlements, messages):
         return None
     owners = [owner for owner, _ in published]
@@ -137,35 +147,44 @@ def settling_on_ack(
                 "were inserted: is there a trigger on the table?"
             )
             raise StoreError(msg)
-        return settled_of(settlements, set(counts))
+        return build_settle_result(settlements, set(counts))
 
     name, removed = removing
-    binds = {**removed, "owners": owners, **insert_binds(messages)}
+    binds = {**removed, "owners": owners, **build_insert_binds(messages)}
     del binds["dedup_ids"]
     return Query(sql[name + "_on_ack"], binds, read)
 
 
-def _removing_all(
+def _build_removal(
     settlements: Sequence[Settlement], *, archive: bool
 ) -> tuple[str, dict[str, Any]] | None:
-    """The statement that acks or deletes all rows, and its binds; None: it takes several."""
-    acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
+    """Return the statement that acks or deletes all rows, and the binds.
+
+    None if several statements are needed.
+    """
+    acked, archived, deleted, updated = _group_by_statement(settlements, archive=archive)
     if archived or updated or (acked and deleted):
         return None
-    return ("archive_acked", _acked_binds(acked)) if acked else ("delete", _held(deleted))
+    return (
+        ("archive_acked", _build_acked_binds(acked))
+        if acked
+        else ("delete", _build_held_binds(deleted))
+    )
 
 
 def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage]) -> bool:
     units = [s.unit for s in settlements if s.unit is not None]
-    alone = len(set(units)) == len(units) and len({s.id for s in settlements}) == len(settlements)
-    more = any(m.dedup_id is not None or m.lookup is not None for m in messages)
-    return alone and not more and bytes_of(messages) <= BYTES_TOGETHER
+    are_single = len(set(units)) == len(units) and len({s.id for s in settlements}) == len(
+        settlements
+    )
+    needs_more = any(m.dedup_id is not None or m.lookup is not None for m in messages)
+    return are_single and not needs_more and bytes_of(messages) <= BYTES_TOGETHER
 
 
-def _by_statement(
+def _group_by_statement(
     settlements: Sequence[Settlement], *, archive: bool
 ) -> tuple[list[Settlement], list[Settlement], list[Settlement], list[Settlement]]:
-    """Those that are acked, otherwise archived, deleted, and updated."""
+    """Split the settlements into acked, otherwise archived, deleted, and updated rows."""
     acked = list[Settlement]()
     archived = list[Settlement]()
     deleted = list[Settlement]()
@@ -182,65 +201,68 @@ def _by_statement(
     return acked, archived, deleted, updated
 
 
-def _variant(inside: str | None, *, anew: bool) -> tuple[str, dict[str, Any]]:
-    """How the names of the statements end, and what they ask for besides."""
-    if anew:
+def _select_variant(inside: str | None, *, replan: bool) -> tuple[str, dict[str, Any]]:
+    """Return the suffix of the statements' names, and their additional binds."""
+    if replan:
         return "_anew", {"one": 1}
     return ("", {}) if inside is None else ("_inside", {"transaction": inside})
 
 
-def _new_bytes(settlement: Settlement) -> int:
+def _count_new_bytes(settlement: Settlement) -> int:
     return (
         len(settlement.payload or b"") + len(settlement.headers or "") + len(settlement.error or "")
     )
 
 
-def lease_binds(leases: Leases) -> dict[str, list[Any]]:
-    """Ids and tokens, pair by pair."""
+def build_lease_binds(leases: Leases) -> dict[str, list[Any]]:
+    """Build ids and tokens, pair by pair."""
     return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
 
 
-def milliseconds(seconds: float) -> str:
-    """As a server's setting."""
-    return f"{min(max(1, round(seconds * 1000)), MOST_MILLISECONDS)}ms"
+def format_milliseconds(seconds: float) -> str:
+    """Format a duration as a server's setting."""
+    return f"{min(max(1, round(seconds * 1000)), MAX_IDLE_MILLISECONDS)}ms"
 
 
-def _held(settlements: Sequence[Settlement]) -> dict[str, Any]:
-    """Ids, and for each the place of its token in `tokens`; messages of one claim share a token."""
-    places = list[int]()
+def _build_held_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    """Build the ids, and the position of each row's token in `tokens`.
+
+    Rows of one claim share a token.
+    """
+    positions = list[int]()
     tokens = list[UUID]()
     last = None
     for s in settlements:
         if s.lease_token is not last:
             last = s.lease_token
             tokens.append(last)
-        places.append(len(tokens))
+        positions.append(len(tokens))
     ids = repr([s.id for s in settlements])
-    return {"ids": f"{{{ids[1:-1]}}}", "places": f"{{{repr(places)[1:-1]}}}", "tokens": tokens}
+    return {"ids": f"{{{ids[1:-1]}}}", "places": f"{{{repr(positions)[1:-1]}}}", "tokens": tokens}
 
 
-def _leases(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+def _build_lease_binds(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
     return {"ids": [s.id for s in settlements], "tokens": [s.lease_token for s in settlements]}
 
 
-def _acked_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+def _build_acked_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
     ends = repr([int(s.ended_after * 1_000_000) for s in settlements])
-    return {**_held(settlements), "ends": f"{{{ends[1:-1]}}}"}
+    return {**_build_held_binds(settlements), "ends": f"{{{ends[1:-1]}}}"}
 
 
-def _archive_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+def _build_archive_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
     return {
-        **_ended(settlements),
+        **_build_ended_binds(settlements),
         "reasons": [s.reason for s in settlements],
         "related": [s.related_id for s in settlements],
         "fingerprints": [s.fingerprint for s in settlements],
     }
 
 
-def _update_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+def _build_update_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
     return {
-        **_ended(settlements),
-        "delays": _floats(s.delay for s in settlements),
+        **_build_ended_binds(settlements),
+        "delays": _to_floats(s.delay for s in settlements),
         "queues": [s.queue for s in settlements],
         "payloads": [s.payload for s in settlements],
         "headers": [s.headers for s in settlements],
@@ -250,27 +272,27 @@ def _update_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
     }
 
 
-def _ended(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+def _build_ended_binds(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
     return {
-        **_leases(settlements),
+        **_build_lease_binds(settlements),
         "states": [s.state and s.state.name for s in settlements],
         "attempts": [int(s.attempted) for s in settlements],
         "charges": [-int(s.uncharge) for s in settlements],
-        "ends": _floats(s.ended for s in settlements),
+        "ends": _to_floats(s.ended for s in settlements),
         "errors": [s.error for s in settlements],
     }
 
 
-def _floats(values: Iterable[float | None]) -> list[float | None]:
+def _to_floats(values: Iterable[float | None]) -> list[float | None]:
     # psycopg refuses an array of both int and float.
     return [None if value is None else float(value) for value in values]
 
 
-def _firsts(rows: Iterable[Sequence[Any]]) -> list[Any]:
+def _read_first_column(rows: Iterable[Sequence[Any]]) -> list[Any]:
     return [row[0] for row in rows]
 
 
-def _sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
+def _read_sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
     ids = sorted([row[0] for row in rows])
     if len(ids) != count:
         msg = (
@@ -281,5 +303,5 @@ def _sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
     return ids
 
 
-def _ids(rows: Iterable[Sequence[Any]]) -> set[int]:
+def _read_ids(rows: Iterable[Sequence[Any]]) -> set[int]:
     return {row[0] for row in rows}

@@ -39,22 +39,22 @@ from faststream_sqlbroker.database.parts.sizes import by_bytes, bytes_of
 from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.postgresql.answers import (
     PostgresqlErrors,
-    in_order,
+    build_settle_result,
     read_around,
     read_claimed,
     read_pairs,
     read_seen,
     read_swapped,
-    settled_of,
+    sort_by_due_time,
 )
 from faststream_sqlbroker.database.postgresql.binds import (
+    build_lease_binds,
+    build_settle_on_ack,
+    build_settle_queries,
+    format_milliseconds,
     insert_query,
-    lease_binds,
-    milliseconds,
-    settle_queries,
-    settling_on_ack,
 )
-from faststream_sqlbroker.database.postgresql.quick_jobs import QuickJobs
+from faststream_sqlbroker.database.postgresql.quick_jobs import SingleStatementJobs
 from faststream_sqlbroker.database.query import Query, Work
 from faststream_sqlbroker.exceptions import SetupError, TransactionEndedError
 from faststream_sqlbroker.schema.tables import Tables
@@ -82,10 +82,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self.ordered = OrderedClaims(self)
         self.handler_locks = NumberedLocks(self)
         if self.has_archive:
-            self.quick_jobs = QuickJobs(self)
+            self.quick_jobs = SingleStatementJobs(self)
 
     def setup(self, connection: Connection) -> None:
-        """Refuse a DateStyle that psycopg, which reads times as text, does not read."""
+        """Refuse a DateStyle that psycopg, which reads times as text, cannot read."""
         if connection.dialect.driver != "psycopg":
             return
         style = connection.exec_driver_sql("SHOW DateStyle").scalar_one()
@@ -98,20 +98,23 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             raise SetupError(msg)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
-        """The limit is the transaction's own, so that nothing is left of it."""
+        """Set the idle limit for the transaction alone, and leave the session's limit."""
         if idle_limit is not None:
-            connection.execute(self.sql["idle_limit"], {"limit": milliseconds(idle_limit)})
+            connection.execute(self.sql["idle_limit"], {"limit": format_milliseconds(idle_limit)})
 
     def begin_anew(self, connection: Connection, idle_limit: float) -> None:
-        """As `begin`, in the same statement."""
-        connection.execute(self.sql["idle_limit_anew"], {"limit": milliseconds(idle_limit)})
+        """Set the idle limit and discard cached plans, in a single statement."""
+        connection.execute(self.sql["idle_limit_anew"], {"limit": format_milliseconds(idle_limit)})
 
     def allow_idling(self, connection: Connection, seconds: float) -> None:
-        """One statement; what the administrator had set is no longer known."""
-        connection.execute(self.sql["allow_idling"], {"limit": milliseconds(seconds)})
+        """Change the idle limit by a single statement.
+
+        The administrator's setting is no longer known.
+        """
+        connection.execute(self.sql["allow_idling"], {"limit": format_milliseconds(seconds)})
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
-        """One statement, unless there is too much for one."""
+        """Insert the rows in a single statement, unless too large."""
         self.known_limit.check(rows)
         return [
             i
@@ -120,28 +123,28 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         ]
 
     def inserting(self, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
-        """Ids are drawn in the statement, so that they are known row by row."""
+        """Build an insert that draws the ids in the statement, so that each row's id is known."""
         return insert_query(self.sql, rows)
 
     def removing(self, ids: Sequence[int]) -> Query[None]:
-        """One statement."""
+        """Build a deletion of a single statement."""
         return Query(self.sql["remove"], {"ids": list(ids)}, lambda _rows: None)
 
     def ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """A loose index scan: one step a pair, whatever the number of rows."""
+        """Find the pairs by a loose index scan: a step per pair, however many rows."""
         statement = self.sql["open_pairs"] if only_open else self.sql["ready_pairs"]
         return Query(statement, {"queues": list(queues)}, read_pairs)(connection)
 
     def scan(self, queues: Sequence[str]) -> Query[ReadyPairs]:
-        """One statement."""
+        """Build a scan of a single statement."""
         return Query(self.sql["ready_pairs"], {"queues": list(queues)}, read_pairs)
 
     def looking_around(
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
     ) -> Query[Around]:
-        """One statement."""
+        """Build a poll of a single statement."""
         binds: dict[str, Any] = {"queues": list(queues), "leased": list(leased)}
         if sign is None:
             return Query(self.sql["look_around"], binds, read_around)
@@ -165,7 +168,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Query[Claimed]:
-        """One statement; RETURNING has no order, so the rows are sorted here."""
+        """Build a claim of a single statement.
+
+        RETURNING has no order, so the rows are sorted here.
+        """
         statement = "claim" + statement_end(suspicion)
         binds: dict[str, Any] = {
             "queues": [p.queue for p in pairs],
@@ -184,7 +190,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
         def read(rows: Iterable[Sequence[Any]]) -> Claimed:
             leased, suspects = split_suspects(rows, suspicion)
-            leased = in_order(leased)
+            leased = sort_by_due_time(leased)
             claimed = Claimed(self.claimed(leased, token), suspects)
             if prefetch is not None:
                 for row, message in zip(leased, claimed, strict=True):
@@ -197,7 +203,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql[statement], binds, read)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """As everywhere; values need no decoding, or are decoded on first use."""
+        """Convert rows to messages; values need no decoding, or are decoded on first use."""
         return read_claimed(rows, token)
 
     def claim_ids(
@@ -210,7 +216,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         *,
         suspicion: Suspicion | None = None,
     ) -> Claimed:
-        """One statement."""
+        """Lease the rows in a single statement."""
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
         name = "claim_ids"
         if suspicion is not None:
@@ -221,7 +227,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def claiming_free_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float, worker: str
     ) -> Query[set[int]]:
-        """One statement."""
+        """Build a claim of keys in a single statement."""
         binds = {
             "ids": [row.id for row in rows],
             "tokens": [row.lease_token for row in rows],
@@ -231,16 +237,19 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "infos": [json.dumps(once.claim_info(row, ttl, worker)) for row in rows],
             "kept": ttl + once.KEPT,
         }
-        return Query(self.sql["claim_free_keys"], binds, lambda found: {row[0] for row in found})
+        return Query(self.sql["claim_free_keys"], binds, lambda rows: {row[0] for row in rows})
 
     def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
-        """As everywhere; claims that have read before, and hold no lock, write nothing any more."""
+        """Lock the claims of free queues; return the locked queues.
+
+        A claim that has read its state before, without this lock, no longer writes anything.
+        """
         lock = self.sql["lock_queues"]
         locked = set(connection.execute(lock, {"queues": list(queues)}).scalars())
         if len(locked) < len(queues):
-            others = [queue for queue in queues if queue not in locked]
-            if rest := super().lock_order(connection, others):
-                locked |= set(connection.execute(lock, {"queues": sorted(rest)}).scalars())
+            remaining = [queue for queue in queues if queue not in locked]
+            if inserted := super().lock_order(connection, remaining):
+                locked |= set(connection.execute(lock, {"queues": sorted(inserted)}).scalars())
         return locked
 
     def looking_at_queues(
@@ -252,7 +261,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         scopes: Sequence[str],
         others: Suspicion | None,
     ) -> Query[Seen]:
-        """One statement, which locks nothing."""
+        """Build a read of a single statement, which locks nothing."""
         binds: dict[str, Any] = {
             "queues": list(queues),
             "scopes": list(scopes),
@@ -264,7 +273,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql["look_others"], {**binds, **others.binds}, read_seen)
 
     def swapping(self, swap: Swap) -> Query[Claimed | None]:
-        """One statement."""
+        """Build a compare-and-swap of a single statement."""
         binds = {
             "queue": swap.queue,
             "version": swap.version,
@@ -278,38 +287,38 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql["swap"], binds, lambda rows: read_swapped(rows, swap))
 
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
-        """Locked rows are waited for beforehand."""
-        # The update joins on ctid. If it waited for a row that changes, it would look for the old
+        """Extend the leases; waits for locked rows beforehand."""
+        # The update joins on ctid. If it waited for a row that changes, it would search for the old
         # ctid and miss the row; so wait for the locks first.
         self.lock(connection, leases)
-        return self._lengthen_free(connection, leases, lease)
+        return self._extend_free(connection, leases, lease)
 
     def renew_free(
         self, connection: Connection, leases: Leases, lease: float
     ) -> tuple[set[int], set[int]]:
-        """Locked rows are skipped by the update, and looked up without a lock."""
-        free = self._lengthen_free(connection, leases, lease)
-        rest = [each for each in leases if each[0] not in free]
-        return free, self.still_held(connection, rest) if rest else set()
+        """Extend the leases of free rows; locked rows are skipped, and read without a lock."""
+        free = self._extend_free(connection, leases, lease)
+        remaining = [pair for pair in leases if pair[0] not in free]
+        return free, self.still_held(connection, remaining) if remaining else set()
 
-    def _lengthen_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
-        binds = {**lease_binds(leases), "lease": lease}
+    def _extend_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        binds = {**build_lease_binds(leases), "lease": lease}
         return {r[0] for r in connection.execute(self.sql["renew"], binds)}
 
     def lock(
         self, connection: Connection, leases: Leases, *, skip_locked: bool = False
     ) -> set[int]:
-        """One statement."""
+        """Lock the rows in a single statement."""
         statement = self.sql["lock_free" if skip_locked else "lock"]
-        return {r[0] for r in connection.execute(statement, lease_binds(leases))}
+        return {r[0] for r in connection.execute(statement, build_lease_binds(leases))}
 
     def still_held(self, connection: Connection, leases: Leases) -> set[int]:
-        """One statement."""
-        return {r[0] for r in connection.execute(self.sql["held"], lease_binds(leases))}
+        """Return the ids that are still held, by a single statement."""
+        return {r[0] for r in connection.execute(self.sql["held"], build_lease_binds(leases))}
 
     @contextmanager
     def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
-        """For the rest of the transaction."""
+        """Limit the wait for the rest of the transaction."""
         connection.execute(self.sql["lock_wait"], {"limit": f"{round(seconds * 1000)}ms"})
         yield
 
@@ -320,69 +329,76 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         *,
         inside: str | None = None,
     ) -> SettleResult:
-        """At most four statements: acked, otherwise archived, deleted, updated rows. Inside of
-        another transaction than the one of this number nothing is settled; None: in any.
+        """Settle in at most four statements: acked, otherwise archived, deleted, updated rows.
+
+        With `inside`, nothing is settled unless the transaction has this number.
         """
         settled: set[int] = set()
         archive = self.has_archive
-        for query in settle_queries(self.sql, settlements, archive=archive, inside=inside):
+        for query in build_settle_queries(self.sql, settlements, archive=archive, inside=inside):
             settled |= query(connection)
-        return settled_of(settlements, settled)
+        return build_settle_result(settlements, settled)
 
     def settling(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> Work[SettleResult]:
-        """One statement if all end alike, without records that go; with units, if they are acks of
-        one message each.
+        """Build a settlement of a single statement where possible, otherwise of a transaction.
+
+        A single statement is enough if all rows end alike, without records to remove; with units,
+        if the rows are acks of one message each.
         """
-        whole = super().settling(settlements, skip_locked=skip_locked)
+        fallback = super().settling(settlements, skip_locked=skip_locked)
         if skip_locked:
-            return whole
+            return fallback
         if any(True for s in settlements if s.unit is not None):
             archive = self.has_archive
-            return settling_on_ack(self.sql, settlements, archive=archive) or whole
-        queries = settle_queries(self.sql, settlements, archive=self.has_archive)
+            return build_settle_on_ack(self.sql, settlements, archive=archive) or fallback
+        queries = build_settle_queries(self.sql, settlements, archive=self.has_archive)
         if len(queries) > 1 or (
             not settlements[0].leaves and any(s.lookup is not None for s in settlements)
         ):
-            return whole
+            return fallback
         [query] = queries
-        return _settling(settlements, query)
+        return _build_settle(settlements, query)
 
     def settling_one(self, settlement: Settlement) -> Query[SettleResult]:
-        """One statement."""
-        [query] = settle_queries(self.sql, [settlement], archive=self.has_archive, anew=True)
-        return _settling([settlement], query)
+        """Build a settlement of a single statement, with a new query plan."""
+        [query] = build_settle_queries(
+            self.sql, [settlement], archive=self.has_archive, replan=True
+        )
+        return _build_settle([settlement], query)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """One statement over what is PROCESSING in these queues."""
+        """Release the rows by a single statement over the PROCESSING rows in `queues`."""
         binds = {"queues": list(queues), "token": token}
         return len(connection.execute(self.sql["release_claim"], binds).all())
 
-    def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
-        """One wake-up for each queue on `channel`."""
+    def build_notify(self, channel: str, queues: Sequence[str]) -> Query[None]:
+        """Build a wake-up for each queue on `channel`."""
         return Query(
             self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None
         )
 
 
-def _settling(settlements: Sequence[Settlement], query: Query[set[int]]) -> Query[SettleResult]:
+def _build_settle(settlements: Sequence[Settlement], query: Query[set[int]]) -> Query[SettleResult]:
     read = query.read
-    return Query(query.clause, query.binds, lambda rows: settled_of(settlements, read(rows)))
+    return Query(
+        query.clause, query.binds, lambda rows: build_settle_result(settlements, read(rows))
+    )
 
 
 class NumberedLocks(HandlerLocks):
-    """Locks of handlers that are identified by the number of the transaction."""
+    """Handler locks that are identified by the number of the transaction."""
 
     def __init__(self, dialect: PostgresqlDialect) -> None:
         self._dialect = dialect
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
-        """Lock, read the number and set the idle limit, in one statement."""
+        """Lock, read the number and set the idle limit, in a single statement."""
         binds = {
             "ids": [i for i, _ in leases],
             "tokens": [token for _, token in leases],
-            "limit": milliseconds(idle_limit),
+            "limit": format_milliseconds(idle_limit),
         }
         rows = connection.execute(self._dialect.sql["lock_numbered"], binds).all()
         number, since = rows[0][1:3] if rows else ("", None)
@@ -396,7 +412,7 @@ class NumberedLocks(HandlerLocks):
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
     ) -> SettleResult:
-        """Settle by statements that compare the numbers themselves: no round trip more."""
+        """Settle by statements that compare the numbers themselves: no extra round trip."""
         dialect = self._dialect
 
         def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
@@ -408,6 +424,6 @@ class NumberedLocks(HandlerLocks):
         return settle_units(dialect, connection, settlements, settle=settle)
 
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
-        """Ask the server, which remembers how transactions ended; false if it does not know."""
+        """Return True if the server reports the transaction as committed; False if unknown."""
         binds = {"number": lock.number, "since": lock.since, "ids": sorted(lock.held)}
         return bool(connection.execute(self._dialect.sql["was_committed"], binds).scalar_one())

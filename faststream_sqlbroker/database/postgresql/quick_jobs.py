@@ -1,7 +1,7 @@
-"""What pull consumers ask for most often, each in one statement that commits by itself.
+"""The most frequent requests of pull consumers, each in a single statement in autocommit.
 
 Each does what `database.pull` does in a transaction of several statements, or nothing; then that
-transaction finds out why, or waits for a lock.
+transaction finds the reason, or waits for a lock.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,59 +25,65 @@ from faststream_sqlbroker.database.postgresql.answers import read_claimed
 from faststream_sqlbroker.database.query import Query
 
 
-class QuickJobs:
-    """Statements for jobs of pull consumers."""
+class SingleStatementJobs:
+    """Single statements for jobs of pull consumers."""
 
     def __init__(self, dialect: Operations) -> None:
         self._sql = dialect.sql
 
-    def first(self, queue: str, limit: int, *, gone: bool) -> Query[JobsPage]:
-        """The first page of the jobs that are due, with up to `limit` jobs; with `gone`, also those
-        that have expired long ago.
+    def build_first_page(self, queue: str, limit: int, *, include_expired: bool) -> Query[JobsPage]:
+        """Build the read of the first page of due jobs, with up to `limit` jobs.
+
+        With `include_expired`, the page includes jobs that expired long ago.
         """
 
         def read(rows: Iterable[Sequence[Any]]) -> JobsPage:
-            found = list(rows)
-            overdue = bool(found[0][6])
-            rows_of_jobs = [row for row in found if row[0] is not None]
-            page = [row for row in rows_of_jobs[:limit] if row[5] is not None]
-            following = None
-            if len(page) < len(rows_of_jobs):
-                last, priority, due = page[-1][:3]
-                following = page_cursor(priority, due, last)
-            expired = [row[0] for row in rows_of_jobs if row[7]]
-            jobs = [_job(row) for row in page if not row[7]]
-            return JobsPage(jobs, following, overdue, expired)
+            answer = list(rows)
+            overdue = bool(answer[0][6])
+            job_rows = [row for row in answer if row[0] is not None]
+            page = [row for row in job_rows[:limit] if row[5] is not None]
+            cursor = None
+            if len(page) < len(job_rows):
+                last_id, priority, due = page[-1][:3]
+                cursor = page_cursor(priority, due, last_id)
+            expired = [row[0] for row in job_rows if row[7]]
+            jobs = [_to_pull_job(row) for row in page if not row[7]]
+            return JobsPage(jobs, cursor, overdue, expired)
 
-        most = {"limit": limit + 1, "bytes": channels.PAGE_BYTES}
-        binds = {"queue": queue, **most, "gone": int(gone), "one": 1}
+        limits = {"limit": limit + 1, "bytes": channels.PAGE_BYTES}
+        binds = {"queue": queue, **limits, "gone": int(include_expired), "one": 1}
         return Query(self._sql["first_jobs"], binds, read)
 
-    def take(
+    def build_claim(
         self, queue: str, job_id: int, lease: float, token: UUID
     ) -> Query[ClaimedMessage | None]:
-        """Lease the job for `lease` seconds. None: it is not queued, due and free, the queue is
-        paused, or no pull consumer's.
+        """Build a lease of the job for `lease` seconds.
+
+        The result is None if the job is not queued, due and free, or if the queue is paused or is
+        not that of a pull consumer.
         """
 
         def read(rows: Iterable[Sequence[Any]]) -> ClaimedMessage | None:
-            found = read_claimed(rows, token)
-            return found[0] if found else None
+            messages = read_claimed(rows, token)
+            return messages[0] if messages else None
 
         scope, key = place_of_consumer(*queue.split("/", 1))
         of_consumer = {"queue": queue, "channel": scope, "consumer": key}
         binds = {**of_consumer, "job": job_id, "lease": lease, "token": token, "one": 1}
         return Query(self._sql["take_job"], binds, read)
 
-    def deliver(self, queue: str, job_id: int, token: UUID | None) -> Query[Settlement | None]:
-        """End the job as done, under the lease `token` if the consumer says which. None: it is not
-        in flight, its time is over, or it has another lease.
+    def build_deliver(
+        self, queue: str, job_id: int, token: UUID | None
+    ) -> Query[Settlement | None]:
+        """Build the successful end of the job, under the lease `token` if not None.
+
+        The result is None if the job is not in flight, its time is over, or it has another lease.
         """
 
         def read(rows: Iterable[Sequence[Any]]) -> Settlement | None:
             ends = [
-                Settlement(found, held, MessageState.COMPLETED, ended_after=age)
-                for found, held, age in rows
+                Settlement(found_id, held_token, MessageState.COMPLETED, ended_after=age)
+                for found_id, held_token, age in rows
             ]
             return ends[0] if ends else None
 
@@ -85,7 +91,7 @@ class QuickJobs:
         return Query(self._sql["deliver_job"], binds, read)
 
 
-def _job(row: Sequence[Any]) -> PullJob:
+def _to_pull_job(row: Sequence[Any]) -> PullJob:
     return PullJob(
         id=row[0],
         state=JobState.QUEUED,
