@@ -1,1 +1,1 @@
-"""All that is sent to a database."""
+"""Everything that the broker sends to a database."""

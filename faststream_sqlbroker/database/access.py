@@ -125,7 +125,7 @@ class AccessChecks:
     def _list_missing_rights(
         self, connection: Connection, required_rights: Sequence[Right], grantee: str
     ) -> list[Lack]:
-        """Try each right by itself."""
+        """Try each right separately."""
         denied_parts = (self._find_denied_part(connection, right) for right in required_rights)
         denied = [denied_part for denied_part in denied_parts if denied_part is not None]
         schemas = {right.table: self._find_schema(connection, right.table) for right in denied}

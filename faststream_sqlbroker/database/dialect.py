@@ -38,7 +38,7 @@ class Dialect(Operations):
 
     ordered: OrderedClaims
     """Claims that keep the order of each key."""
-    quick_jobs: "SingleStatementJobs | None" = None
+    single_statement_jobs: "SingleStatementJobs | None" = None
     """Single statements for jobs of pull consumers; None if they need transactions."""
     handler_locks: HandlerLocks
     """The locks that transactions of handlers begin with."""
@@ -92,11 +92,11 @@ class Dialect(Operations):
         """
         raise NotImplementedError
 
-    def scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
-        """Build `ready_pairs` as work for a separate transaction."""
+    def build_scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
+        """Build a search for ready pairs as work for a separate transaction."""
         return lambda connection: self.ready_pairs(connection, queues)
 
-    def looking_around(
+    def build_poll(
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
     ) -> Work[Around]:
         """Build a poll of `queues`, and of the first lease end in `leased`.
@@ -136,7 +136,7 @@ class Dialect(Operations):
         that another message causes would count against it.
         """
 
-    def settling(
+    def build_settle(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> Work[SettleResult]:
         """Build `settle_and_publish` as work for a separate transaction."""
@@ -149,7 +149,7 @@ class Dialect(Operations):
 
         A session that caches plans makes a new plan.
         """
-        return self.settling([settlement])
+        return self.build_settle([settlement])
 
     def settle_and_publish(
         self,

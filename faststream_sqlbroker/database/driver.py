@@ -189,5 +189,5 @@ def _has_listeners(engine: Engine) -> bool:
 
 
 def _has_other_listeners(listeners: Any) -> bool:
-    """Return True if there are listeners besides `refuse_outside`, which this class replaces."""
+    """Return True if there are listeners besides the broker's own `refuse_outside`."""
     return bool(listeners) and any(listener is not refuse_outside for listener in listeners)

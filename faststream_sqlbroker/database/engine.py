@@ -206,7 +206,7 @@ class Database:
 
     def _begin(self, connection: Connection, *, locks: bool, replan: bool) -> None:
         if replan and locks:
-            self.dialect.begin_anew(connection, self.idle_limit)
+            self.dialect.begin_replanning(connection, self.idle_limit)
         else:
             self.dialect.begin(connection, self.idle_limit if locks else None)
 

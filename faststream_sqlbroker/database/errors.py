@@ -180,7 +180,7 @@ class ErrorClasses:
 
         The connection may still answer.
         """
-        return any(self.dialect.spoils(cause) for cause in _iter_causes(error))
+        return any(self.dialect.spoils_connection(cause) for cause in _iter_causes(error))
 
     def was_never_sent(self, error: BaseException) -> bool:
         """Return True if the driver refused the statement before sending anything."""
@@ -203,7 +203,7 @@ class ErrorClasses:
 
     def waited_for_lock(self, error: BaseException) -> bool:
         """Return True if the statement waited for a lock up to the session's limit."""
-        return any(self.dialect.lock_wait_ended(cause) for cause in _iter_causes(error))
+        return any(self.dialect.is_lock_timeout(cause) for cause in _iter_causes(error))
 
     def needs_new_connection(self, error: BaseException) -> bool:
         """Return True if the connection is broken or stale, so that another may work."""

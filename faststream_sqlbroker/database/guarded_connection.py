@@ -15,7 +15,7 @@ from faststream_sqlbroker.database.parts.handler_locks import ENDED
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
 INSIDE = "sqlbroker_inside"
-"""The execution option that marks a handler's connection; its value is the `LastUse`."""
+"""The execution option that marks a handler's connection, with the time of the last use."""
 _IDLE = 0
 """libpq's PQTRANS_IDLE, which psycopg uses, too: the connection is in no transaction."""
 

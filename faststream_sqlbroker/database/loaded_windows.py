@@ -74,7 +74,7 @@ class LoadedWindows:
                 or_(c.due_at > end, and_(c.due_at == end, c.key > name)), c.due_at >= end
             )
         statement = statement.order_by(c.due_at, c.key).limit(WINDOWS_PER_PAGE)
-        rows = await self._read(lambda connection: connection.execute(statement).all())
+        rows = await self._run_read(lambda connection: connection.execute(statement).all())
         return [window_of(*row) for row in rows]
 
     async def has_any(self, window: LoadedWindow, states: Collection[MessageState]) -> bool:
@@ -85,11 +85,13 @@ class LoadedWindows:
             c.archived_at >= window.start, c.archived_at < window.end, c.state.in_(names)
         )
         ordered = statement.order_by(c.archived_at, c.id).limit(1)
-        return await self._read(lambda connection: connection.execute(ordered).first() is not None)
+        return await self._run_read(
+            lambda connection: connection.execute(ordered).first() is not None
+        )
 
     async def read_next_page(self, window: LoadedWindow, after: Place | None) -> Page:
         """Read the window's next rows."""
-        return await self._read(lambda c: read_page(c, self._dialect, window, after))
+        return await self._run_read(lambda c: read_page(c, self._dialect, window, after))
 
     async def remove(
         self, lake: str, window: LoadedWindow, page: Page, states: Collection[MessageState]
@@ -152,7 +154,7 @@ class LoadedWindows:
         end = DIFFERS[:-1] + chr(ord(DIFFERS[-1]) + 1)
         statement = select(c.scope, c.key).where(c.scope >= DIFFERS, c.scope < end)
         statement = statement.order_by(c.scope, c.key).limit(MAX_DIFFERING)
-        rows = await self._read(lambda connection: connection.execute(statement).all())
+        rows = await self._run_read(lambda connection: connection.execute(statement).all())
         return [(row.scope.removeprefix(DIFFERS), row.key) for row in rows]
 
     def _update_record(self, lake: str, window: LoadedWindow) -> Any:
@@ -165,7 +167,7 @@ class LoadedWindows:
         record = select(c.counter).where(c.scope == LOADED + lake, c.key == window.name)
         return connection.execute(record.with_for_update()).scalar() == window.version
 
-    async def _read(self, work: Callable[[Connection], T]) -> T:
+    async def _run_read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.run(work, Activity.PRUNE, write=False)
 
 
@@ -198,10 +200,10 @@ class LoadedPruner:
         if not limits:
             return
         until = max(limits.values())
-        after: tuple[datetime, str] | None = None
-        while windows := await self._loaded.list_windows(self._lake, until, after):
+        position: tuple[datetime, str] | None = None
+        while windows := await self._loaded.list_windows(self._lake, until, position):
             for window in windows:
-                after = window.end, window.name
+                position = window.end, window.name
                 due_states = {state for state, limit in limits.items() if window.end <= limit}
                 due_states -= self._pruned_states.get(window.name, set())
                 if due_states and not await self._prune_window(

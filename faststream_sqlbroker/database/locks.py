@@ -153,13 +153,13 @@ class LockStore:
             *is_held
         )
 
-        def read(connection: Connection) -> list[HeldLock]:
+        def read_rows(connection: Connection) -> list[HeldLock]:
             return [
                 HeldLock(r.key, r.counter, r.created_at, r.lease_expires_at, r.info["worker"])
                 for r in connection.execute(statement.order_by(c.key).limit(limit))
             ]
 
-        return await self._database.run(read, Activity.OPERATE, write=False)
+        return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
     def _match_key(self, key: str) -> ColumnElement[bool]:
         return and_(self._table.c.scope == LOCK, self._table.c.key == key)

@@ -47,7 +47,7 @@ _BIND = re.compile(r":\w+")
 class MultiStatementDialect(Dialect):
     """The steps shared by MySQL, MariaDB and SQLite; the statements have the same names on each."""
 
-    row_locks = True
+    has_row_locks = True
     """True if rows are locked individually."""
     insert_row: str
     """VALUES of one inserted row."""
@@ -92,7 +92,7 @@ class MultiStatementDialect(Dialect):
             )
         return binds
 
-    def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
+    def build_delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """Build the binds of the statement "delete"."""
         return {"ids": ids}
 
@@ -100,7 +100,7 @@ class MultiStatementDialect(Dialect):
         """Build a DELETE by the primary key."""
 
         def remove(connection: Connection) -> None:
-            connection.execute(self.sql["delete"], self.delete_binds(ids))
+            connection.execute(self.sql["delete"], self.build_delete_binds(ids))
 
         return remove
 
@@ -166,7 +166,7 @@ class MultiStatementDialect(Dialect):
         return pairs & stored
 
     @abstractmethod
-    def find(
+    def lock_claimable(
         self,
         connection: Connection,
         statement: str,
@@ -176,7 +176,7 @@ class MultiStatementDialect(Dialect):
     ) -> Claimed:
         """Lock (or lease at once) the rows of `statement` except suspects, by due time and id."""
 
-    def take(
+    def lease_rows(
         self, connection: Connection, rows: Sequence[ClaimedMessage], lease: float, token: UUID
     ) -> None:
         """Lease `rows`, unless the search has leased the rows already."""
@@ -201,10 +201,10 @@ class MultiStatementDialect(Dialect):
                     "limit": len(part),
                 }
                 binds |= build_lease_binds(lease, token)
-                rows = self.find(connection, "claim_ids", binds, token, suspicion)
+                rows = self.lock_claimable(connection, "claim_ids", binds, token, suspicion)
                 claimed += rows
                 claimed.suspects |= rows.suspects
-        self.take(connection, claimed, lease, token)
+        self.lease_rows(connection, claimed, lease, token)
         return claimed
 
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
@@ -271,7 +271,7 @@ class MultiStatementDialect(Dialect):
             for rows in parts_that_fit(limit, part, dump_settlements):
                 connection.execute(self.sql["archive"], {"rows": rows})
         for part in chunks(leaving):
-            connection.execute(self.sql["delete"], self.delete_binds([s.id for s in part]))
+            connection.execute(self.sql["delete"], self.build_delete_binds([s.id for s in part]))
         self._update_rows(connection, limit, [s for s in settlements if not s.leaves])
 
     def _update_rows(
@@ -360,7 +360,7 @@ class MarkedLocks(HandlerLocks):
         return HandlerLock(leases, held_ids)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:  # noqa: ARG002
-        """Release the savepoint, and with it any that the handler has left open."""
+        """Release the savepoint, including savepoints that the handler has left open."""
         try:
             connection.exec_driver_sql("RELEASE SAVEPOINT sqlbroker_joined")
         except DBAPIError as error:

@@ -74,7 +74,7 @@ class Operations(ClaimedRows, ABC):
     """
     known_limit: SizeLimit | None = None
     """The maximum size of a message, if known without a query to the server."""
-    claimed_as: ClassVar[Mapping[str, str]]
+    claimed_expressions: ClassVar[Mapping[str, str]]
     """Expressions for the columns that a claim does not select by their plain names."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
@@ -89,7 +89,9 @@ class Operations(ClaimedRows, ABC):
             "message": message,
             "message_literal": "'" + message.replace("'", "''") + "'",
             "archived": ", ".join(key if name == "key" else name for name in COPIED_COLUMNS),
-            "claimed": ", ".join(self.claimed_as.get(name, name) for name in CLAIMED_COLUMNS),
+            "claimed": ", ".join(
+                self.claimed_expressions.get(name, name) for name in CLAIMED_COLUMNS
+            ),
             "key_column": key,
             "schema_prefix": "" if schema is None else preparer.quote(schema) + ".",
             "ready_index": preparer.quote(f"{tables.message.name}_ready"),
@@ -152,7 +154,7 @@ class Operations(ClaimedRows, ABC):
         `restore` undoes the changes to the session.
         """
 
-    def begin_anew(self, connection: Connection, idle_limit: float) -> None:
+    def begin_replanning(self, connection: Connection, idle_limit: float) -> None:
         """Prepare the transaction as `begin` does, and let the session make new query plans.
 
         Plans in the session's cache may be for tables as they were earlier.
@@ -189,7 +191,7 @@ class Operations(ClaimedRows, ABC):
         """Return True if a right or a table is missing; `error` is the driver's own."""
 
     @abstractmethod
-    def spoils(self, error: BaseException) -> bool:
+    def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection must not be used again.
 
         Its session has ended, or its server is read-only.
@@ -202,11 +204,11 @@ class Operations(ClaimedRows, ABC):
         Its connection is closed, or has not ended an earlier statement.
         """
 
-    def lock_wait_ended(self, error: BaseException) -> bool:  # noqa: ARG002
+    def is_lock_timeout(self, error: BaseException) -> bool:  # noqa: ARG002
         """Return True if a statement exceeded the lock timeout."""
         return False
 
-    def listed(self, values: Sequence[Any]) -> Any:
+    def bind_list(self, values: Sequence[Any]) -> Any:
         """Return a list in the form that a statement takes."""
         return list(values)
 
@@ -317,7 +319,7 @@ class Operations(ClaimedRows, ABC):
             The number of released rows.
         """
         bound_time = None if before is None else self.bind_time(before)
-        binds = {"queues": self.listed(queues), "limit": limit, "before": bound_time}
+        binds = {"queues": self.bind_list(queues), "limit": limit, "before": bound_time}
         return len(connection.execute(self.sql["release_stuck"], binds).all())
 
     def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
@@ -325,7 +327,7 @@ class Operations(ClaimedRows, ABC):
 
         Negative if that lease has ended.
         """
-        binds = {"queues": self.listed(queues)}
+        binds = {"queues": self.bind_list(queues)}
         seconds: float | None = connection.execute(self.sql["lease_ends_in"], binds).scalar_one()
         return seconds
 

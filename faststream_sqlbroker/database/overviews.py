@@ -52,7 +52,7 @@ PAGE_SIZE = 1_000
 MAX_COUNTED = 1_000
 """Messages of each state that are counted in a queue."""
 MAX_RATED = 10_000
-"""Messages that are read at most for the rates of all queues together."""
+"""Maximum messages that are read for the rates of all queues together."""
 MAX_DEAD = 5_000
 """Archived messages of each state that are read for the dead jobs of all queues together."""
 WINDOW = 60.0

@@ -84,7 +84,7 @@ class PullJobStore:
     @property
     def takes_without_lock(self) -> bool:
         """True if a job may be claimed while the consumer's type changes, and a little later."""
-        return self._dialect.quick_jobs is not None
+        return self._dialect.single_statement_jobs is not None
 
     async def queued(
         self, queue: str, after: str | None, limit: int, *, gone: bool = True
@@ -94,7 +94,7 @@ class PullJobStore:
         Raises:
             NotACursorError: `after` is not a cursor of this list.
         """
-        single_statement_jobs = self._dialect.quick_jobs
+        single_statement_jobs = self._dialect.single_statement_jobs
         if single_statement_jobs is not None and after is None:
             first_page = single_statement_jobs.build_first_page(queue, limit, include_expired=gone)
             page: JobsPage = await self._database.run(first_page, *CONSUMING, write=False)
@@ -108,10 +108,10 @@ class PullJobStore:
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """Read a job, live or archived."""
 
-        def read(connection: Connection) -> PullJob | None:
+        def read_row(connection: Connection) -> PullJob | None:
             return pull_jobs.read_job(connection, self._dialect, queue, job_id)
 
-        return await self._database.run(read, *CONSUMING, write=False)
+        return await self._database.run(read_row, *CONSUMING, write=False)
 
     async def end_leases(
         self, queue: str, max_retries: float, job_id: int | None = None
@@ -176,7 +176,7 @@ class PullJobStore:
 
         The query's result is None if nothing was changed.
         """
-        single_statement_jobs = self._dialect.quick_jobs
+        single_statement_jobs = self._dialect.single_statement_jobs
         if single_statement_jobs is None:
             return None
         if request.wanted is JobState.INFLIGHT:

@@ -32,8 +32,8 @@ class Query(Generic[T]):
     def map_result(self, convert: Callable[[Any], T2]) -> "Query[T2 | None]":
         """Return the same statement with a converted result; None stays None."""
 
-        def read(rows: Iterable[Sequence[Any]]) -> T2 | None:
+        def read_rows(rows: Iterable[Sequence[Any]]) -> T2 | None:
             result = self.read(rows)
             return None if result is None else convert(result)
 
-        return Query(self.clause, self.binds, read)
+        return Query(self.clause, self.binds, read_rows)

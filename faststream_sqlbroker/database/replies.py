@@ -40,10 +40,10 @@ class ReplyStore:
         The replies stay in the queue.
         """
 
-        def read(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
+        def read_rows(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
             return self._dialect.claimed(rows, _NO_TOKEN)
 
-        query = Query(self._dialect.sql["replies"], {"queue": queue}, read)
+        query = Query(self._dialect.sql["replies"], {"queue": queue}, read_rows)
         return await self._database.run(query, Activity.REQUEST, write=False)
 
     async def remove(self, ids: Sequence[int]) -> None:

@@ -127,7 +127,7 @@ class ArchiveRetention:
     async def cutoff(self, age: float) -> datetime:
         """Return the time `age` seconds ago, by the database's clock."""
         ago = select(later(literal_column(str(-round(age * 1_000_000)))))
-        return await self._read(lambda connection: connection.execute(ago).scalar_one())
+        return await self._run_read(lambda connection: connection.execute(ago).scalar_one())
 
     async def remove(self, state: MessageState, before: datetime, after: Place | None) -> Step:
         """Remove the first messages of `state` after `after` that were archived before `before`.
@@ -161,7 +161,7 @@ class ArchiveRetention:
             ).all()
             return Step(len(rows), Place(rows[-1].archived_at, rows[-1].id) if rows else None)
 
-        return await self._read(count)
+        return await self._run_read(count)
 
     def _oldest(
         self, state: MessageState, before: datetime, after: Place | None
@@ -188,7 +188,9 @@ class ArchiveRetention:
         remaining = number
         while remaining > 0:
             step = min(remaining, MAX_SCANNED_ROWS)
-            position = await self._read(partial(self._skip_newest, number=step, position=position))
+            position = await self._run_read(
+                partial(self._skip_newest, number=step, position=position)
+            )
             if position is None:
                 return None
             remaining -= step
@@ -240,7 +242,7 @@ class ArchiveRetention:
 
         await self._database.run(end_job, Activity.OPERATE)
 
-    async def _read(self, work: Callable[[Connection], T]) -> T:
+    async def _run_read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.run(work, Activity.PRUNE, write=False)
 
 
@@ -284,8 +286,8 @@ class Pruner:
         if not dry_run:
             await self._drop_partitions(limits, pruned, empty=self._loaded_pruner is not None)
         if self._loaded_pruner is None:
-            for state, before in limits.items():
-                await self._prune_state(state, before, pruned, dry_run=dry_run, keep_going=keep)
+            for state, cutoff in limits.items():
+                await self._prune_state(state, cutoff, pruned, dry_run=dry_run, keep_going=keep)
         return pruned
 
     async def _drop_partitions(
@@ -294,10 +296,10 @@ class Pruner:
         """Drop the partitions in which every outcome is old."""
         if not self._rows.partitions.there or set(limits) != set(ENDED_STATES):
             return
-        before = min(limits.values())
+        cutoff = min(limits.values())
         # If the user is not the owner, or a reader holds the lock, the rows are deleted one by one.
         with suppress(AccessError, TransientStoreError):
-            while name := await self._rows.partitions.drop(before, empty=empty):
+            while name := await self._rows.partitions.drop(cutoff, empty=empty):
                 pruned.partitions.append(name)
 
     def _reset(self) -> None:

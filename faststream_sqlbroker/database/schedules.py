@@ -82,7 +82,7 @@ class Schedules:
         statement = select(c.key, c.info, c.lease_expires_at)
         statement = statement.where(c.scope == SCHEDULE, c.key.in_(names))
 
-        def read(connection: Connection) -> tuple[datetime, dict[str, Seen]]:
+        def read_rows(connection: Connection) -> tuple[datetime, dict[str, Seen]]:
             rows = connection.execute(statement).all()
             now = self._dialect.now(connection)
             return now, {
@@ -93,7 +93,7 @@ class Schedules:
                 for key, info, lease_ends_at in rows
             }
 
-        return await self._database.run(read, *FIRING, write=False)
+        return await self._database.run(read_rows, *FIRING, write=False)
 
     async def hold(self, name: str, token: UUID, lease: float) -> ScheduleState | None:
         """Lease a due and free schedule for `lease` seconds; return the state, or None.
@@ -229,7 +229,7 @@ class Schedules:
         statement = select(c.key, c.info, running).where(c.scope == SCHEDULE)
         statement = statement.order_by(c.key).limit(limit)
 
-        def read(connection: Connection) -> list[Schedule]:
+        def read_rows(connection: Connection) -> list[Schedule]:
             rows = connection.execute(statement).all()
             states = [(name, load_state(info), is_running) for name, info, is_running in rows]
             return [
@@ -238,7 +238,7 @@ class Schedules:
                 if state is not None
             ]
 
-        return await self._database.run(read, Activity.OPERATE, write=False)
+        return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
     def _lock_row(self, connection: Connection, name: str) -> Any:
         c = self._table.c

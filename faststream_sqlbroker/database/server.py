@@ -47,7 +47,7 @@ class DatabaseServer:
         """Read what the server shows this user: version, long transactions, dead rows."""
         from faststream_sqlbroker.core.health import DatabaseHealth  # noqa: PLC0415
 
-        def read(connection: Connection) -> DatabaseHealth:
+        def read_server(connection: Connection) -> DatabaseHealth:
             if self._dialect.name == "postgresql":
                 return _read_postgresql(connection, self._dialect)
             if self._dialect.name in MYSQL:
@@ -56,7 +56,7 @@ class DatabaseServer:
             # transaction could hold back.
             return DatabaseHealth(version=f"SQLite {_format_version(connection)}")
 
-        return await self._database.run(read, write=False)
+        return await self._database.run(read_server, write=False)
 
     async def create_tables(self) -> None:
         """Create the missing tables and indexes (for development).
@@ -80,13 +80,13 @@ class DatabaseServer:
         """Return the latest recorded migration, None if another program migrates the tables."""
         table = self._tables.version
 
-        def read(connection: Connection) -> str | None:
+        def read_version(connection: Connection) -> str | None:
             if not inspect(connection).has_table(table.name, schema=table.schema):
                 return None
             version: str | None = connection.execute(select(table.c.version_num)).scalar()
             return version
 
-        return await self._database.run(read, write=False)
+        return await self._database.run(read_version, write=False)
 
 
 def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHealth":

@@ -270,7 +270,9 @@ class Store:
 
     async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """Find the (queue, priority) pairs of `queues` with claimable rows and their due times."""
-        return await self._database.run(self.dialect.scan(queues), Activity.CONSUME, write=False)
+        return await self._database.run(
+            self.dialect.build_scan(queues), Activity.CONSUME, write=False
+        )
 
     async def look_around(
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None = None
@@ -279,7 +281,7 @@ class Store:
 
         With `sign`, also write a heartbeat of this process's subscribers.
         """
-        work = self.dialect.looking_around(queues, leased, sign)
+        work = self.dialect.build_poll(queues, leased, sign)
         extra_activities = () if sign is None else (Activity.STATE,)
         # A single statement leaves no lock behind that a silent client could hold.
         locks = not isinstance(work, Query)
@@ -396,7 +398,7 @@ class Store:
         if not settlements:
             return SettleResult()
         return await self._database.run(
-            self.dialect.settling(settlements, skip_locked=skip_locked),
+            self.dialect.build_settle(settlements, skip_locked=skip_locked),
             doing=partial(needed_to_write, settlements),
             retry_lock_timeout=not skip_locked,
         )
@@ -482,7 +484,7 @@ class Store:
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL)."""
-        query = self.dialect.notifying(channel, queues)  # type: ignore[attr-defined]
+        query = self.dialect.build_notify(channel, queues)  # type: ignore[attr-defined]
         await self._inserts.run(query)
 
     def refuse_other_loop(self) -> None:

@@ -117,7 +117,7 @@ class StoredMessages:
             rows, cursor, scanned = self._list_rows(connection, columns, filters, limit, after)
             return MessagePage(tuple(self._to_messages(connection, rows)), cursor, scanned)
 
-        return await self._read(read_page, with_hidden=hidden or bool(filters.headers))
+        return await self._run_read(read_page, with_hidden=hidden or bool(filters.headers))
 
     def _list_rows(
         self,
@@ -175,7 +175,7 @@ class StoredMessages:
                     return message
             return None
 
-        return await self._read(read_message, with_hidden=hidden)
+        return await self._run_read(read_message, with_hidden=hidden)
 
     def _to_messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
         subscribers = list[LiveSubscriber]()
@@ -224,7 +224,7 @@ class StoredMessages:
                 None if end is None else part.time_of(connection, end),
             )
 
-        return await self._read(count_groups, with_hidden=bool(filters.headers))
+        return await self._run_read(count_groups, with_hidden=bool(filters.headers))
 
     def _count_by_group(self, connection: Connection, rows: Any) -> Iterator[Any]:
         """Count the messages of a range of rows by fingerprint, reason and queue."""
@@ -288,7 +288,7 @@ class StoredMessages:
 
         return await self._database.run(read_progress, Activity.OPERATE, write=False)
 
-    async def _read(self, work: Callable[[Connection], T], *, with_hidden: bool) -> T:
+    async def _run_read(self, work: Callable[[Connection], T], *, with_hidden: bool) -> T:
         inspect = (Activity.INSPECT,) if with_hidden else ()
         return await self._database.run(work, Activity.OPERATE, *inspect, write=False)
 

@@ -32,7 +32,7 @@ from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import clock, later
 
 MAX_CLEANED = 100
-"""Rows of a scope that one heartbeat removes at most, so that it stays short."""
+"""Maximum rows of a scope that a heartbeat removes, so that heartbeats stay short."""
 
 
 class LiveSubscribers:
@@ -201,10 +201,10 @@ class LiveSubscribers:
         statement = select(c.key).where(c.scope == SUBSCRIBER, c.counter > 0)
         statement = statement.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
 
-        def read(connection: Connection) -> list[str]:
+        def read_rows(connection: Connection) -> list[str]:
             return list(connection.execute(statement).scalars())
 
-        return await self._database.run(read, Activity.OPERATE, write=False)
+        return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
     def _notify(self, connection: Connection, channel: str) -> frozenset[str]:
         """Notify listeners on `channel`; return the names of the queues that are paused now."""
@@ -218,10 +218,10 @@ class LiveSubscribers:
         """List the queues that are paused now, sorted by name."""
         statement = live_subscribers.select_pauses(self._table)
 
-        def read(connection: Connection) -> list[PausedQueue]:
+        def read_rows(connection: Connection) -> list[PausedQueue]:
             return [live_subscribers.read_pause(row) for row in connection.execute(statement)]
 
-        return await self._database.run(read, Activity.OPERATE, write=False)
+        return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
     async def subscribers(self) -> list[LiveSubscriber]:
         """List the live subscribers, latest heartbeat first, with the rights of an operator."""
@@ -240,13 +240,13 @@ class LiveSubscribers:
         lives = (c.lease_expires_at > clock()).label("lives")
         statement = live_subscribers.select_registrations(self._table, lives).where(c.key == name)
 
-        def read(connection: Connection) -> tuple[LiveSubscriber, bool] | None:
+        def read_row(connection: Connection) -> tuple[LiveSubscriber, bool] | None:
             row = connection.execute(statement).first()
             if row is None:
                 return None
             return live_subscribers.read_subscriber(row), bool(row.lives)
 
-        return await self._database.run(read, Activity.OPERATE, write=False)
+        return await self._database.run(read_row, Activity.OPERATE, write=False)
 
     async def release(self, subscriber: LiveSubscriber, limit: int, by: str = "") -> int:
         """Release up to `limit` messages leased by `subscriber`; return the count.

@@ -97,7 +97,7 @@ class SyncStore:
         """Notify listening subscribers of `queues` at the COMMIT (PostgreSQL only)."""
         dialect: Any = self._get_dialect(connection)
         if queues and dialect.can_listen:
-            dialect.notifying(self._tables.config.channel, queues)(connection)
+            dialect.build_notify(self._tables.config.channel, queues)(connection)
 
     @property
     def _engine(self) -> Engine:

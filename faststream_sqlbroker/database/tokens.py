@@ -71,10 +71,10 @@ class TokenStore:
         of_channel = select(c.key, c.info).where(c.scope == CONSUMER + channel)
         statement = of_channel.order_by(c.key).limit(MAX_CONSUMERS)
 
-        def read(connection: Connection) -> list[Registered]:
+        def read_rows(connection: Connection) -> list[Registered]:
             return [registered(row.key, row.info) for row in connection.execute(statement)]
 
-        return await self._database.run(read, Activity.STATE, write=False)
+        return await self._database.run(read_rows, Activity.STATE, write=False)
 
     async def pulled(self) -> list[str]:
         """List the queues of all pull consumers."""

@@ -235,8 +235,10 @@ def _scan_range(
         for kind in conditions
         if getattr(row, kind)
     ]
-    after = None if end is None else [_to_json_value(value) for value in end]
-    return ScanBatch(damages, STEP if end is not None else part.looked_at(connection), after)
+    next_position = None if end is None else [_to_json_value(value) for value in end]
+    return ScanBatch(
+        damages, STEP if end is not None else part.looked_at(connection), next_position
+    )
 
 
 def _to_json_value(value: Any) -> Any:

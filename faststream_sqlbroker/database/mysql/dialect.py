@@ -56,7 +56,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
 
     name = "mysql"
     outwaits_clients = True
-    claimed_as: ClassVar[Mapping[str, str]] = {
+    claimed_expressions: ClassVar[Mapping[str, str]] = {
         "key": "`key`",
         "acquired_at": "UTC_TIMESTAMP(6) AS claimed_at",
     }
@@ -149,7 +149,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             if not connection.invalidated:
                 connection.execute(self.sql["lock_wait_again"])
 
-    def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
+    def build_delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """Return the ids as a single JSON array."""
         return {"ids": json.dumps(list(ids))}
 
@@ -230,9 +230,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
 
             claimed = PairsClaim(self, limit, token, suspicion, lock_pair).run(connection, pairs)
             starting = claimed if prefetch is None else mark_prefetched(claimed, prefetch)
-            self.take(connection, starting, lease, token)
+            self.lease_rows(connection, starting, lease, token)
             if prefetch is not None:
-                self.take(connection, claimed[prefetch.after :], prefetch.lease, token)
+                self.lease_rows(connection, claimed[prefetch.after :], prefetch.lease, token)
             return claimed
 
         return claim
@@ -248,10 +248,12 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """Lock up to `limit` due rows of `pair`, in order; rows locked elsewhere are skipped."""
         binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
         if suspicion is None or suspicion.told:
-            return self.find(connection, "claim", binds, token, suspicion)
-        return self.find(connection, "claim_others", binds | suspicion.binds, token, suspicion)
+            return self.lock_claimable(connection, "claim", binds, token, suspicion)
+        return self.lock_claimable(
+            connection, "claim_others", binds | suspicion.binds, token, suspicion
+        )
 
-    def find(
+    def lock_claimable(
         self,
         connection: Connection,
         statement: str,
@@ -275,7 +277,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             for r in rows
         ]
 
-    def take(
+    def lease_rows(
         self, connection: Connection, rows: Sequence[ClaimedMessage], lease: float, token: UUID
     ) -> None:
         """Lease the rows by id."""

@@ -82,7 +82,7 @@ class MysqlErrors:
         """Return True if a right or a table is missing, by number."""
         return _get_error_number(error) in DENIED | NO_TABLE
 
-    def lock_wait_ended(self, error: BaseException) -> bool:
+    def is_lock_timeout(self, error: BaseException) -> bool:
         """Return True if the wait for a lock timed out, by number."""
         return _get_error_number(error) == LOCK_WAIT_TIMEOUT
 
@@ -90,7 +90,7 @@ class MysqlErrors:
         """Return True if the server ended the session, by number."""
         return _get_error_number(error) in SESSION_ENDED
 
-    def spoils(self, error: BaseException) -> bool:
+    def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection must not be used again, by number.
 
         A session that was opened READ ONLY stays so, and so may its server, if another has taken

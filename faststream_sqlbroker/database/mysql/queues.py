@@ -36,7 +36,7 @@ class PairsClaim:
     limit: int
     token: UUID
     suspicion: Suspicion | None
-    """As in `Dialect.claiming`."""
+    """Suspects are skipped by the claim; None if there are none."""
     lock_first: LockPair
     """Locks the rows of a single pair."""
     _claimed: Claimed = field(default_factory=Claimed, init=False)
@@ -121,5 +121,7 @@ class PairsClaim:
         while ids and (capacity := self._capacity) > 0:
             part, ids = ids[:capacity], ids[capacity:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
-            rows = self.dialect.find(connection, "claim_ids", binds, self.token, self.suspicion)
+            rows = self.dialect.lock_claimable(
+                connection, "claim_ids", binds, self.token, self.suspicion
+            )
             self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

@@ -157,7 +157,7 @@ class PostgresqlErrors:
         """Return True if a right or a table is missing, by SQLSTATE."""
         return _get_sqlstate(error) in _DENIED
 
-    def lock_wait_ended(self, error: BaseException) -> bool:
+    def is_lock_timeout(self, error: BaseException) -> bool:
         """Return True if the wait for a lock timed out, by SQLSTATE."""
         return _get_sqlstate(error) == _LOCK_NOT_AVAILABLE
 
@@ -166,7 +166,7 @@ class PostgresqlErrors:
         code = _get_sqlstate(error)
         return code[:2] == "08" or code in _SESSION_ENDED
 
-    def spoils(self, error: BaseException) -> bool:
+    def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the session has ended or is read-only, by SQLSTATE.
 
         The session of a standby stays read-only, as does that of a server set to

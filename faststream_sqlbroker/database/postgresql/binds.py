@@ -138,7 +138,7 @@ def build_settle_on_ack(
         return None
     owners = [owner for owner, _ in published]
 
-    def read(rows: Iterable[Sequence[Any]]) -> SettleResult:
+    def read_rows(rows: Iterable[Sequence[Any]]) -> SettleResult:
         counts = dict(tuple(row) for row in rows)
         expected = sum(owner in counts for owner in owners)
         if any(count != expected for count in counts.values()):
@@ -152,7 +152,7 @@ def build_settle_on_ack(
     name, removed = removing
     binds = {**removed, "owners": owners, **build_insert_binds(messages)}
     del binds["dedup_ids"]
-    return Query(sql[name + "_on_ack"], binds, read)
+    return Query(sql[name + "_on_ack"], binds, read_rows)
 
 
 def _build_removal(

@@ -69,7 +69,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     ranges_by_rows = True
     knows_implied = True
     known_limit = POSTGRESQL_SIZE
-    claimed_as: ClassVar[Mapping[str, str]] = {
+    claimed_expressions: ClassVar[Mapping[str, str]] = {
         **{name: f"m.{name}" for name in CLAIMED_COLUMNS},
         "headers": "m.headers::text",
         "created_at": "timestamptz_send(m.created_at)",
@@ -82,7 +82,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self.ordered = OrderedClaims(self)
         self.handler_locks = NumberedLocks(self)
         if self.has_archive:
-            self.quick_jobs = SingleStatementJobs(self)
+            self.single_statement_jobs = SingleStatementJobs(self)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a DateStyle that psycopg, which reads times as text, cannot read."""
@@ -102,7 +102,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         if idle_limit is not None:
             connection.execute(self.sql["idle_limit"], {"limit": format_milliseconds(idle_limit)})
 
-    def begin_anew(self, connection: Connection, idle_limit: float) -> None:
+    def begin_replanning(self, connection: Connection, idle_limit: float) -> None:
         """Set the idle limit and discard cached plans, in a single statement."""
         connection.execute(self.sql["idle_limit_anew"], {"limit": format_milliseconds(idle_limit)})
 
@@ -137,11 +137,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         statement = self.sql["open_pairs"] if only_open else self.sql["ready_pairs"]
         return Query(statement, {"queues": list(queues)}, read_pairs)(connection)
 
-    def scan(self, queues: Sequence[str]) -> Query[ReadyPairs]:
+    def build_scan(self, queues: Sequence[str]) -> Query[ReadyPairs]:
         """Build a scan of a single statement."""
         return Query(self.sql["ready_pairs"], {"queues": list(queues)}, read_pairs)
 
-    def looking_around(
+    def build_poll(
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
     ) -> Query[Around]:
         """Build a poll of a single statement."""
@@ -188,7 +188,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         elif prefetch is not None:
             binds["lease"] = prefetch.lease
 
-        def read(rows: Iterable[Sequence[Any]]) -> Claimed:
+        def read_rows(rows: Iterable[Sequence[Any]]) -> Claimed:
             leased, suspects = split_suspects(rows, suspicion)
             leased = sort_by_due_time(leased)
             claimed = Claimed(self.claimed(leased, token), suspects)
@@ -200,7 +200,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
                 claimed.sort(key=lambda m: rank[m.queue, m.priority])
             return claimed
 
-        return Query(self.sql[statement], binds, read)
+        return Query(self.sql[statement], binds, read_rows)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Convert rows to messages; values need no decoding, or are decoded on first use."""
@@ -339,7 +339,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             settled |= query(connection)
         return build_settle_result(settlements, settled)
 
-    def settling(
+    def build_settle(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> Work[SettleResult]:
         """Build a settlement of a single statement where possible, otherwise of a transaction.
@@ -347,7 +347,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         A single statement is enough if all rows end alike, without records to remove; with units,
         if the rows are acks of one message each.
         """
-        fallback = super().settling(settlements, skip_locked=skip_locked)
+        fallback = super().build_settle(settlements, skip_locked=skip_locked)
         if skip_locked:
             return fallback
         if any(True for s in settlements if s.unit is not None):

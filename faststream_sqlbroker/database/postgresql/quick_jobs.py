@@ -37,7 +37,7 @@ class SingleStatementJobs:
         With `include_expired`, the page includes jobs that expired long ago.
         """
 
-        def read(rows: Iterable[Sequence[Any]]) -> JobsPage:
+        def read_rows(rows: Iterable[Sequence[Any]]) -> JobsPage:
             answer = list(rows)
             overdue = bool(answer[0][6])
             job_rows = [row for row in answer if row[0] is not None]
@@ -52,7 +52,7 @@ class SingleStatementJobs:
 
         limits = {"limit": limit + 1, "bytes": channels.PAGE_BYTES}
         binds = {"queue": queue, **limits, "gone": int(include_expired), "one": 1}
-        return Query(self._sql["first_jobs"], binds, read)
+        return Query(self._sql["first_jobs"], binds, read_rows)
 
     def build_claim(
         self, queue: str, job_id: int, lease: float, token: UUID
@@ -63,14 +63,14 @@ class SingleStatementJobs:
         not that of a pull consumer.
         """
 
-        def read(rows: Iterable[Sequence[Any]]) -> ClaimedMessage | None:
+        def read_rows(rows: Iterable[Sequence[Any]]) -> ClaimedMessage | None:
             messages = read_claimed(rows, token)
             return messages[0] if messages else None
 
         scope, key = place_of_consumer(*queue.split("/", 1))
         of_consumer = {"queue": queue, "channel": scope, "consumer": key}
         binds = {**of_consumer, "job": job_id, "lease": lease, "token": token, "one": 1}
-        return Query(self._sql["take_job"], binds, read)
+        return Query(self._sql["take_job"], binds, read_rows)
 
     def build_deliver(
         self, queue: str, job_id: int, token: UUID | None
@@ -80,7 +80,7 @@ class SingleStatementJobs:
         The result is None if the job is not in flight, its time is over, or it has another lease.
         """
 
-        def read(rows: Iterable[Sequence[Any]]) -> Settlement | None:
+        def read_rows(rows: Iterable[Sequence[Any]]) -> Settlement | None:
             ends = [
                 Settlement(found_id, held_token, MessageState.COMPLETED, ended_after=age)
                 for found_id, held_token, age in rows
@@ -88,7 +88,7 @@ class SingleStatementJobs:
             return ends[0] if ends else None
 
         binds = {"queue": queue, "job": job_id, "token": token, "one": 1}
-        return Query(self._sql["deliver_job"], binds, read)
+        return Query(self._sql["deliver_job"], binds, read_rows)
 
 
 def _to_pull_job(row: Sequence[Any]) -> PullJob:

@@ -84,7 +84,7 @@ class SqliteErrors:
         code = get_result_code(error)
         return code == READ_ONLY or (code == _ERROR and str(error).startswith("no such table"))
 
-    def spoils(self, error: BaseException) -> bool:
+    def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection's file is stale; opened read-only, a file stays so."""
         return get_result_code(error) in STALE_FILE_CODES
 
@@ -94,12 +94,12 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
 
     name = "sqlite"
     cancel_once = True  # aiosqlite
-    row_locks = False
+    has_row_locks = False
     one_writer = True
     known_limit = SQLITE
     # A column accepts any value; text that is not valid UTF-8 would make the whole answer
     # unreadable.
-    claimed_as: ClassVar[Mapping[str, str]] = {
+    claimed_expressions: ClassVar[Mapping[str, str]] = {
         "payload": "CAST(payload AS BLOB) AS payload",
         "headers": "CAST(headers AS BLOB) AS headers",
         "key": 'CAST("key" AS BLOB) AS "key"',
@@ -147,7 +147,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             "BEGIN IMMEDIATE",
         )
 
-    def listed(self, values: Sequence[Any]) -> str:
+    def bind_list(self, values: Sequence[Any]) -> str:
         """Return a JSON array."""
         return json.dumps(list(values))
 
@@ -230,7 +230,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             ranked = json.dumps([(p.queue, p.priority) for p in pairs])
             binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
             binds |= build_lease_binds(lease if prefetch is None else prefetch.lease, token)
-            claimed = self.find(connection, "claim", binds, token, suspicion)
+            claimed = self.lock_claimable(connection, "claim", binds, token, suspicion)
             rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
             claimed.sort(key=lambda m: rank[m.queue, m.priority])
             if prefetch is not None and (starting := mark_prefetched(claimed, prefetch)):
@@ -239,7 +239,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
 
         return claim
 
-    def find(
+    def lock_claimable(
         self,
         connection: Connection,
         statement: str,
