@@ -66,7 +66,7 @@ class ArchiveGrowth:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._dialect = database.dialect
-        assert database.tables.archive is not None  # noqa: S101 - the caller has looked
+        assert database.tables.archive is not None  # noqa: S101 - the caller has checked
         self._archive = database.tables.archive
         self._state = database.tables.policy_state
 

@@ -279,7 +279,7 @@ class DatabaseFile:
         if not self._path:
             return None
         try:
-            status = os.stat(self._path)  # noqa: PTH116 - a Path takes longer than the look
+            status = os.stat(self._path)  # noqa: PTH116 - a Path takes longer than the check
         except FileNotFoundError as error:
             raise TransientStoreError(
                 f"the database file {self._path!r} was deleted or moved: put it back, or dispose "

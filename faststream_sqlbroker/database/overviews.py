@@ -362,7 +362,7 @@ def read_rates(connection: Connection, dialect: Operations) -> QueueRates:
 
 def _add_ended_rates(connection: Connection, dialect: Operations, rates: QueueRates) -> None:
     archive = dialect.tables.archive
-    assert archive is not None  # noqa: S101 - the caller has looked
+    assert archive is not None  # noqa: S101 - the caller has checked
     a = archive.c
     statement = select(a.queue, a.created_at, a.archived_at, a.state)
     statement = dialect.use_index(statement, archive, "archived_index")
@@ -482,7 +482,7 @@ def _count_dead(
 
 def _select_failed(dialect: Operations, state: MessageState) -> Select[Any]:
     archive = dialect.tables.archive
-    assert archive is not None  # noqa: S101 - the caller has looked
+    assert archive is not None  # noqa: S101 - the caller has checked
     a = archive.c
     statement = select(a.queue).where(ended_as(dialect, state))
     statement = dialect.use_index(statement, archive, "uncompleted_index")

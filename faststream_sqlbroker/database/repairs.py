@@ -77,7 +77,7 @@ class MessageEdits:
     ) -> Repair:
         """End the message as DISCARDED; `reason` goes before the last error.
 
-        If it is leased, its holder is asked to do so: this process's by `on_requested`, once the
+        If it is leased, its holder gets a request: in this process by `on_requested`, once the
         request is committed; others by NOTIFY (PostgreSQL), or at their next poll.
         """
         requests: list[CancelRequest] = []

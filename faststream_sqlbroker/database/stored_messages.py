@@ -47,7 +47,7 @@ from faststream_sqlbroker.schema.types import clock, later
 T = TypeVar("T")
 
 HIDDEN_COLUMNS = ("payload", "headers")
-_VISIBLE_COLUMNS = {each.name for each in fields(StoredMessage)} - set(HIDDEN_COLUMNS) | {
+_VISIBLE_COLUMNS = {column.name for column in fields(StoredMessage)} - set(HIDDEN_COLUMNS) | {
     "lease_token"
 }
 COUNTED_COLUMNS = ("id", "queue", "reason", "error_fingerprint", "archived_at")
@@ -229,7 +229,7 @@ class StoredMessages:
     def _count_by_group(self, connection: Connection, rows: Any) -> Iterator[Any]:
         """Count the messages of a range of rows by fingerprint, reason and queue."""
         table = self._dialect.tables.archive
-        assert table is not None  # noqa: S101 - the store has looked
+        assert table is not None  # noqa: S101 - the store has checked
         s = rows(*shown_columns(table, COUNTED_COLUMNS, self._dialect.name)).subquery().c
         group_columns = (s.error_fingerprint, s.reason, s.queue)
         counting = select(
