@@ -1,4 +1,4 @@
-"""What a process does to the tables, and what its database user lacks for it."""
+"""The activities of a process on the tables, and the rights that its database user lacks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Activity(Enum):
-    """Something a process does, and with it the rights that it needs; the value says what for."""
+    """Something a process does, with the rights that this needs; the value is the purpose."""
 
     PUBLISH = "to publish"
     MIRROR = "to publish with a lookup value"
@@ -31,48 +31,48 @@ Activities = frozenset[Activity]
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """One thing that is missing."""
+    """A missing right or table."""
 
-    what: str
+    subject: str
     """The right and its table, or the table."""
-    cure: str
-    """The statement that mends it."""
+    fix: str
+    """The SQL statement that fixes the problem."""
     activities: Activities
-    """What cannot be done without it."""
+    """Activities that are impossible without the right."""
     is_table: bool = False
-    """Whether the table itself is missing, not a right."""
+    """True if the table itself is missing, not a right."""
     every_publish: bool = False
-    """Whether no message at all can be published without it."""
+    """True if no message at all can be published without the right."""
 
     def __str__(self) -> str:
-        """One line: what is missing, what needs it, and the cure."""
+        """Return a line with the missing right, the activities that need the right, and the fix."""
         purpose = " and ".join(sorted(activity.value for activity in self.activities))
-        return f"{self.what}, {purpose}: {self.cure}"
+        return f"{self.subject}, {purpose}: {self.fix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which of the rights asked about a database user lacks."""
+    """The rights that a database user lacks."""
 
     who: str
-    """What to call the user in a sentence."""
+    """Name of the user in a sentence."""
     lacks: Sequence[Lack] = ()
 
     @property
     def denied(self) -> list[Lack]:
-        """What an administrator must grant."""
+        """The rights that an administrator must grant."""
         return [lack for lack in self.lacks if not lack.is_table]
 
     def of(self, activities: Activities) -> "Access":
-        """Only what `activities` need."""
+        """Return the result restricted to the needs of `activities`."""
         return Access(self.who, [lack for lack in self.lacks if lack.activities & activities])
 
     @property
     def stopped(self) -> Activities:
-        """What cannot be done."""
+        """The activities that are impossible."""
         return frozenset[Activity]().union(*(lack.activities for lack in self.lacks))
 
-    def describe(self, lacks: Iterable[Lack] | None = None) -> str:
-        """All that is missing, or these, in lines."""
-        lines = "".join(f"\n  - {lack}" for lack in (self.lacks if lacks is None else lacks))
+    def describe(self, missing: Iterable[Lack] | None = None) -> str:
+        """List all missing rights, or those given, a line for each right."""
+        lines = "".join(f"\n  - {lack}" for lack in (self.lacks if missing is None else missing))
         return f"{self.who} lacks what this process needs:{lines}"

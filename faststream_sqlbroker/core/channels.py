@@ -1,7 +1,7 @@
-"""Channels and their consumers, whose jobs are taken over HTTP: states, tokens, settings, pages of
-jobs; and the queues that a configuration serves over HTTP, with what a request may ask of them.
+"""Channels, their consumers and queues over HTTP: states, tokens, settings and pages of jobs.
 
-A job is a message in the queue `channel/consumer`. What is allowed is the table `TRANSITIONS`.
+A job is a message in the queue `channel/consumer`. `TRANSITIONS` lists the allowed changes of
+its state.
 """
 
 import base64
@@ -32,10 +32,10 @@ from faststream_sqlbroker.core.times import (
 from faststream_sqlbroker.exceptions import SetupError
 
 QUEUE_ROLES = ("publish", "consume")
-"""What a token of a queue allows; each has one of its own."""
+"""Roles of a queue's tokens; each role has its own token."""
 QueueRole = Literal["publish", "consume"]
 LONGEST_WAIT = 30.0
-"""Seconds that a request may wait for a message: proxies cut off what takes longer."""
+"""Maximum wait of a request for a message in seconds: proxies cut off longer requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +43,19 @@ class QueueTokens:
     """The tokens of a queue in the configuration.
 
     Args:
-        publish: Allows to publish into it: 16 characters or more. None keeps the one that is there.
-        consume: Allows to take its messages; as `publish`.
+        publish: Allows publishing into the queue: 16 characters or more. None keeps the existing
+            token.
+        consume: Allows taking the queue's messages; otherwise like `publish`.
 
     Raises:
-        SetupError: one of them is not valid.
+        SetupError: a token is invalid.
     """
 
     publish: str | None = field(default=None, repr=False)
     consume: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Check both."""
+        """Validate both tokens."""
         check_token("publish", self.publish)
         check_token("consume", self.consume)
 
@@ -64,15 +65,15 @@ class Queues:
     """Queues over HTTP: `broker.asgi(auth, queues=Queues())`.
 
     Args:
-        queues: Their tokens, by the queue's full name; `PUT` makes those of others.
+        queues: Tokens by the queue's full name; `PUT` creates those of other queues.
         retry_strategy: Decides when a message is due after a rollback without a delay, and how
             often it is tried; "auto" is the default of subscribers, None allows no further attempt.
         max_deliveries: A message that has lost so many leases is rejected. "auto" is the
             strategy's attempts plus 3, or 20 without such a limit; None is no limit.
-        longest_wait: How long a request may wait for a message, up to 30 seconds.
+        longest_wait: Maximum wait of a request for a message, up to 30 seconds.
 
     Raises:
-        SetupError: one of them is not valid.
+        SetupError: a value is invalid.
     """
 
     queues: Mapping[str, QueueTokens] = field(default_factory=dict)
@@ -81,8 +82,8 @@ class Queues:
     longest_wait: Duration = LONGEST_WAIT
 
     def __post_init__(self) -> None:
-        """Check the names and the wait; the broker checks the others as those of `reserve`."""
-        # A name that no publish could use would have a token for nothing.
+        """Validate the names and the wait; the broker validates the other options."""
+        # A token for a name that no publish can use would be useless.
         for name in self.queues:
             checked_queue(name)
         if self.wait > LONGEST_WAIT:
@@ -92,30 +93,31 @@ class Queues:
 
     @property
     def wait(self) -> float:
-        """The longest wait in seconds."""
+        """The maximum wait in seconds."""
         return seconds_or_zero("longest_wait", self.longest_wait)
 
 
 MESSAGE_ID = "channel-message-id"
-"""The header with the id that the jobs of one message have in common."""
+"""Header with the common id of the jobs of one message."""
 TYPES = ("push", "pull")
-"""Of consumers. A push consumer is a FastStream subscriber of its queue."""
+"""Types of consumers. A push consumer is a FastStream subscriber of its queue."""
 LONGEST_TIMEOUT = 10 * 365 * 86_400
-"""Seconds that a job may add to its timeout."""
-SHORTEST_TOKEN = 16
-"""Characters of a token in a configuration."""
+"""Maximum extension of a job's timeout in seconds."""
+MIN_TOKEN_LENGTH = 16
+"""Minimum length in characters of a token in a configuration."""
 RANDOM_TOKEN = 43
-"""Characters of a token that is made here: 256 random bits."""
+"""Length in characters of a generated token: 256 random bits."""
 PAGE_BYTES = 8 * 1024 * 1024
-"""Bytes of the bodies of one page; a page of large jobs is shorter, but never empty."""
-LARGEST_ID = 2**63 - 1
-"""Of a job; drivers refuse larger numbers."""
+"""Maximum total size of the bodies of a page in bytes. A page of large jobs has fewer jobs, but
+never none."""
+MAX_JOB_ID = 2**63 - 1
+"""Maximum id of a job; drivers refuse larger numbers."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,99}", re.ASCII)
-"""An id stands in paths; two of them and a slash fit into the name of a queue."""
+"""Ids are parts of paths; two ids and a slash fit into the name of a queue."""
 
 
 class JobState(Enum):
-    """Where a job is; the values are those of requests and answers."""
+    """The state of a job; the values are used in requests and answers."""
 
     QUEUED = "QUEUED"
     """PENDING or RETRYABLE."""
@@ -133,26 +135,29 @@ TRANSITIONS = (
     (JobState.INFLIGHT, JobState.DEAD),
     (JobState.DEAD, JobState.INFLIGHT),
 )
-"""From a state, as the database has it, to the one that is asked for."""
+"""(state in the database, requested state)"""
 
 
-def is_allowed(state: JobState, wanted: JobState, *, with_timeout: bool) -> bool:
-    """Whether a request may ask for `wanted`; with an IncrementalTimeout only to start the job."""
-    if (state, wanted) in TRANSITIONS:
-        return wanted is JobState.INFLIGHT or not with_timeout
-    return state is wanted and not with_timeout
+def is_allowed(state: JobState, requested: JobState, *, with_timeout: bool) -> bool:
+    """Return True if a request may change `state` to `requested`.
+
+    With an IncrementalTimeout a request may only start the job.
+    """
+    if (state, requested) in TRANSITIONS:
+        return requested is JobState.INFLIGHT or not with_timeout
+    return state is requested and not with_timeout
 
 
 def is_id(value: str) -> bool:
-    """Whether it can be the id of a channel or of a consumer."""
+    """Return True if `value` is a valid id of a channel or consumer."""
     return _ID.fullmatch(value) is not None
 
 
 def channel_id(value: object) -> str:
-    """`value`, if it can be the id of a channel or of a consumer.
+    """Return a valid id of a channel or consumer unchanged.
 
     Raises:
-        SetupError: it cannot.
+        SetupError: the id is invalid.
     """
     if not isinstance(value, str) or not is_id(value):
         raise SetupError(
@@ -163,39 +168,39 @@ def channel_id(value: object) -> str:
 
 
 def consumer_type(value: str | None) -> str:
-    """The type of a consumer; missing or empty is push.
+    """Return the type of a consumer; a missing or empty type is push.
 
     Raises:
-        SetupError: it is something else.
+        SetupError: the type is unknown.
     """
     one_of("type", value or "push", TYPES)
     return value or "push"
 
 
 def queue_of(channel: str, consumer: str) -> str:
-    """The queue of a consumer's jobs."""
+    """Return the name of the queue with a consumer's jobs."""
     return f"{channel}/{consumer}"
 
 
 def ids_of(queue: str) -> tuple[str, str] | None:
-    """The channel and the consumer whose jobs are in `queue`; None: it cannot be such a queue."""
+    """Return the channel and consumer of a queue of jobs, or None for another queue."""
     channel, slash, consumer = queue.partition("/")
     return (channel, consumer) if slash and is_id(channel) and is_id(consumer) else None
 
 
 def new_token() -> str:
-    """A random token of 256 bits."""
+    """Return a random token of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 def hashed_token(token: str) -> str:
-    """As it is stored. A random token needs no salt and no slow hash."""
+    """Hash a token for storage. A random token needs no salt and no slow hash."""
     return sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
-def token_fits(given: str, stored: str) -> bool:
-    """Whether `given` is the token of the hash `stored`, in a time that does not tell."""
-    return hmac.compare_digest(hashed_token(given), stored)
+def token_fits(token: str, stored_hash: str) -> bool:
+    """Return True if `token` has the hash `stored_hash`, in constant time."""
+    return hmac.compare_digest(hashed_token(token), stored_hash)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,18 +209,18 @@ class Consumer:
 
     Args:
         type: "push" or "pull"; empty is push.
-        token: 16 characters or more. None keeps the one that is there; a new one is random then,
-            and `PUT` with rotate=true tells another.
+        token: 16 characters or more. None keeps the existing token; a new consumer then gets a
+            random one, and `PUT` with rotate=true returns another.
 
     Raises:
-        SetupError: one of them is not valid.
+        SetupError: a value is invalid.
     """
 
     type: str | None = None
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Check both."""
+        """Validate the type and the token."""
         consumer_type(self.type)
         check_token("token", self.token)
 
@@ -225,18 +230,18 @@ class Channel:
     """A channel in the configuration.
 
     Args:
-        token: As a consumer's.
-        consumers: By id.
+        token: Like a consumer's token.
+        consumers: Consumers by id.
 
     Raises:
-        SetupError: one of them is not valid.
+        SetupError: a value is invalid.
     """
 
     token: str | None = field(default=None, repr=False)
     consumers: Mapping[str, Consumer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check both."""
+        """Validate the token and the consumers' ids."""
         check_token("token", self.token)
         for name in self.consumers:
             channel_id(name)
@@ -247,13 +252,14 @@ class Channels:
     """Channels over HTTP: `broker.asgi(auth, channels=Channels())`.
 
     Args:
-        stop_timeout: How long a job may take that gives no IncrementalTimeout.
+        stop_timeout: Time limit of a job that requests no IncrementalTimeout.
         rational_delay: Added to each timeout.
-        max_retries: How often a job that runs out of time is queued again; then it is dead.
-        channels: Made at the first request, by id; `PUT` makes others.
+        max_retries: Number of times that a job that runs out of time is queued again before it is
+            dead.
+        channels: Channels by id, created at the first request; `PUT` creates others.
 
     Raises:
-        SetupError: one of them is not valid.
+        SetupError: a value is invalid.
     """
 
     stop_timeout: Duration = 30.0
@@ -262,7 +268,7 @@ class Channels:
     channels: Mapping[str, Channel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check them."""
+        """Validate all values."""
         positive_seconds("stop_timeout", self.stop_timeout)
         delay_seconds(self.rational_delay, name="rational_delay")
         whole_number("max_retries", self.max_retries)
@@ -272,41 +278,43 @@ class Channels:
     @property
     def timeout(self) -> float:
         """Seconds until a job is queued again."""
-        longer = delay_seconds(self.rational_delay, name="rational_delay")
-        return positive_seconds("stop_timeout", self.stop_timeout) + longer
+        extra = delay_seconds(self.rational_delay, name="rational_delay")
+        return positive_seconds("stop_timeout", self.stop_timeout) + extra
 
 
 def check_token(name: str, token: object) -> None:
-    """Refuse what is too easy to guess; None is no token.
+    """Refuse a token that is too easy to guess; None is accepted.
 
     Raises:
-        SetupError: it is.
+        SetupError: the token is too short, or not text.
     """
-    if token is not None and (not isinstance(token, str) or len(token) < SHORTEST_TOKEN):
-        given = f"{len(token)} characters" if isinstance(token, str) else type(token).__name__
-        raise SetupError(f"{name} must be text of {SHORTEST_TOKEN} characters or more, got {given}")
+    if token is not None and (not isinstance(token, str) or len(token) < MIN_TOKEN_LENGTH):
+        actual = f"{len(token)} characters" if isinstance(token, str) else type(token).__name__
+        raise SetupError(
+            f"{name} must be text of {MIN_TOKEN_LENGTH} characters or more, got {actual}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A channel or a consumer, as the database has it."""
+    """A channel or consumer, as stored in the database."""
 
     id: str
     token_hash: str = field(repr=False)
     type: str = ""
-    """Of a consumer."""
+    """Type of a consumer."""
     new_token: str | None = field(default=None, repr=False)
-    """Told once, when it was made."""
+    """The token, returned only once, after its creation."""
     created: bool = False
     changed: bool = False
-    """Whether anything was written."""
+    """True if anything was written."""
     earlier_type: str = ""
-    """Of a consumer: its type before; of a new one the type that it has got."""
+    """Previous type of a consumer; for a new consumer, its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullJob:
-    """A job as its consumer sees it."""
+    """A job as seen by the consumer."""
 
     id: int
     state: JobState
@@ -315,54 +323,54 @@ class PullJob:
     headers: Mapping[str, Any]
     payload: bytes
     token: UUID | None = None
-    """The lease of one in flight."""
+    """Lease token of a job in flight."""
     age: float = 0.0
-    """Seconds since that was given."""
+    """Seconds since the start of the lease."""
     over: bool = False
-    """Whether its time was over when it was read."""
+    """True if its lease had expired when the job was read."""
 
     @property
     def retries(self) -> int:
-        """How often it was started again, or will have been with its next start."""
+        """Number of repeated starts, including the next start of a queued job."""
         return self.deliveries if self.state is JobState.QUEUED else max(0, self.deliveries - 1)
 
     @property
     def message_id(self) -> str:
-        """What all jobs of its message have in common."""
-        found = self.headers.get(MESSAGE_ID)
-        return found if isinstance(found, str) else str(self.id)
+        """The common id of all jobs of a message."""
+        value = self.headers.get(MESSAGE_ID)
+        return value if isinstance(value, str) else str(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class JobsPage:
-    """Jobs that may be taken."""
+    """A page of jobs that may be taken."""
 
     jobs: list[PullJob]
     following: str | None
-    """Where the next page begins."""
+    """Cursor of the next page."""
     overdue: bool
-    """Whether the queue has leases that have ended: their jobs are not in the page yet."""
+    """True if leases of the queue have expired; their jobs are not in the page yet."""
     expired: list[int]
-    """Jobs that stand among those of the page, and have expired long ago."""
+    """Ids of jobs within the page that have expired long ago."""
 
 
 def page_cursor(priority: int, due: datetime, job_id: int) -> str:
-    """The position of a page's last job, as text."""
+    """Encode the position of a page's last job as text."""
     position = [priority, to_microseconds(due), job_id]
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
 
 def page_position(text: str) -> tuple[int, Any, int]:
-    """Priority, due time and id of a `page_cursor`.
+    """Return priority, due time and id of a page cursor.
 
     Raises:
-        NotACursorError: it is none.
+        InvalidCursorError: the text is not a cursor.
     """
     try:
         priority, due, last = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        if any(type(each) is not int for each in (priority, due, last)):
+        if any(type(number) is not int for number in (priority, due, last)):
             raise NotACursorError
-        if not 0 <= last <= LARGEST_ID:
+        if not 0 <= last <= MAX_JOB_ID:
             raise NotACursorError
         return priority, from_microseconds(due), last
     except (ValueError, TypeError, OverflowError, RecursionError) as error:

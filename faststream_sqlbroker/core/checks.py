@@ -1,4 +1,4 @@
-"""Checks of options and of queue names; every error says what was given and what is allowed."""
+"""Checks of options and queue names. Errors contain the given and the allowed values."""
 
 import difflib
 import re
@@ -13,10 +13,10 @@ Name = TypeVar("Name")
 
 
 def whole_number(name: str, value: object, *, most: int | None = None, other: str = "") -> int:
-    """`value` if it is a whole number from 1 to `most` (None: any).
+    """Check and return a whole number from 1 to `maximum` (None: no maximum).
 
     Raises:
-        SetupError: it is not; `other` says what else is allowed.
+        SetupError: the value is invalid; `other` names further allowed values.
     """
     if (
         not isinstance(value, int)
@@ -30,19 +30,19 @@ def whole_number(name: str, value: object, *, most: int | None = None, other: st
 
 
 def flag(name: str, value: object) -> None:
-    """Refuse what is not a bool."""
+    """Refuse a value that is not a bool."""
     if not isinstance(value, bool):
         raise SetupError(f"{name} must be True or False, got {value!r}")
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse what is not among `allowed`."""
+    """Refuse a value that is not among `allowed`."""
     if value not in allowed:
         raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What a mistaken name may mean."""
+    """Suggest the most similar of `names`, or list all names."""
     choices = list(names)
     near = difflib.get_close_matches(name, choices, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(choices) or 'none'}"
@@ -53,74 +53,74 @@ class UnknownOptionError(SetupError, TypeError):
 
 
 def refuse_unknown(
-    what: str, options: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str]
+    subject: str, options: Iterable[str], allowed: Iterable[str], hints: Mapping[str, str]
 ) -> None:
-    """Refuse `options` of `what` that are not `known`; `elsewhere` says of some what to do.
+    """Refuse `options` of `subject` that are not `allowed`; `hints` has texts for some options.
 
     Raises:
-        UnknownOptionError: one is not; also a TypeError.
+        UnknownOptionError: an option is unknown; also a TypeError.
     """
-    if unknown := set(options) - set(known):
+    if unknown := set(options) - set(allowed):
         name = min(unknown)
-        text = elsewhere.get(name) or nearest(name, known)
-        raise UnknownOptionError(f"{what} has no option {name!r}: {text}")
+        text = hints.get(name) or nearest(name, allowed)
+        raise UnknownOptionError(f"{subject} has no option {name!r}: {text}")
 
 
 def advice(*pairs: tuple[str, str]) -> dict[str, str]:
-    """What to do in place of each option, of pairs such as ("topic subject", "use queue")."""
+    """Build hints by option name from pairs such as ("topic subject", "use queue")."""
     return {name: text for names, text in pairs for name in names.split()}
 
 
-# What may be the name of a queue; the same on every database.
+# Names of queues; the rules are the same on every database.
 
-LONGEST_NAME = 255
-"""Characters; the length of the columns that hold names and keys."""
+MAX_NAME_LENGTH = 255
+"""Maximum length in characters: the length of the columns of names and keys."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLACEHOLDER = re.compile(r"(?<!\{)\{([a-zA-Z0-9_]+)\}(?!\})")
-"""What FastStream takes for a parameter of an address, as in `logs.{level}`."""
+"""A parameter of an address to FastStream, as in `logs.{level}`."""
 
 REPLY_QUEUES = "sqlbroker.replies."
-"""What the names of queues of replies begin with; each process has one."""
+"""Prefix of the names of reply queues; each process has one reply queue."""
 
 
 def name_problem(value: object) -> str | None:
-    """Say what is wrong with `value` as a queue's name, or return None if nothing is.
+    """Return the error in a name of a queue, or None if the name is valid.
 
     A name is 1 to 255 characters that can be encoded, without NUL and without a space at its end
-    (MySQL and MariaDB compare "a " and "a" as equal, the others do not).
+    (MySQL and MariaDB compare "a " and "a" as equal, the other databases do not).
     """
     if not isinstance(value, str):
         return f"it must be a string, not {type(value).__name__}"
-    return _text_problem(str(value))
+    return _find_text_error(str(value))
 
 
 def queue_problem(value: object) -> str | None:
-    """The same for a queue that messages are published to or subscribed from.
+    """Return the error in the name of a queue to publish to or subscribe from, or None.
 
     FastStream's other brokers take `logs.{level}` as a template that many queues match. Here it
-    would be one queue of that name, which is not what its author means. No URL leads to `.` or
-    `..`, which are steps of a path.
+    would be a single queue of that name, which is not what its author intended. No URL can contain
+    `.` or `..`, which are steps of a path.
     """
-    return name_problem(value) or _queue_problem(str(value))
+    return name_problem(value) or _find_queue_error(str(value))
 
 
-def checked_name(value: Name, what: str = "the name of a queue") -> Name:
-    """Return `value`, if `name_problem` finds nothing.
+def checked_name(value: Name, subject: str = "the name of a queue") -> Name:
+    """Return `value` if `find_name_error` returns None.
 
     Raises:
-        SetupError: it cannot be `what`.
+        SetupError: the value cannot be `subject`.
     """
     if problem := name_problem(value):
-        raise SetupError(f"{short(value)} cannot be {what}: {problem}")
+        raise SetupError(f"{short(value)} cannot be {subject}: {problem}")
     return value
 
 
 def checked_queue(value: Name) -> Name:
-    """Return `value`, if `queue_problem` finds nothing.
+    """Return `value` if `find_queue_error` returns None.
 
     Raises:
-        SetupError: it cannot.
+        SetupError: the name is invalid.
     """
     if problem := queue_problem(value):
         raise SetupError(f"{short(value)} cannot be the name of a queue: {problem}")
@@ -128,29 +128,29 @@ def checked_queue(value: Name) -> Name:
 
 
 @lru_cache(maxsize=1024)
-def _queue_problem(value: str) -> str | None:
+def _find_queue_error(value: str) -> str | None:
     if value in {".", ".."}:
         return "no URL can name it, as it is a step of a path there: use another name"
-    found = _PLACEHOLDER.search(value)
-    if found is None:
+    match = _PLACEHOLDER.search(value)
+    if match is None:
         return None
     return (
-        f"{found[0]} makes it a template, and a queue has one name: name each queue, or use one "
-        f"queue and put {found[1]!r} into the body or a header, by which "
+        f"{match[0]} makes it a template, and a queue has one name: name each queue, or use one "
+        f"queue and put {match[1]!r} into the body or a header, by which "
         "@subscriber(filter=...) chooses a handler"
     )
 
 
 @lru_cache(maxsize=1024)
-def _text_problem(value: str) -> str | None:
-    problems = (
+def _find_text_error(value: str) -> str | None:
+    errors = (
         (not value, "it must not be empty"),
         (
-            len(value) > LONGEST_NAME,
-            f"it has {len(value)} characters, at most {LONGEST_NAME} are allowed",
+            len(value) > MAX_NAME_LENGTH,
+            f"it has {len(value)} characters, at most {MAX_NAME_LENGTH} are allowed",
         ),
         ("\x00" in value, "it must not hold a NUL character"),
         (_SURROGATE.search(value), "it must not hold a lone surrogate"),
         (value.endswith(" "), "it must not end in a space"),
     )
-    return next((text for found, text in problems if found), None)
+    return next((text for is_error, text in errors if is_error), None)

@@ -1,10 +1,10 @@
-"""The time that a broker's loops live by: how long something took, pauses, and when to look again.
+"""The clock of a broker's loops: durations, pauses and the times of polls.
 
-One `Clock` is made by the broker and handed to its parts. A test may put another time behind it,
-in this one place, and let an hour pass at once.
+The broker makes one `Clock` and passes it to its parts. A test can replace the time behind the
+clock in this one place, and let an hour pass at once.
 
-Real time stays where work is under way that takes real time: limits on statements, on connections,
-and on what a stop waits for. Due times, leases and expiry are the database's and never read here.
+Work that takes real time keeps real time: limits on statements, on connections and on the waits
+of a stop. Due times, leases and expiry use the database's clock and are never read here.
 """
 
 import asyncio
@@ -14,43 +14,44 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-LEAST_JITTER = 0.5
-"""The shortest pause, as a part of the length asked for."""
-MOST_JITTER = 1.5
-"""What a pause is multiplied by, at random: a fleet that failed together must not return as one."""
+MIN_JITTER = 0.5
+"""Factor of the shortest pause."""
+MAX_JITTER = 1.5
+"""Factor of the longest pause. Pauses are random, so that processes that failed together do not
+return together."""
 
 
 class Timer(Protocol):
-    """What `call_later` returns."""
+    """The result of `call_later`."""
 
     def cancel(self) -> None:
-        """Do not call; without effect afterwards."""
+        """Cancel the call; without effect afterwards."""
 
 
 class TimeSource(Protocol):
-    """What a clock asks."""
+    """The source of a clock's time."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Return seconds since an arbitrary time; never goes back."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return after so many seconds; at the next turn of the event loop if there are none."""
+        """Wait for so many seconds; with 0, wait for the next turn of the event loop."""
 
     def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
-        """Cancel the block after so many seconds and raise TimeoutError; None is without limit."""
+        """Cancel the block after so many seconds and raise TimeoutError; None means no limit."""
 
     def limit(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
-        """`timeout` for a block that is the application's, such as a handler."""
+        """Like `timeout`, for a block of application code such as a handler."""
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> Timer:
         """Call `callback` in the running event loop after so many seconds."""
 
     def uniform(self, low: float, high: float) -> float:
-        """A random number between `low` and `high`."""
+        """Return a random number between `low` and `high`."""
 
 
 class RealTime:
-    """The process's own time and chance."""
+    """The process's own clock and random numbers."""
 
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
@@ -60,28 +61,27 @@ class RealTime:
 
     @staticmethod
     def call_later(seconds: float, callback: Callable[..., object], *args: object) -> Timer:
-        """As the event loop's."""
+        """Call `callback` in the running event loop after so many seconds."""
         return asyncio.get_running_loop().call_later(seconds, callback, *args)
 
 
 class Clock:
-    """The time of one broker: real, unless a test says otherwise."""
+    """The time of a broker: real time, unless a test replaces the source."""
 
     monotonic: Callable[[], float]
-    """Seconds since some moment; never goes back. An attribute, as it is asked for each message."""
+    """Seconds since an arbitrary time; never goes back. An attribute rather than a method, because
+    it is read for each message."""
     callers: "Clock"
-    """The time by which the application's own waits end: `get_one`, `pop`, `reserve`, `lock`. It is
-    another one in a test whose time stands still, so that these waits end there, too."""
+    """The clock for waits of the application: `get_one`, `pop`, `reserve`, `lock`. A test whose
+    time stands still uses another clock here, so that these waits end."""
 
     def __init__(self, source: TimeSource | None = None) -> None:
-        """Ask `source`; None is real time."""
+        """Use `source`; None means real time."""
         self.callers = self
         self.use(RealTime() if source is None else source)
 
     def use(self, source: TimeSource) -> None:
-        """Ask `source` from now on; call it before the broker starts, as workers keep
-        `monotonic`.
-        """
+        """Switch to `source`. Call this before the start, because workers store `monotonic`."""
         self._source = source
         self.monotonic = source.monotonic
 
@@ -90,15 +90,15 @@ class Clock:
         await self._source.sleep(seconds)
 
     def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
-        """Cancel the block after so many seconds and raise TimeoutError; None is without limit."""
+        """Cancel the block after so many seconds and raise TimeoutError; None means no limit."""
         return self._source.timeout(seconds)
 
     def limit(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
-        """`timeout` for a block that is the application's, such as a handler."""
+        """Like `timeout`, for a block of application code such as a handler."""
         return self._source.limit(seconds)
 
     def timeout_at(self, deadline: float | None) -> AbstractAsyncContextManager[object]:
-        """`timeout`, at a time of `monotonic`."""
+        """Like `timeout`, with a deadline in `monotonic` seconds."""
         return self.timeout(None if deadline is None else deadline - self.monotonic())
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> Timer:
@@ -106,5 +106,5 @@ class Clock:
         return self._source.call_later(seconds, callback, *args)
 
     def jitter(self, seconds: float) -> float:
-        """`seconds`, between half and one and a half times as long."""
-        return seconds * self._source.uniform(LEAST_JITTER, MOST_JITTER)
+        """Multiply `seconds` by a random factor between 0.5 and 1.5."""
+        return seconds * self._source.uniform(MIN_JITTER, MAX_JITTER)

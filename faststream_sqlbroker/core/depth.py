@@ -1,6 +1,6 @@
-"""How many due messages a queue may have before its publishers are held back.
+"""The number of due messages at which publishers of a queue are held back.
 
-A process counts a queue now and then, and adds what it publishes itself in between. So the depth is
+A process counts a queue now and then, and adds its own publishes in between. So the depth is
 an estimate, but no publish is held back or refused before a count has found the queue full.
 """
 
@@ -16,37 +16,37 @@ from faststream_sqlbroker.exceptions import SetupError
 
 WhenFull = Literal["wait", "raise", "drop"]
 
-MOST_DEPTH = 1_000_000
-"""The greatest `max_depth`: the count stops there, and takes up to a second."""
+MAX_DEPTH = 1_000_000
+"""Maximum of `max_depth`: the count stops there, and takes up to a second."""
 FRESH = 1.0
-"""Seconds for which a count stands that found room."""
+"""Seconds for which a count below the limit is valid."""
 RECHECK = 0.1
-"""Seconds after which a queue that was full is counted again, while a publish wants to know."""
-CHEAP = 10_000
-"""A count up to a limit of no more messages takes milliseconds, so it may be made for each
-publish."""
+"""Seconds after which a full queue is counted again, while a publish is waiting."""
+CHEAP_COUNT = 10_000
+"""A count up to this limit takes milliseconds, so it may be made for each publish."""
 REST = 5.0
-"""A process counts again after so many times the length of its last count, so that counting takes
-at most a sixth of one connection."""
+"""Pause between counts as a multiple of the duration of the last count, so that counting takes at
+most a sixth of one connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaxDepth:
-    """What holds publishers of a queue back: `SqlBroker(max_depth={"orders": MaxDepth(10_000)})`.
+    """The limit of a queue: `SqlBroker(max_depth={"orders": MaxDepth(10_000)})`.
 
-    The queue is full while `messages` of its messages are due and not claimed. Those that are not
-    due yet, or that a process handles, do not count. Each process counts once a second, and more
-    often near the limit, so a fleet may publish somewhat more than `messages`. A count takes up to
-    a second, and is not repeated within five times as long: near the limit a publish waits for the
-    next one. Synchronous code cannot wait: with a limit above 10 000 it goes without.
+    The queue is full while `messages` of its messages are due and not claimed. Messages that are
+    not due yet, or that a process handles, do not count. Each process counts once a second, and
+    more often near the limit, so a fleet may publish somewhat more than `messages`. A count takes
+    up to a second, and is not repeated within five times as long: near the limit a publish waits
+    for the next count. Synchronous code cannot wait: with a limit above 10 000 it publishes
+    without a count.
 
     Args:
         messages: From 1 to 1 000 000.
-        when_full: What a publish does then. "wait": wait for room; in a transaction of the caller
-            it raises instead, as a wait would keep that transaction open. "raise": raise
-            `QueueFullError`. "drop": write nothing, return None in place of the id, and tell the
-            log and the metrics.
-        timeout: Longest wait, after which `QueueFullError` is raised; None is without limit.
+        when_full: The reaction of a publish to a full queue. "wait": wait for capacity; in a
+            transaction of the caller it raises instead, as a wait would keep that transaction
+            open. "raise": raise `QueueFullError`. "drop": write nothing, return None in place of
+            the id, and report it to the log and the metrics.
+        timeout: Maximum wait, after which `QueueFullError` is raised; None is without limit.
     """
 
     messages: int
@@ -54,14 +54,14 @@ class MaxDepth:
     timeout: Duration | None = 30.0
 
     def __post_init__(self) -> None:
-        """Check all values.
+        """Validate all values.
 
         Raises:
-            SetupError: one of them is not allowed.
+            SetupError: a value is not allowed.
         """
-        whole_number("messages of MaxDepth", self.messages, most=MOST_DEPTH)
+        whole_number("messages of MaxDepth", self.messages, most=MAX_DEPTH)
         one_of("when_full", self.when_full, ("wait", "raise", "drop"))
-        self.timeout_seconds  # noqa: B018 - it raises
+        self.timeout_seconds  # noqa: B018 - raises if invalid
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -71,78 +71,79 @@ class MaxDepth:
         return seconds_or_zero("timeout of MaxDepth", self.timeout)
 
 
-def checked_depths(given: object) -> dict[str, MaxDepth]:
-    """`max_depth` of a broker; a number is a `MaxDepth` of it.
+def checked_depths(value: object) -> dict[str, MaxDepth]:
+    """Return the broker's option `max_depth` as a dict; a number stands for `MaxDepth(number)`.
 
     Raises:
-        SetupError: it is no mapping of names of queues to limits.
+        SetupError: the value is not a mapping of queue names to limits.
     """
-    if given is None:
+    if value is None:
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(value, Mapping):
         raise SetupError(
             'max_depth must be a mapping of queues to MaxDepth, such as {"orders": '
-            f"MaxDepth(10_000)}}, got {given!r}"
+            f"MaxDepth(10_000)}}, got {value!r}"
         )
-    found: dict[str, MaxDepth] = {}
-    for queue, limit in given.items():
+    depths: dict[str, MaxDepth] = {}
+    for queue, limit in value.items():
         if (problem := queue_problem(queue)) is not None:
             raise SetupError(f"max_depth names the queue {short(queue)}: {problem}")
         if isinstance(limit, int) and not isinstance(limit, bool):
-            limit = MaxDepth(limit)  # noqa: PLW2901 - the short form of the same
+            limit = MaxDepth(limit)  # noqa: PLW2901 - a number is a short form
         if not isinstance(limit, MaxDepth):
             raise SetupError(
                 f"max_depth of the queue {queue!r} must be a MaxDepth or a whole number, got "
                 f"{limit!r}"
             )
-        found[queue] = limit
-    return found
+        depths[queue] = limit
+    return depths
 
 
 @dataclass(slots=True)
 class DepthEstimate:
-    """What one process knows of the depth of one queue; times are its monotonic seconds."""
+    """A process's estimate of the depth of a queue; times are the process's monotonic seconds."""
 
     limit: int
-    found: int = 0
-    """What the last count found, up to `limit`."""
-    found_at: float = field(default=-inf)
-    took: float = 0.0
-    """The seconds that it took."""
-    added: int = 0
-    """Messages published here since then, or about to be."""
+    counted_depth: int = 0
+    """Result of the last count, up to `limit`."""
+    counted_at: float = field(default=-inf)
+    count_duration: float = 0.0
+    """Duration of the last count in seconds."""
+    published: int = 0
+    """Messages published by this process since the count, or about to be published."""
 
     @property
     def is_full(self) -> bool:
-        """Whether a publish has to wait; only a count that is `found` full settles it."""
-        return self.found + self.added >= self.limit
+        """True if a publish has to wait; only a count can confirm that the queue is full."""
+        return self.counted_depth + self.published >= self.limit
 
     def count_in(self, now: float) -> float | None:
-        """Seconds until the count that a publish must wait for; None: it need not."""
-        since = now - self.found_at
-        rest = REST * self.took
-        if self.found >= self.limit:
-            return 0.0 if since >= max(RECHECK, rest) else None
+        """Return the seconds until the count that a publish must wait for; None for no wait."""
+        age = now - self.counted_at
+        min_pause = REST * self.count_duration
+        if self.counted_depth >= self.limit:
+            return 0.0 if age >= max(RECHECK, min_pause) else None
         if self.is_full:
-            # By publishes of this process, which may be handled already: that alone refuses none.
-            return max(0.0, rest - since)
-        return 0.0 if since >= max(FRESH, rest) else None
+            # Full only by this process's publishes, which may have been handled already: this alone
+            # must not refuse a publish.
+            return max(0.0, min_pause - age)
+        return 0.0 if age >= max(FRESH, min_pause) else None
 
     def rests(self, now: float) -> bool:
-        """Whether a publish that cannot wait for the next count is to go without one."""
-        return self.limit > CHEAP and (self.count_in(now) or 0.0) > 0.0
+        """Return True if a publish that cannot wait for the next count goes on without a count."""
+        return self.limit > CHEAP_COUNT and (self.count_in(now) or 0.0) > 0.0
 
     def counted(self, depth: int, now: float, took: float) -> None:
-        """A count that took so many seconds has found `depth`."""
-        self.found = depth
-        self.found_at = now
-        self.took = took
-        self.added = 0
+        """Record a count that took `duration` seconds."""
+        self.counted_depth = depth
+        self.counted_at = now
+        self.count_duration = took
+        self.published = 0
 
     def add(self, messages: int) -> None:
-        """So many messages are about to be written."""
-        self.added += messages
+        """Record that so many messages are about to be written."""
+        self.published += messages
 
     def next_count(self, now: float) -> float:
-        """Seconds until a queue that was found full may be counted again."""
-        return max(0.0, self.found_at + max(RECHECK, REST * self.took) - now)
+        """Return the seconds until a full queue may be counted again."""
+        return max(0.0, self.counted_at + max(RECHECK, REST * self.count_duration) - now)

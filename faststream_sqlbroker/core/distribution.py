@@ -11,15 +11,15 @@ _PACKAGE = Path(__file__).parent.parent
 
 @cache
 def shared_files_warning(package: Path = _PACKAGE) -> str | None:
-    """Say which other distribution owns files of this package, or return None if none does.
+    """Return a warning if another distribution owns files of this package, else None.
 
     Two distributions with one import name overwrite each other's files, and pip does not object.
-    What pip recorded of each distribution in the same folder is read once per process: a few
+    The records of the distributions in the same folder are read once per process: a few
     milliseconds, which is too much for an import.
     """
     owners = sorted(
         f"{distribution.name} {distribution.version}"
-        for distribution in _owners(package)
+        for distribution in _find_owners(package)
         if distribution.name.lower() != DISTRIBUTION
     )
     if not owners:
@@ -31,8 +31,8 @@ def shared_files_warning(package: Path = _PACKAGE) -> str | None:
     )
 
 
-def _owners(package: Path) -> list[PathDistribution]:
-    """Distributions in the package's folder whose RECORD lists files of the package."""
+def _find_owners(package: Path) -> list[PathDistribution]:
+    """Find the distributions in the package's folder whose RECORD lists files of the package."""
     entry = f"\n{package.name}/".encode()
     return [
         PathDistribution(record.parent)

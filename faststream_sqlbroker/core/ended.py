@@ -1,6 +1,4 @@
-"""How many messages of each queue a subscriber has ended lately, for its sign of life, and how
-many a minute that is.
-"""
+"""Rates of the messages that a subscriber has recently ended, for its heartbeat."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,82 +6,93 @@ from typing import Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 
-SHORTEST = 5.0
-"""Seconds: what has just started is told as if it had run for so long, as one message of its first
-moment would be thousands a minute."""
+MIN_SECONDS = 5.0
+"""Minimum duration in seconds for a rate. Otherwise a single message in the first moments after a
+start would count as thousands a minute."""
 
 
 def per_minute(count: int, *, seconds: float) -> float:
-    """`count` of `seconds`, for a minute; a window of less than a millisecond counts as one."""
+    """Convert `count` in `seconds` to a rate per minute; shorter times count as a millisecond."""
     return round(count * 60.0 / max(seconds, 0.001), 1)
 
 
-def rates_of(told: Mapping[str, Any] | None) -> dict[str, float] | None:
-    """Messages a minute by queue, as `EndedCounts.tell` tells them; None if it is not told."""
-    if told is None:
+def rates_of(counts: Mapping[str, Any] | None) -> dict[str, float] | None:
+    """Convert the result of `EndedCounts.to_json` to messages a minute; None stays None."""
+    if counts is None:
         return None
-    seconds = float(told.get("seconds", SHORTEST))
-    queues = told.get("queues", {})
-    return {str(queue): per_minute(int(n), seconds=seconds) for queue, n in queues.items()}
+    seconds = float(counts.get("seconds", MIN_SECONDS))
+    queues = counts.get("queues", {})
+    return {str(queue): per_minute(int(count), seconds=seconds) for queue, count in queues.items()}
 
 
 def summed(
     subscribers: Iterable[tuple[Sequence[str], Mapping[str, float] | None]],
 ) -> dict[str, float]:
-    """The sum over all subscribers, each given as its queues and its rates.
+    """Sum the rates of all subscribers, each given as (queues, rates).
 
-    A queue with a subscriber that does not tell is left out: its sum would be too small.
+    A queue is left out if one of its subscribers reports no rates: the sum would be too small.
     """
     total: dict[str, float] = {}
-    unknown = set[str]()
+    unknown_queues = set[str]()
     for queues, rates in subscribers:
         if rates is None:
-            unknown.update(queues)
+            unknown_queues.update(queues)
             continue
         for queue in queues:
             total[queue] = round(total.get(queue, 0.0) + rates.get(queue, 0.0), 1)
-    return {queue: rate for queue, rate in total.items() if queue not in unknown}
+    return {queue: rate for queue, rate in total.items() if queue not in unknown_queues}
 
 
 WINDOW = 60.0
-"""Seconds that are told of."""
+"""Length of the reported period in seconds."""
 
 
 class EndedCounts:
-    """Counters that only rise, and what they were at the signs of life of the last minute."""
+    """Counters of ended messages, and their values at the heartbeats of the last minute."""
 
     def __init__(self, queues: Sequence[str], now: float) -> None:
-        """Nothing has ended at `now` (monotonic seconds)."""
-        self._only = queues[0] if len(queues) == 1 else None
+        """Start with empty counters at `now` (monotonic seconds)."""
+        self._single_queue = queues[0] if len(queues) == 1 else None
         self._total = Counter[str]()
         self._seen: deque[tuple[float, Counter[str]]] = deque([(now, Counter())])
 
     def settled(
         self,
-        parts: Sequence[Settlement],
-        done: Collection[int],
-        held: Mapping[int, ClaimedMessage],
+        settlements: Sequence[Settlement],
+        settled_ids: Collection[int],
+        rows: Mapping[int, ClaimedMessage],
     ) -> None:
-        """Those of `parts` whose ids are in `done` are written; `held` has still all of them."""
-        written = parts if len(parts) == len(done) else [s for s in parts if s.id in done]
-        if self._only is not None:
-            self._total[self._only] += sum([s.leaves for s in written])
+        """Count the `settlements` whose ids are in `settled_ids`.
+
+        `rows` must still contain the rows of all settlements.
+        """
+        written = (
+            settlements
+            if len(settlements) == len(settled_ids)
+            else [settlement for settlement in settlements if settlement.id in settled_ids]
+        )
+        if self._single_queue is not None:
+            self._total[self._single_queue] += sum([settlement.leaves for settlement in written])
             return
         for settlement in written:
-            row = held.get(settlement.id)
+            row = rows.get(settlement.id)
             if row is not None and settlement.leaves:
                 self._total[row.queue] += 1
 
     def tell(self, now: float) -> dict[str, Any]:
-        """What ended in the last minute, as JSON: `rates_of` reads it. Empty: nothing did."""
-        seen = self._seen
-        # The first that is kept is at least a minute old, if there is one so old.
-        while len(seen) > 1 and seen[1][0] <= now - WINDOW:
-            seen.popleft()
-        if now - seen[-1][0] >= 1.0:
-            seen.append((now, self._total.copy()))
-        began, before = seen[0]
-        counts = {queue: n - before[queue] for queue, n in self._total.items() if n > before[queue]}
+        """Return the counts of the last minute as JSON; empty if no message ended."""
+        snapshots = self._seen
+        # Keep one snapshot that is at least a minute old, if there is such a snapshot.
+        while len(snapshots) > 1 and snapshots[1][0] <= now - WINDOW:
+            snapshots.popleft()
+        if now - snapshots[-1][0] >= 1.0:
+            snapshots.append((now, self._total.copy()))
+        started_at, old_counts = snapshots[0]
+        counts = {
+            queue: count - old_counts[queue]
+            for queue, count in self._total.items()
+            if count > old_counts[queue]
+        }
         if not counts:
             return {}
-        return {"seconds": round(max(now - began, SHORTEST), 1), "queues": counts}
+        return {"seconds": round(max(now - started_at, MIN_SECONDS), 1), "queues": counts}

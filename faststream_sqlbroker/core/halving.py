@@ -1,6 +1,4 @@
-"""Write a batch in smaller parts where the database refuses the whole, so that each culprit is
-found.
-"""
+"""Write a batch in smaller parts if the database refuses it, so that each culprit is found."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
@@ -15,12 +13,12 @@ async def write_in_halves(
     write: Callable[[Part], Awaitable[None]],
     split: Callable[[Part, StoreError], Iterable[Part]],
 ) -> None:
-    """Write `part`, or the smaller parts that `split` makes after the database has refused.
+    """Write `part`, or the smaller parts made by `split` if the database refuses `part`.
 
-    `split` gives nothing for a culprit that it deals with itself.
+    `split` returns nothing for a culprit that it handles itself.
 
     Raises:
-        TransientStoreError: what was not written until now is not known to be written.
+        TransientStoreError: parts that were not written before may or may not be written.
         StoreError: `split` has raised it.
     """
     try:

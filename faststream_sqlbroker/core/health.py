@@ -1,6 +1,6 @@
-"""What `broker.admin.health` and `broker.admin.diagnosis` find, and what of it is a problem.
+"""Results of `broker.admin.health` and `broker.admin.diagnosis`, and the problems in the results.
 
-Lengths of time are seconds.
+Durations are seconds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,38 +12,38 @@ from faststream_sqlbroker.core.access import Activities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisPart:
-    """One thing that the broker depends on."""
+    """The state of a single dependency of the broker."""
 
     name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values; none of them is a secret."""
+    """JSON values without secrets."""
     problems: tuple[str, ...] = ()
-    """What is wrong, one line each with what to do."""
+    """Problems, one line each, with their remedies."""
     error: str | None = None
-    """Why it could not be looked at; None: it was."""
+    """Reason why the check failed; None if it succeeded."""
     took: float = 0.0
-    """Seconds."""
+    """Duration of the check in seconds."""
 
     @property
     def ok(self) -> bool:
-        """Whether it was looked at, and nothing is wrong."""
+        """True if the check succeeded and found no problem."""
         return self.error is None and not self.problems
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All things that the broker depends on, each by itself."""
+    """The state of everything that the broker depends on, part by part."""
 
     parts: tuple[DiagnosisPart, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
+        """True if all parts are ok."""
         return all(part.ok for part in self.parts)
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """As JSON values: `ok`, and `parts` by name."""
+        """The result as JSON values: `ok`, and `parts` by name."""
         return {
             "ok": self.ok,
             "parts": {
@@ -61,57 +61,59 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a process knows of itself without the database."""
+    """A process's information about itself that needs no database."""
 
     listening: bool | None = None
-    """Whether it hears wake-ups of other processes now; None: it has no reason to, or the database
-    has none.
-    """
+    """True if the process currently receives wake-ups of other processes; None if it has no reason
+    to, or if the database has none."""
     relays: Mapping[str, bool] = field(default_factory=dict)
-    """The publishers of other brokers that answers go to, and whether each can publish."""
+    """Publishers of other brokers that receive responses; True for those that can publish."""
     is_running: bool = False
 
 
 OLD_TRANSACTION = 300.0
-"""A transaction that has been open for longer is a problem: no row that was deleted since its begin
-can be removed, and each claim reads past those rows."""
-CLOCK_DOUBT = 5.0
-"""Two clocks that differ by more are a problem: times in the log then do not fit those of rows."""
+"""Age from which an open transaction is a problem: no row that was deleted since its start can be
+removed, and each claim reads past those rows."""
+MAX_CLOCK_DIFFERENCE = 5.0
+"""Difference between two clocks from which it is a problem: times in the log then do not match
+those of rows."""
 DEAD_SHARE = 5
-"""More than so many times as many dead rows as live ones are a problem, beyond `DEAD_AT_LEAST`."""
-DEAD_AT_LEAST = 10_000
-"""Fewer dead rows than this are none: a vacuum soon removes them."""
+"""More dead rows than live ones times this factor are a problem, above `MIN_DEAD_ROWS`."""
+MIN_DEAD_ROWS = 10_000
+"""Fewer dead rows than this are no problem: a vacuum soon removes them."""
 DEAD_OF_INSERTED = 5
-"""A message leaves two dead rows, and one more for each retry. More than so many for each message
-since the last vacuum were there before it: it could not remove them."""
+"""A message leaves two dead rows, and one more for each retry. If there are more than this per
+message since the last vacuum, that vacuum could not remove the older ones."""
 VACUUM_LATE = 300.0
-"""Autovacuum looks each minute. What a table leaves behind in five is a problem by itself."""
+"""Autovacuum runs every minute. Dead rows that remain for five minutes are a problem by
+themselves."""
 PURGE_BACKLOG = 1_000_000
-"""Undo records that InnoDB has not purged; more are a problem."""
-SLOT = "replication slot"
-"""The kind of a slot whose standby is away: it keeps rows for as long as it exists."""
+"""Number of unpurged undo records of InnoDB above which they are a problem."""
+REPLICATION_SLOT = "replication slot"
+"""Kind of a slot whose standby is away: it keeps rows for as long as it exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberHealth:
-    """A subscriber of this process."""
+    """The state of a subscriber of this process."""
 
     queues: tuple[str, ...]
     worker: str
-    """Its name, as `broker.admin.subscribers` lists it."""
+    """Name of the subscriber in `broker.admin.subscribers`."""
     healthy: bool
-    """Whether the last turn of each of its loops worked."""
+    """True if the last turn of each of its loops succeeded."""
     last_claim_ago: float | None
-    """Since the last claim, or look for messages, that worked; None: there was none."""
+    """Seconds since the last successful claim or poll; None if there was none."""
     last_flush_ago: float | None
-    """Since its writer of outcomes last worked, or found nothing to write; None: it never did."""
+    """Seconds since its writer of outcomes last succeeded, or had nothing to write; None if it
+    never did."""
     held: int
-    """Messages that it has leased: they wait for a worker, run, or wait to be written."""
+    """Number of leased messages: waiting for a worker, running, or waiting to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessHealth:
-    """This process: what it does, and its subscribers that run."""
+    """The activities and running subscribers of this process."""
 
     activities: Activities = frozenset()
     subscribers: tuple[SubscriberHealth, ...] = ()
@@ -119,111 +121,115 @@ class ProcessHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """A transaction, or something like it, that keeps dead rows from being removed."""
+    """A transaction, or something similar, that keeps dead rows from being removed."""
 
     kind: str
-    """"session", "prepared transaction", "standby" (one that tells what its readers still see) or
-    "replication slot" (of a standby that is away)."""
+    """"session", "prepared transaction", "standby" (one that reports the rows visible to its
+    readers) or "replication slot" (of a standby that is away)."""
     name: str
-    """The session's process or connection id; the name of a prepared transaction or slot."""
+    """The session's process or connection id; or the name of a prepared transaction or slot."""
     user: str | None
     application: str | None
     """The session's application_name (PostgreSQL), or the client's host."""
     state: str | None
     age: float | None
-    """Since its begin; None: not known."""
+    """Seconds since its start; None if unknown."""
     query: str | None
-    """The beginning of its current or last statement; None: there is none, or it is hidden."""
+    """The beginning of its current or last statement; None if there is none, or if it is hidden."""
 
     def __str__(self) -> str:
-        """One line."""
-        who = "".join(f", {each}" for each in (self.application, self.user, self.state) if each)
+        """Return a single line for people."""
+        details = "".join(
+            f", {detail}" for detail in (self.application, self.user, self.state) if detail
+        )
         since = "" if self.age is None else f", open for {self.age:.0f} s"
         query = f": {' '.join(self.query.split())}" if self.query else ""
-        return f"{self.kind} {self.name}{who}{since}{query}"
+        return f"{self.kind} {self.name}{details}{since}{query}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableHealth:
-    """Dead rows of one table, as PostgreSQL's statistics estimate them."""
+    """Dead rows of a table, as estimated by PostgreSQL's statistics."""
 
     table: str
     live_rows: int
     dead_rows: int
     inserted_rows: int
-    """Since the last vacuum."""
+    """Rows inserted since the last vacuum."""
     last_vacuum_ago: float | None
-    """Since the last vacuum; None: there was none."""
+    """Seconds since the last vacuum; None if there was none."""
     options: tuple[str, ...]
-    """The table's own storage parameters, such as autovacuum's."""
+    """The table's own storage parameters, such as those of autovacuum."""
 
     @property
     def is_vacuumed(self) -> bool:
-        """Whether the table leaves autovacuum on."""
+        """True if autovacuum is on for the table."""
         return "autovacuum_enabled=false" not in self.options
 
     @property
     def is_bloated(self) -> bool:
-        """Whether there are many more dead rows than live ones, and vacuums are late or in vain."""
-        if self.dead_rows <= max(DEAD_AT_LEAST, DEAD_SHARE * self.live_rows):
+        """True if there are many more dead rows than live rows, and vacuums do not help."""
+        if self.dead_rows <= max(MIN_DEAD_ROWS, DEAD_SHARE * self.live_rows):
             return False
-        late = self.last_vacuum_ago is None or self.last_vacuum_ago > VACUUM_LATE
-        return late or self.dead_rows > DEAD_OF_INSERTED * self.inserted_rows
+        is_overdue = self.last_vacuum_ago is None or self.last_vacuum_ago > VACUUM_LATE
+        return is_overdue or self.dead_rows > DEAD_OF_INSERTED * self.inserted_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseHealth:
-    """What the server tells."""
+    """The state of the database server."""
 
     version: str
     transactions: tuple[OpenTransaction, ...] = ()
-    """Those of other sessions, the oldest first; at most 20."""
+    """Transactions of other sessions, the oldest first; at most 20."""
     hidden: str | None = None
-    """Why transactions may be missing from that list, and the right that shows them."""
+    """Reason why transactions may be missing from that list, and the right that shows them."""
     tables: tuple[TableHealth, ...] = ()
-    """PostgreSQL only."""
+    """Tables (PostgreSQL only)."""
     autovacuum: bool | None = None
     """The server's setting (PostgreSQL)."""
     purge_backlog: int | None = None
-    """Undo records that wait to be purged (MySQL, MariaDB); None: not known."""
+    """Undo records waiting for a purge (MySQL, MariaDB); None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The state of the database and of this process; `problems` says what is wrong."""
+    """The state of the database and of this process; `problems` lists the problems."""
 
     database: DatabaseHealth
     clock_difference: float
     """The database's clock minus this machine's; positive if the database is ahead."""
     clock_doubt: float
-    """By how much `clock_difference` may be wrong: half of the time that the answer took."""
+    """Maximum error of `clock_difference`: half of the time that the answer took."""
     pool_used: int | None
-    """Connections in use of this process's pool; None: the pool does not count."""
+    """Connections in use of this process's pool; None if the pool does not count."""
     pool_limit: int | None
-    """Most connections of the pool; None: it has no limit."""
+    """Maximum number of connections of the pool; None if it has no limit."""
     process: ProcessHealth
     writes: str | None = None
-    """Why the database takes no writes; None: it takes them."""
+    """Reason why the database accepts no writes; None if it accepts them."""
     lacks: tuple[str, ...]
-    """Rights and tables that this process needs and does not have, each with its cure."""
+    """Rights and tables that this process needs and lacks, each with the remedy."""
     schema: tuple[str, ...]
-    """How the tables differ from those that this version needs, each with its cure."""
+    """Differences between the tables and those that this version needs, each with the remedy."""
     differing_windows: tuple[str, ...] = ()
-    """Windows of lakes, 20 at most, that are not pruned, as the archive has other rows in them than
-    exports have recorded; none if this user may not read the records."""
+    """Windows of lakes, 20 at most, that are not pruned because the archive has other rows in them
+    than exports have recorded; empty if this user may not read the records."""
     drained: tuple[str, ...] = ()
     """Live subscribers of all processes, 20 at most, that an operator has drained. That is no
-    problem by itself: `queues` tells of a queue without one that claims."""
+    problem by itself: `queues` reports queues without a claiming subscriber."""
     old_transaction: float = field(default=OLD_TRANSACTION)
-    """The age from which a transaction is a problem."""
+    """Age from which a transaction is a problem."""
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, one line each; none if all is well."""
-        return [f"{what}: {text}" for what, texts in self.findings().items() for text in texts]
+        """The problems, a line for each; empty if all is well."""
+        return [
+            f"{subject}: {text}" for subject, texts in self.findings().items() for text in texts
+        ]
 
     def findings(self) -> dict[str, list[str]]:
-        """All that was looked at, each with what is wrong with it."""
+        """Return all subjects of the check, each with a list of problems."""
         return {
             "writes": [] if self.writes is None else [self.writes],
             "tables": list(self.schema),
@@ -236,16 +242,16 @@ class Health:
             ),
             "dead rows": list(dead_row_problems(self.database)),
             "lakes": [
-                f"{each}: the archive has other rows than an export has recorded, so nothing of "
+                f"{window}: the archive has other rows than an export has recorded, so nothing of "
                 "it is removed: export again"
-                for each in self.differing_windows
+                for window in self.differing_windows
             ],
         }
 
 
-def clock_problems(difference: float, doubt: float) -> Iterator[str]:
-    """Say what is wrong with clocks that differ so much."""
-    if abs(difference) > CLOCK_DOUBT + doubt:
+def clock_problems(difference: float, tolerance: float) -> Iterator[str]:
+    """Yield a problem if the clocks differ too much."""
+    if abs(difference) > MAX_CLOCK_DIFFERENCE + tolerance:
         yield (
             f"the database's clock and this machine's differ by {difference:.1f} s. Messages go by "
             "the database's clock, but times in logs do not fit: let both follow NTP"
@@ -253,7 +259,7 @@ def clock_problems(difference: float, doubt: float) -> Iterator[str]:
 
 
 def pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
-    """Say what is wrong with a pool of which so many connections are in use."""
+    """Yield a problem if all connections of the pool are in use."""
     if limit is not None and (used or 0) >= limit:
         yield (
             f"all {limit} connections of this process's pool are in use: give create_async_engine "
@@ -262,29 +268,29 @@ def pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
 
 
 def subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str]:
-    """Say what is wrong with subscribers of this process."""
-    for each in subscribers:
-        if not each.healthy:
-            claim = _ago("claim", each.last_claim_ago)
-            flush = _ago("flush", each.last_flush_ago)
-            yield f"{each.worker} of {', '.join(each.queues)} fails: {claim}, {flush}"
+    """Yield a problem for each subscriber of this process that fails."""
+    for subscriber in subscribers:
+        if not subscriber.healthy:
+            claim = _format_ago("claim", subscriber.last_claim_ago)
+            flush = _format_ago("flush", subscriber.last_flush_ago)
+            yield f"{subscriber.worker} of {', '.join(subscriber.queues)} fails: {claim}, {flush}"
 
 
 def transaction_problems(
-    transactions: Iterable[OpenTransaction], old: float = OLD_TRANSACTION
+    transactions: Iterable[OpenTransaction], max_age: float = OLD_TRANSACTION
 ) -> Iterator[str]:
-    """Say what is wrong with open transactions: those of the age `old` are a problem."""
-    for each in transactions:
-        # A standby that is there has no age: what its readers see may be quite new.
-        if each.kind == SLOT or (each.age or 0.0) >= old:
-            yield f"{each} keeps dead rows from being removed: end it"
+    """Yield a problem for each transaction of the age `max_age` or more."""
+    for transaction in transactions:
+        # A connected standby has no age: its readers may see recent rows only.
+        if transaction.kind == REPLICATION_SLOT or (transaction.age or 0.0) >= max_age:
+            yield f"{transaction} keeps dead rows from being removed: end it"
 
 
-def dead_row_problems(found: DatabaseHealth) -> Iterator[str]:
-    """Say what is wrong with dead rows."""
-    if found.autovacuum is False:
+def dead_row_problems(database: DatabaseHealth) -> Iterator[str]:
+    """Yield the problems with dead rows."""
+    if database.autovacuum is False:
         yield "autovacuum is off in the server: dead rows slow every claim down; turn it on"
-    for table in found.tables:
+    for table in database.tables:
         if not table.is_vacuumed:
             yield (
                 f"{table.table} has autovacuum_enabled=false: ALTER TABLE {table.table} RESET "
@@ -293,19 +299,25 @@ def dead_row_problems(found: DatabaseHealth) -> Iterator[str]:
         if table.is_bloated:
             yield (
                 f"{table.table} has {table.dead_rows} dead rows and {table.live_rows} live ones, "
-                f"{_ago('vacuum', table.last_vacuum_ago)}: end old transactions, then VACUUM it"
+                f"{_format_ago('vacuum', table.last_vacuum_ago)}: end old transactions, then "
+                "VACUUM it"
             )
-    if found.purge_backlog is not None and found.purge_backlog > PURGE_BACKLOG:
+    if database.purge_backlog is not None and database.purge_backlog > PURGE_BACKLOG:
         yield (
-            f"InnoDB has not purged {found.purge_backlog} undo records: end old transactions, and "
-            "it will"
+            f"InnoDB has not purged {database.purge_backlog} undo records: end old transactions, "
+            "and it will"
         )
 
 
-def _ago(what: str, seconds: float | None) -> str:
-    return f"no {what} yet" if seconds is None else f"last {what} {seconds:.0f} s ago"
+def _format_ago(label: str, seconds: float | None) -> str:
+    return f"no {label} yet" if seconds is None else f"last {label} {seconds:.0f} s ago"
 
 
-def oldest_first(found: Sequence[OpenTransaction]) -> tuple[OpenTransaction, ...]:
-    """`found` by age; what has no age is at the beginning."""
-    return tuple(sorted(found, key=lambda each: (each.age is not None, -(each.age or 0.0))))
+def oldest_first(transactions: Sequence[OpenTransaction]) -> tuple[OpenTransaction, ...]:
+    """Sort transactions by age, the oldest first; transactions without an age come before."""
+    return tuple(
+        sorted(
+            transactions,
+            key=lambda transaction: (transaction.age is not None, -(transaction.age or 0.0)),
+        )
+    )

@@ -1,4 +1,4 @@
-"""Objects that are named in text, as module:name."""
+"""Import objects given as text in the form module:name."""
 
 import sys
 from importlib import import_module
@@ -9,25 +9,23 @@ from faststream_sqlbroker.exceptions import SetupError
 
 
 def imported(path: str, *, what: str) -> Any:
-    """What `module:name` leads to; modules of the current folder are found, too.
+    """Import the object `module:name`; modules of the current folder are found, too.
 
-    Args:
-        path: The module and the name in it.
-        what: The option that has it; the error begins with it.
+    Errors begin with the name of the option that has the path.
 
     Raises:
-        SetupError: there is no such thing.
+        SetupError: the object does not exist.
     """
     module, _, name = path.partition(":")
     if not module or not name:
         raise SetupError(f"{what} must be module:name, got {path!r}")
-    # As `python -m` and `faststream run` do; a script's own folder would be that of the command.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    # Like `python -m` and `faststream run`; Python itself would add the folder of the command.
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SetupError(f"{what} {path!r} cannot be imported: {error}") from error
-    return found
+    return target

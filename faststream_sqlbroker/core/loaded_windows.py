@@ -1,8 +1,8 @@
-"""What the database knows of the windows that an export to a lake has verified.
+"""The database's records of the windows that an export to a lake has verified.
 
-After a window is in the lake, the export records in the policy state how many rows of it the
-database had, and the sum of their ids. Retention compares before it removes, and lowers the record
-in the same transaction.
+After loading a window into the lake, the export records in the policy state the number of the
+window's rows in the database and the sum of their ids. Retention compares these before it
+removes rows, and lowers the record in the same transaction.
 """
 
 from collections.abc import Mapping
@@ -15,64 +15,68 @@ from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 
 LOADED = "lake:"
-"""Scope of the records: this and the lake's name. The key is the window's name; `due_at` is the
-window's end while rows of it are left."""
+"""Scope prefix of the records, followed by the lake's name. The key is the window's name; `due_at`
+is the window's end while rows of the window remain."""
 DIFFERS = "lake_differs:"
-"""Scope of records whose rows are no longer those of the database: this and the lake's name. They
-are not pruned until an export has recorded them anew."""
+"""Scope prefix of records whose rows no longer match those of the database, followed by the lake's
+name. Such windows are not pruned until an export has recorded them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSum:
-    """Rows, and the sum of their ids: equal sums mean equal rows."""
+    """A number of rows and the sum of their ids; equal sums mean equal rows."""
 
     rows: int = 0
     ids: int = 0
 
     def __add__(self, other: "RowSum") -> "RowSum":
-        """Of both sets, which have no row in common."""
+        """Return the sum of two disjoint sets."""
         return RowSum(self.rows + other.rows, self.ids + other.ids)
 
     def __sub__(self, other: "RowSum") -> "RowSum":
-        """Without `other`, a part of it."""
+        """Return the sum without the subset `other`."""
         return RowSum(self.rows - other.rows, self.ids - other.ids)
 
     def __str__(self) -> str:
-        """For the log."""
+        """Format the sum for the log."""
         return f"{self.rows} rows with the sum of ids {self.ids}"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedWindow:
-    """The record of one window: [start, end) of `archived_at`."""
+    """The record of a window: [start, end) of `archived_at`."""
 
     name: str
     start: datetime
     end: datetime
     left: RowSum
-    """What the database still has of the rows that the lake has loaded."""
+    """The loaded rows that are still in the database."""
     lake_id: str
-    """Random; tells the lake from others that are given its name."""
+    """Random id that distinguishes lakes of the same name."""
     version: int = 0
-    """Rises with each change of the record."""
+    """Number of changes of the record."""
     back: RowSum = RowSum()
-    """What left the archive for its queue since the record was written; `left` is without it."""
+    """Rows that have left the archive for their queue since the record was written; not part of
+    `remaining`."""
 
     def info(self) -> dict[str, Any]:
-        """As it is stored; the sum is text, as it may exceed what JSON keeps exactly."""
-        back = {"back_rows": self.back.rows, "back_ids": str(self.back.ids)}
+        """Return the record as JSON.
+
+        The sums of ids are text, because they may exceed the exact integers of JSON.
+        """
+        returned = {"back_rows": self.back.rows, "back_ids": str(self.back.ids)}
         return {
             "lake": self.lake_id,
             "start": to_microseconds(self.start),
             "end": to_microseconds(self.end),
             "rows": self.left.rows,
             "ids": str(self.left.ids),
-            **back,
+            **returned,
         }
 
 
 def window_of(name: str, info: Mapping[str, Any], version: int) -> LoadedWindow:
-    """Read what `LoadedWindow.info` has written."""
+    """Read a record written by `LoadedWindow.to_json`."""
     return LoadedWindow(
         name,
         from_microseconds(info["start"]),
@@ -85,10 +89,10 @@ def window_of(name: str, info: Mapping[str, Any], version: int) -> LoadedWindow:
 
 
 def checked_lake(option: str, name: object) -> str | None:
-    """`name`, given as `option`.
+    """Check and return the value of `option`: None, or the name of a lake.
 
     Raises:
-        SetupError: it cannot be the name of a lake.
+        SetupError: the name is invalid.
     """
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""What is kept of a message that was published with a lookup value, until it leaves."""
+"""The record of a message that was published with a lookup value, kept until the message leaves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,38 +9,39 @@ from faststream_sqlbroker.core.routing import DESTINATION_HEADER
 from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.exceptions import PublishError
 
-LONGEST_INFO = 1_000
-"""Characters of an info text."""
+MAX_INFO_LENGTH = 1_000
+"""Maximum length of an info text in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredMessage:
-    """A live message with its lookup value. Times are aware (UTC) datetimes."""
+    """A live message with a lookup value. Times are aware (UTC) datetimes."""
 
     id: int
     queue: str
-    """Where it is now."""
+    """Current queue."""
     lookup: str
     info: str | None
     entry_time: datetime
-    """When it was published with its lookup value."""
+    """Time of the publish with the lookup value."""
     publish_time: datetime
-    """When the message was made."""
+    """Creation time of the message."""
     publish_after: datetime
-    """When it is due."""
+    """Due time."""
     publish_count: int
     headers: Mapping[str, Any]
     payload: bytes
 
     @property
     def destination(self) -> str:
-        """The queue that it is meant for: as its header says, else the one that it is in."""
+        """The queue named in the destination header, else the current queue."""
         return str(self.headers.get(DESTINATION_HEADER) or self.queue)
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its record: Name is the message's id as text, Payload the bytes of its body, Properties
-        its headers.
+        """The record as a mapping.
+
+        Name is the message's id as text, Payload the bytes of the body, Properties the headers.
         """
         return {
             "Name": str(self.id),
@@ -57,16 +58,16 @@ class MirroredMessage:
 
 
 def checked_info(value: object) -> str | None:
-    """An info text; None: there is none.
+    """Check and return an info text, which may be None.
 
     Raises:
-        PublishError: it is not text, too long, or cannot be stored.
+        PublishError: the value is not text, too long, or cannot be stored.
     """
     if value is None:
         return None
-    if not isinstance(value, str) or len(value) > LONGEST_INFO or not storable(value):
+    if not isinstance(value, str) or len(value) > MAX_INFO_LENGTH or not storable(value):
         raise PublishError(
-            f"info is text of at most {LONGEST_INFO} characters, without NUL characters and lone "
-            f"surrogates, got {short(value)}"
+            f"info is text of at most {MAX_INFO_LENGTH} characters, without NUL characters and "
+            f"lone surrogates, got {short(value)}"
         )
     return value

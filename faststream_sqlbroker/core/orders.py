@@ -1,6 +1,6 @@
-"""What operators have asked of the fleet; each process reads it with its signs of life.
+"""Requests of operators to the fleet; each process reads them with its heartbeats.
 
-A `Repair` says what came of an action on one message.
+A `Repair` is the result of an action on one message.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.states import MessageState
 
-Verdict = Literal["done", "requested", "running", "busy", "ended", "not_found"]
+RepairStatus = Literal["done", "requested", "running", "busy", "ended", "not_found"]
 
-_TEXTS: dict[Verdict, str] = {
+_MESSAGES: dict[RepairStatus, str] = {
     "done": "done",
     "requested": "asked its subscriber to cancel it; a handler that ends first wins",
     "busy": "not changed: another transaction has locked it just now; try again",
@@ -28,63 +28,63 @@ _COMMANDS: dict[MessageState | None, str] = {
 }
 
 
-def command_for(message_id: int, state: MessageState | None) -> str:
-    """Name the command for a message of this state; None: there is no such message."""
+def format_command(message_id: int, state: MessageState | None) -> str:
+    """Return the command for a message of this state; None for a missing message."""
     return _COMMANDS[state].format(id=message_id, state=state and state.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Whether an operator's action changed a message; `str()` is for people."""
+    """The result of an operator's action on a message; `str()` is for people."""
 
     message_id: int
-    verdict: Verdict
+    verdict: RepairStatus
     queue: str | None = None
-    """Where the message was; None: it was not found, or is archived."""
+    """Queue of the message; None if the message was not found, or is archived."""
     state: MessageState | None = None
-    """How it ended, with the verdict `ended`."""
+    """Final state of the message, with the verdict `ended`."""
 
     @property
     def done(self) -> bool:
-        """Whether the message was changed now."""
+        """True if the message was changed now."""
         return self.verdict == "done"
 
     @property
     def requested(self) -> bool:
-        """Whether a subscriber is asked to end it."""
+        """True if a subscriber was asked to end the message."""
         return self.verdict == "requested"
 
     @property
     def accepted(self) -> bool:
-        """Whether it is done, or requested."""
+        """True if the action is done or requested."""
         return self.done or self.requested
 
     def __str__(self) -> str:
-        """The message and the verdict, with the command to use if nothing was changed."""
-        text = _TEXTS.get(self.verdict)
+        """Return the message and the verdict, with the command to use if nothing was changed."""
+        text = _MESSAGES.get(self.verdict)
         if text is None:
             state = MessageState.PROCESSING if self.verdict == "running" else self.state
-            text = f"not changed: {command_for(self.message_id, state)}"
+            text = f"not changed: {format_command(self.message_id, state)}"
         return f"message {self.message_id}: {text}"
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """An operator wants this delivery to end."""
+    """An operator's request to end a delivery."""
 
     message_id: int
     lease_token: UUID
-    """Of the delivery: the request means no later one."""
+    """Lease token of the delivery; the request does not apply to a later one."""
     text: str
-    """Who asks, and why: it becomes the message's error."""
+    """Name of the operator and the reason; this becomes the message's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What is paused, what is to be cancelled, and which subscribers are drained."""
+    """The paused queues, requested cancellations and drained subscribers."""
 
     paused: frozenset[str] = frozenset()
-    """Names of queues."""
+    """Names of the paused queues."""
     cancels: tuple[CancelRequest, ...] = ()
     drained: frozenset[str] | None = frozenset()
-    """Names of subscribers of this process that claim nothing; None: not asked."""
+    """Names of subscribers of this process that claim nothing; None if not queried."""

@@ -1,4 +1,4 @@
-"""The outcome of a delivery, as a value. `core.settle` decides what it means for the row."""
+"""The outcome of a delivery, as a value. `core.settle` turns it into a database write."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Skip(Ack):
-    """Done without work, as the handler has asked for: COMPLETED with reason `skipped`."""
+    """Done without work, at the handler's request: COMPLETED with reason `skipped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Nack:
     delay: float | None = None
     error: BaseException | None = None
     retry_possible: bool = False
-    """Whether the handler has had no effect, so that policy Once may run it again."""
+    """True if the handler has had no effect, so that policy Once may run it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Not now: due again after `delay` seconds; neither an attempt nor a delivery is charged."""
+    """Due again after `delay` seconds, without charging an attempt or a delivery."""
 
     delay: float
     error: BaseException | None = None
@@ -41,7 +41,7 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """As Defer by `retry_in` seconds.
+    """Defer by `retry_in` seconds.
 
     The message is FAILED when `give_up_after` seconds have passed since its handler first ended.
     """
@@ -53,14 +53,14 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Given back without a run: the due time stays, the delivery is not charged."""
+    """Released without a run: the due time stays, and no delivery is charged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again(Release):
-    """Not started, because its batch could not start.
+    """Not started, because the batch could not start.
 
-    The handler gets it again, in a batch with the others of the same `part`.
+    The handler gets the message again, in a batch with the other messages of the same `part`.
     """
 
     part: int
@@ -68,26 +68,26 @@ class Again(Release):
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Not done, and not the handler's fault: the delivery is charged.
+    """Not done, through no fault of the handler: the delivery is charged.
 
-    No attempt is charged, unless the retry strategy does not limit attempts: then this must not
-    reach the limit of deliveries either.
+    No attempt is charged, unless the retry strategy does not limit attempts: such a message must
+    not reach the limit of deliveries either.
 
     The handler was cancelled at the graceful timeout, or its transaction could not be committed
     for a transient reason (`error`).
     """
 
     delay: float | None = None
-    """Seconds until it is due again; None: at once."""
+    """Seconds until the message is due again; None for immediately."""
     error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """To another queue under the same id, with its counters reset, due after `delay` seconds.
+    """Moved to another queue under the same id, with reset counters, due after `delay` seconds.
 
-    `payload`, `headers` (JSON text) and `key` replace the message's own unless they are None; an
-    empty `key` takes it away.
+    `payload`, `headers` (JSON text) and `key` replace the message's own values unless they are
+    None; an empty `key` removes the key.
     """
 
     queue: str
@@ -95,26 +95,28 @@ class Relocate:
     headers: str | None = None
     delay: float = 0.0
     published_again: bool = False
-    """Whether publish_count goes up by one."""
+    """True to add one to publish_count."""
     is_hop: bool = False
-    """Whether the broker itself moves the message (`forward_to`). Such moves are counted; a move
-    by a handler resets the count."""
+    """True if the broker itself moves the message (`forward_to`). Such moves are counted; a move by
+    a handler resets the count."""
     key: str | None = None
     lookup: str | None = None
-    """The lookup value by which it is mirrored, if this takes it to its destination."""
+    """Lookup value of the message's mirror record, if this move takes the message to its
+    destination."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Dropped (expired, duplicate, cancelled): DISCARDED with `reason`, of `core.reasons`."""
+    """Dropped (expired, duplicate, cancelled): DISCARDED with a `reason` of `core.reasons`."""
 
     reason: str
     related_id: int | None = None
-    """The message that the reason is about."""
+    """Id of the message that the reason refers to."""
     text: str | None = None
-    """What becomes the message's error; None leaves that."""
+    """New error of the message; None keeps the old error."""
     not_started: bool = False
-    """No handler has begun with this delivery, so a key that it has claimed is free again."""
+    """True if no handler has started with this delivery, so that a key claimed by it is free
+    again."""
 
 
 Outcome = Ack | Nack | Reject | Defer | NotReady | Release | Abandon | Relocate | Discard

@@ -1,7 +1,7 @@
 """Codes of the reasons for which the broker ends a message, or a handler skips it.
 
 They are written to the archive's column `reason`, and to the header of a dead letter. The column
-`related_id` holds the related message; the text never does. The text that a handler gives to
+`related_id` holds the related message; the text never does. A text that a handler passes to
 `reject(reason=…)` is written unchanged.
 """
 
@@ -33,13 +33,13 @@ UNDECODABLE = "undecodable"
 
 
 class Meaning(NamedTuple):
-    """What a code says."""
+    """The meaning of a code."""
 
     states: str
-    """In which states messages have it."""
+    """States of messages with this reason."""
     text: str
     related: str = ""
-    """Which message `related_id` is; nothing: it is NULL."""
+    """The message whose id is in `related_id`; empty if `related_id` is NULL."""
 
 
 MEANINGS: dict[str, Meaning] = {
@@ -114,4 +114,4 @@ MEANINGS: dict[str, Meaning] = {
     ),
     UNDECODABLE: Meaning("FAILED", "Its row holds what no message can have."),
 }
-"""All of them."""
+"""The meanings of all codes."""

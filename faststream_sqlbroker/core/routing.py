@@ -1,6 +1,6 @@
-"""Where messages are forwarded without a handler, and when. Pure.
+"""Decide where and when to forward a message without a handler. Pure.
 
-Headers of such a message may name its destination, and the time before which it must not be
+Headers of such a message may contain its destination, and the time before which it must not be
 delivered. Other programs write these headers too, so their values are not trusted.
 """
 
@@ -19,23 +19,24 @@ from faststream_sqlbroker.core.times import EPOCH, Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 DESTINATION_HEADER = "destination"
-"""Header with the name of the queue that a message is meant for."""
+"""Header with the name of the queue that a message is intended for."""
 PUBLISH_AFTER_HEADER = "publish_after"
-"""Header with the time before which it is not delivered there."""
+"""Header with the time before which the message is not delivered there."""
 
 LOOKUP_HEADER = "lookup"
-"""Header with the lookup value of a message that has both: its record goes when it arrives."""
+"""Header with the lookup value of a message with both other headers: its mirror record is removed
+on arrival."""
 
 OWN_HEADERS = (DESTINATION_HEADER, PUBLISH_AFTER_HEADER, LOOKUP_HEADER)
-"""Those that say where a message goes: what is made of it has others."""
+"""Headers that route a message; they are not copied to messages made from it."""
 
 MOST_HOPS = 32
-"""Hops in a row, without a handler in between, after which a message counts as caught in a
-loop. A choice: no pipeline should need as many steps."""
+"""Consecutive hops without a handler after which a message counts as caught in a loop. A choice: no
+pipeline should need as many steps."""
 
 LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
-"""The latest due time allowed. Delays are added to it, and the sum must still be a date in every
-database, which end with the year 9999."""
+"""The latest due time allowed. Delays are added to this time, and the sum must still be a date in
+every database, which end with the year 9999."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,9})?")
 
@@ -46,41 +47,43 @@ class Destination(Enum):
     HEADER = DESTINATION_HEADER
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """Return the name of the constant."""
         return "DESTINATION"
 
 
 DESTINATION = Destination.HEADER
-"""As `forward_to`: to the queue that each message names in its header `destination`."""
+"""Value of `forward_to` that forwards each message to the queue named in its header
+`destination`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStep:
-    """Which step of which pipeline a subscriber is."""
+    """The position of a subscriber in a pipeline."""
 
     pipeline: str
     number: int
-    """1 is the first."""
+    """Number of the step, starting at 1."""
     hops: tuple[str | Destination, ...]
-    """The queues of all steps, and where the last one moves its messages, without a router's
-    prefix."""
+    """The queues of all steps, and the target of the last step, without a router's prefix."""
 
 
-def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
-    """The queue that `headers` name.
+def destination_of(headers: Mapping[str, Any], source_queues: Collection[str]) -> str:
+    """Return the queue that `headers` name.
 
     Args:
-        headers: A message's.
-        own: The queues it may have come from. Moving it there would be an endless loop.
+        headers: Headers of a message.
+        source_queues: Queues that the message may have come from. Moving it there would be an
+            endless loop.
 
     Raises:
-        ValueError: they name none that the message can be moved to; the text says why.
+        ValueError: the headers name no queue that the message can be moved to; the text has the
+            reason.
     """
     if (name := headers.get(DESTINATION_HEADER)) is None:
         raise ValueError(f"it has no header {DESTINATION_HEADER!r}")
     if (problem := queue_problem(name)) is not None:
         raise ValueError(f"its header {DESTINATION_HEADER!r} is {short(name)}: {problem}")
-    if name in own:
+    if name in source_queues:
         raise ValueError(
             f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from"
         )
@@ -88,19 +91,19 @@ def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
 
 
 def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
-    """The time before which a message with `headers` must not be delivered; None: no limit.
+    """Return the time before which a message with `headers` must not be delivered, or None.
 
     The header `publish_after` is Unix seconds (a number, or text of one), an RFC 3339 date and time
     with its offset, or a duration such as "1.5h", which counts from `created_at`.
 
     Raises:
-        ValueError: it is something else, or after the year 9998; the text says so.
+        ValueError: the header has another value, or a time after the year 9998.
     """
     value = headers.get(PUBLISH_AFTER_HEADER)
     if value is None:
         return None
     try:
-        due = _moment(value, created_at)
+        due = _parse_time(value, created_at)
     except (ValueError, TypeError, OverflowError):
         due = LATEST + timedelta(days=1)
     if due > LATEST:
@@ -112,7 +115,7 @@ def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
 
 
 def unix_time(seconds: float) -> datetime:
-    """The moment `seconds` after 1970 began, as an aware datetime (UTC).
+    """Convert seconds since 1970 to an aware datetime (UTC).
 
     Raises:
         ValueError: NaN.
@@ -121,7 +124,7 @@ def unix_time(seconds: float) -> datetime:
     return EPOCH + timedelta(seconds=seconds)
 
 
-def _moment(value: Any, created_at: datetime) -> datetime:
+def _parse_time(value: Any, created_at: datetime) -> datetime:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return unix_time(value)
     if not isinstance(value, str):
@@ -131,17 +134,17 @@ def _moment(value: Any, created_at: datetime) -> datetime:
     try:
         return created_at + timedelta(seconds=parse_duration(value))
     except SetupError:
-        moment = datetime.fromisoformat(value.upper())
-    if moment.utcoffset() is None:
+        timestamp = datetime.fromisoformat(value.upper())
+    if timestamp.utcoffset() is None:
         raise ValueError(value)
-    return moment.astimezone(timezone.utc)
+    return timestamp.astimezone(timezone.utc)
 
 
 def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
-    """A loop in the graph of `hops` (from, to), as the queues on it; None if there is none."""
+    """Return the queues of a loop in the graph of `hops` (from, to), or None if there is none."""
     graph = TopologicalSorter[str]()
     for start, end in hops:
-        # The start first: the loop in the error begins where it is first entered.
+        # Add the start first, so that the loop in the error begins where it is first entered.
         graph.add(start)
         graph.add(end, start)
     try:
@@ -156,17 +159,17 @@ def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
 
 
 class Hops(NamedTuple):
-    """A message passes a tier `times` times in a row and waits `seconds` each time."""
+    """Consecutive hops of a message through a tier: `times` hops of `seconds` each."""
 
     seconds: float
     times: int
 
 
 def next_hop(remaining: Duration, tiers: Iterable[Duration]) -> float | None:
-    """The tier for a message that still has to wait for `remaining`.
+    """Return the tier for a message that still has to wait for `remaining`.
 
     Args:
-        remaining: What is left of its wait.
+        remaining: The rest of its wait.
         tiers: Durations of the tiers, in any order.
 
     Returns:
@@ -174,21 +177,20 @@ def next_hop(remaining: Duration, tiers: Iterable[Duration]) -> float | None:
         None if nothing remains.
 
     Raises:
-        SetupError: no tier, one that is not longer than 0, or what is no duration.
+        SetupError: there is no tier, a tier is not longer than 0, or a value is not a duration.
     """
     plan = plan_hops(remaining, tiers)
     return plan[0].seconds if plan else None
 
 
 def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
-    """All hops of a message that has to wait for `wait`: each as `next_hop` says, until nothing
-    remains.
+    """Return all hops of a message that has to wait for `wait`, each chosen as by `next_hop`.
 
     8 minutes over tiers of 5 and 1 minute are one hop of 5 and three of 1. Together the hops are
     never shorter than `wait`, and longer by less than the shortest tier.
 
     Args:
-        wait: How long; 0 or less needs no hop.
+        wait: The duration; 0 or less needs no hop.
         tiers: Durations of the tiers, in any order.
 
     Returns:
@@ -196,18 +198,18 @@ def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
         there are tiers.
 
     Raises:
-        SetupError: no tier, one that is not longer than 0, or what is no duration.
+        SetupError: there is no tier, a tier is not longer than 0, or a value is not a duration.
     """
-    sizes = _sizes(tiers)
+    sizes = _parse_tiers(tiers)
     # Fractions are exact. Sums of floats could give a hop too few or too many.
-    left = Fraction(parse_duration(wait, name="wait"))
+    remaining = Fraction(parse_duration(wait, name="wait"))
     plan = list[Hops]()
     for size in sizes:
-        times = int(left // Fraction(size)) if left > 0 else 0
+        times = int(remaining // Fraction(size)) if remaining > 0 else 0
         if times:
             plan.append(Hops(size, times))
-            left -= times * Fraction(size)
-    if left > 0:
+            remaining -= times * Fraction(size)
+    if remaining > 0:
         last = Hops(sizes[-1], 1)
         if plan and plan[-1].seconds == last.seconds:
             last = Hops(last.seconds, plan.pop().times + 1)
@@ -215,8 +217,8 @@ def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
     return plan
 
 
-def _sizes(tiers: Iterable[Duration]) -> list[float]:
-    """The tiers in seconds, the longest first."""
+def _parse_tiers(tiers: Iterable[Duration]) -> list[float]:
+    """Return the tiers in seconds, the longest first."""
     if isinstance(tiers, str) or not isinstance(tiers, Iterable):
         raise SetupError(
             f'tiers must be a list of durations such as ["1m", "5m"], got {short(tiers)}'

@@ -1,4 +1,4 @@
-"""A message as it is inserted, as it is claimed, and as it is settled."""
+"""Messages as they are inserted, claimed and settled."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,15 @@ from faststream_sqlbroker.core.text import load_headers
 _EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 Leases = Sequence[tuple[int, UUID]]
-"""Messages by id, each with the token of its lease."""
+"""Message ids, each with the token of its lease."""
 
 
 @dataclass(slots=True)
 class NewMessage:
-    """One row to insert. `headers` is JSON text; times are aware datetimes or seconds from now."""
+    """A row to insert.
+
+    `headers` is JSON text. Times are aware datetimes, or seconds from now.
+    """
 
     queue: str
     payload: bytes
@@ -33,18 +36,19 @@ class NewMessage:
     next_attempt_at: datetime | None = None
     expires_in: float | None = None
     lookup: str | None = None
-    """By which it is mirrored; None: it is not."""
+    """Lookup value of the mirror record. If None, the message is not mirrored."""
     info: str | None = None
 
 
-Moment = datetime | bytes
-"""A time as it was selected: aware, naive (UTC), or PostgreSQL's bytes. `moment` decodes it on
-first use, which most messages never need."""
+StoredTimestamp = datetime | bytes
+"""A time as the driver returned it: an aware datetime, a naive one (UTC) or PostgreSQL's bytes.
+`decode_timestamp` converts it on first use; most messages never need it."""
 
 
-def moment(value: Moment) -> datetime:
-    """An aware datetime (UTC); bytes are microseconds since 2000, big-endian (PostgreSQL's
-    timestamptz_send).
+def decode_timestamp(value: StoredTimestamp) -> datetime:
+    """Return `value` as an aware datetime (UTC).
+
+    Bytes are PostgreSQL's timestamptz_send: microseconds since 2000, big-endian.
     """
     if isinstance(value, bytes):
         return _EPOCH + timedelta(microseconds=int.from_bytes(value, signed=True))
@@ -55,96 +59,103 @@ def moment(value: Moment) -> datetime:
 class ClaimedMessage:
     """A row leased to this process; FastStream's raw message. Times are aware (UTC) datetimes.
 
-    `outcome` is what the delivery ended in: the first one recorded wins. `claimed_monotonic` is
-    this process's monotonic clock at the claim (seconds); it only measures lengths of time.
+    `outcome` is the result of the delivery; the first one recorded wins. `claimed_monotonic` is
+    this process's monotonic clock at the claim (seconds) and only serves to measure durations.
     """
 
     id: int
     queue: str
     payload: bytes
     stored_headers: Any
-    """As selected: a mapping, JSON text, or what another program has stored."""
+    """Headers as selected: a mapping, JSON text, or anything else that another program has
+    stored."""
     priority: int
     key: str | None
     attempts_count: int
     deliveries_count: int
     publish_count: int
-    created: Moment
-    due: Moment
+    created: StoredTimestamp
+    due: StoredTimestamp
     expires_at: datetime | None
     first_attempt_at: datetime | None
     last_attempt_at: datetime | None
-    acquired: Moment
+    acquired: StoredTimestamp
     lease_token: UUID
     hops: int = 0
     """Moves by `forward_to` since a handler last ran."""
     claimed_monotonic: float = 0.0
     renewed_monotonic: float = 0.0
     locked_monotonic: float = 0.0
-    """When a renewal last found it locked by another transaction, whose lock keeps the lease."""
+    """Last time a renewal found the row locked by another transaction (monotonic seconds). That
+    lock keeps the lease alive."""
     outcome: Outcome | None = None
     lease_lost: bool = False
     cancelled: str | None = None
-    """Who has asked to cancel this delivery, and why; None: it goes on."""
+    """Name of the operator who requested the cancellation, and the reason; None without a
+    request."""
     chained: Sequence[NewMessage] = ()
-    """Messages that its handler publishes with its ack."""
+    """Messages that the handler publishes together with its ack."""
     no_chain: str = ""
-    """Why nothing (more) can be published with its ack; empty: it can."""
+    """Reason why nothing (more) can be published with the ack; empty if publishing is possible."""
     holder: "Holder | None" = field(default=None, repr=False, compare=False)
-    """What its handler may ask of the subscriber that claimed it."""
+    """Services of the claiming subscriber for the handler."""
     held_until: float = 0.0
-    """Until when its handler has asked to hold it (this process's monotonic seconds)."""
+    """Time until which the handler has asked to keep the lease (this process's monotonic
+    seconds)."""
     slot: "Slot | None" = None
-    """When its handler may start; None: any time."""
+    """Times between which the handler may start; None if it may start at any time."""
     slot_started: int | None = None
-    """When its handler started, by the database's clock (microseconds); None: it has not."""
+    """Start of the handler by the database's clock (microseconds); None before the start."""
     slot_told: bool = False
-    """Whether the next claim is to tell what became of `slot`."""
+    """True if the next claim must report the use of `slot`."""
     prefetched: bool = False
-    """Whether it waits for a worker, and so has the shorter lease."""
+    """True if the message waits for a worker and therefore has the shorter lease."""
     header_key: tuple[str | None] | None = None
-    """The key that a header has; None: policies go by the key of the publish."""
+    """Policy key from a header; None if policies use the key of the publish."""
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers by name. They are decoded at each call, which is nearly always one call."""
+        """The headers by name, decoded on each access; nearly always there is a single access."""
         return load_headers(self.stored_headers)
 
     @property
     def policy_key(self) -> str | None:
-        """What policies go by."""
+        """The key that policies use."""
         return self.key if self.header_key is None else self.header_key[0]
 
     @property
     def created_at(self) -> datetime:
-        """When it was published."""
-        return moment(self.created)
+        """Time of the publish."""
+        return decode_timestamp(self.created)
 
     @property
     def next_attempt_at(self) -> datetime:
-        """When it was due."""
-        return moment(self.due)
+        """Due time of this delivery."""
+        return decode_timestamp(self.due)
 
     @property
     def acquired_at(self) -> datetime:
-        """When it was claimed."""
-        return moment(self.acquired)
+        """Time of the claim."""
+        return decode_timestamp(self.acquired)
 
     def renewed(self, at: float, *, shorter: bool = True) -> None:
-        """Its lease was renewed at `at` (monotonic seconds); it stays short only if `shorter`."""
+        """Record a lease renewal at `at` (monotonic seconds).
+
+        The lease stays short only if `shorter`.
+        """
         self.renewed_monotonic = at
         self.prefetched = self.prefetched and shorter
 
     def lose(self) -> None:
-        """Its lease is lost: it is another's, or will be."""
+        """Mark the lease as lost: another process has the message, or soon will."""
         self.lease_lost = True
 
     def settle_anew(self, outcome: Outcome | None) -> None:
-        """Record `outcome` in place of what was recorded; None forgets that."""
+        """Replace the recorded outcome; None clears it."""
         self.outcome = outcome
 
     def settle_as(self, outcome: Outcome) -> bool:
-        """Record `outcome` unless there is one already; return whether it was recorded."""
+        """Record `outcome` unless there already is an outcome; return True if it was recorded."""
         if self.outcome is not None:
             return False
         self.outcome = outcome
@@ -154,128 +165,125 @@ class ClaimedMessage:
 def note_claimed(
     rows: Iterable[ClaimedMessage],
     at: float,
-    holder: "Holder | None" = None,
-    asked: float | None = None,
+    services: "Holder | None" = None,
+    requested_at: float | None = None,
 ) -> None:
-    """`rows` were claimed at `at` by `holder`; the claim was sent at `asked` (monotonic seconds).
+    """Record that `rows` were claimed at `at` (monotonic seconds).
 
-    Their leases are counted from `asked`: an answer may come long after the lease has begun.
+    Leases count from `requested_at`, when the claim was sent, because the answer may arrive long
+    after the lease has begun.
     """
-    # One call for all of them, as in `end_publishing`: a call for each row is a measurable part of
-    # what a batch costs.
-    leased = at if asked is None else asked
+    # A single call for all rows: a call per row is a measurable part of the cost of a batch.
+    leased = at if requested_at is None else requested_at
     for row in rows:
         row.claimed_monotonic = at
         row.renewed_monotonic = leased
-        row.holder = holder
+        row.holder = services
 
 
 def end_publishing(rows: Iterable[ClaimedMessage], reason: str) -> None:
-    """Nothing more can be published with the ack of `rows`, for this reason; empty: it can."""
+    """Set the reason why no message can be published with the ack of `rows`; empty allows it."""
     for row in rows:
         row.no_chain = reason
 
 
 class Claimed(list[ClaimedMessage]):
-    """The rows that a claim has leased, and by id the suspects that it found and did not lease."""
+    """The rows leased by a claim, and by id the suspects that were found but not leased."""
 
     def __init__(
         self, rows: Iterable[ClaimedMessage] = (), suspects: Mapping[int, Suspect] | None = None
     ) -> None:
-        """Hold `rows`, which are leased, and `suspects`, which are not."""
+        """Store the leased `rows` and the unleased `suspects`."""
         super().__init__(rows)
         self.suspects: dict[int, Suspect] = dict(suspects or {})
 
     @classmethod
-    def without_suspects(
-        cls, found: Iterable[ClaimedMessage], suspicion: Suspicion | None
-    ) -> "Claimed":
-        """Rows that were found but not charged yet, without the suspects among them.
+    def without_suspects(cls, rows: Iterable[ClaimedMessage], rule: Suspicion | None) -> "Claimed":
+        """Build the result from rows that were found but not charged yet, without the suspects.
 
-        If `suspicion.told`, the suspects are reported.
+        The suspects are reported if `rule.report` is set.
         """
-        if suspicion is None:
-            return cls(found)
-        rows = cls()
-        of = suspicion.of
-        for row in found:
-            if (suspect := of(row.deliveries_count - row.attempts_count)) is None:
-                rows.append(row)
-            elif suspicion.told:
-                rows.suspects[row.id] = suspect
-        return rows
+        if rule is None:
+            return cls(rows)
+        claimed = cls()
+        classify = rule.of
+        for row in rows:
+            if (suspect := classify(row.deliveries_count - row.attempts_count)) is None:
+                claimed.append(row)
+            elif rule.told:
+                claimed.suspects[row.id] = suspect
+        return claimed
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Which rows of a claim wait for a worker, and for how long they are leased."""
+    """Rows of a claim that wait for a worker, and the length of their leases."""
 
     after: int
-    """How many rows start at once: the first ones."""
+    """Number of rows that start immediately; these are the first rows."""
     lease: float
-    """Seconds for which the other rows are leased."""
+    """Lease of the other rows in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """When the handler of a claimed row may start, by this process's monotonic clock (seconds)."""
+    """The times between which a handler may start (this process's monotonic seconds)."""
 
     earliest: float
     latest: float
     at: int | None = None
-    """The slot that a Throttle granted, by the database's clock: microseconds since 1970."""
+    """Slot granted by a Throttle, by the database's clock: microseconds since 1970."""
     deadline: int | None = None
-    """The latest moment of the start that is stored, by the same clock."""
+    """Stored latest time of the start, by the same clock."""
     places: tuple[tuple[str, str], ...] = ()
-    """Where that is: scope and key of each log."""
+    """Scope and key of each slot log that has the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What the handler of a claimed row may ask of the subscriber that claimed it."""
+    """Services of a subscriber for the handlers of the claimed rows."""
 
     extend: Callable[[Sequence[ClaimedMessage], float], Awaitable[bool]]
-    """Hold the rows for this many seconds from now; returns whether all are still held."""
+    """Hold the rows for this many seconds from now; returns True if all leases are still held."""
     encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None
     """Encode a body as `publish` does; returns the bytes and the content type."""
     ack_first: bool
-    """Whether the rows are removed before the handler starts."""
+    """True if the rows are removed before the handler starts."""
     log: Callable[..., None] = lambda *_args, **_kwargs: None
     """The subscriber's log function."""
     correlation_ids: CorrelationIds = field(default_factory=CorrelationIds)
-    """Of the database that the rows are in."""
+    """Correlation ids of the rows' database."""
     progress: Callable[[ClaimedMessage, float, str | None], Awaitable[bool]] | None = None
-    """Write how far the handler of a row has come; returns whether its lease is held."""
+    """Write the progress of a row's handler; returns True if the lease is still held."""
     warned: set[str] = field(default_factory=set)
-    """Warnings that were logged once and are not repeated."""
+    """Warnings that have been logged once and are not repeated."""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Settlements of one delivery and the messages published with them: all are written in one
-    transaction, or none.
+    """Settlements of a delivery and the messages published together, written all or none.
 
-    Each settlement refers to its unit, not the unit to its settlements, so there is no reference
-    cycle. The settlements of a unit are always adjacent.
+    All of them are written in one transaction. Each settlement refers to its unit, not the unit to
+    its settlements, so there is no reference cycle. The settlements of a unit are always adjacent.
     """
 
     on_ack: Sequence[NewMessage] = ()
     """Messages to insert when the settlements are written."""
     fallback: "Callable[[BaseException | None], list[Settlement]] | None" = None
-    """Settlements of the same rows for the case that the database refuses to store `on_ack`; the
-    argument is its error, if known."""
+    """Builds settlements of the same rows for the case that the database refuses to store `on_ack`;
+    the argument is the error, if known."""
 
 
 NO_KEY = ""
-"""In place of a new key: the message has none. No key is empty."""
+"""New key that removes the message's key. A real key is never empty."""
 
 
 @dataclass(slots=True)
 class Settlement:
-    """What is written for one finished delivery, fenced by (id, lease_token).
+    """The write for a finished delivery, fenced by (id, lease_token).
 
-    `state` COMPLETED, FAILED or DISCARDED takes the row out of the message table (into the archive
-    if `archive`); PENDING or RETRYABLE leaves it there; None means as before the claim.
+    With the state COMPLETED, FAILED or DISCARDED the row leaves the message table (for the archive
+    if `archive`). With PENDING or RETRYABLE it stays. None restores the state before the claim.
     """
 
     id: int
@@ -283,39 +291,39 @@ class Settlement:
     state: MessageState | None
     archive: bool = True
     attempted: bool = True
-    """Whether attempts_count goes up by one and first/last_attempt_at are written."""
+    """True to add one to attempts_count and to write first/last_attempt_at."""
     ran: bool = False
-    """Whether first/last_attempt_at are written although no attempt is charged: a handler has
+    """True to write first/last_attempt_at although no attempt is charged, because a handler has
     ended."""
     uncharge: bool = False
-    """Whether deliveries_count goes down by one."""
+    """True to subtract one from deliveries_count."""
     ended_after: float = 0.0
-    """Seconds from the claim to the handler's end; the database adds them to acquired_at."""
+    """Seconds from the claim to the end of the handler; the database adds them to acquired_at."""
     delay: float | None = None
     """Seconds from the database's now to the next attempt; None keeps the due time."""
     reason: str | None = None
-    """A code of `core.reasons`, or a handler's own text."""
+    """A code of `core.reasons`, or a text from the handler."""
     related_id: int | None = None
-    """The message that the reason is about."""
+    """Id of the message that the reason refers to."""
     error: str | None = None
     fingerprint: str | None = None
-    """Of `error`, as `core.settle.error_fingerprint` makes it."""
+    """Fingerprint of `error`, from `core.settle.compute_fingerprint`."""
     queue: str | None = None
-    """The queue to move to (attempts and deliveries are reset, dedup_id dropped)."""
+    """Queue to move the message to; attempts and deliveries are reset, dedup_id is removed."""
     payload: bytes | None = None
-    """The body to move with; None keeps it."""
+    """New body after a move; None keeps the body."""
     headers: str | None = None
-    """The headers to move with, as JSON text; None keeps them."""
+    """New headers after a move, as JSON text; None keeps the headers."""
     published_again: bool = False
-    """Whether publish_count goes up by one."""
+    """True to add one to publish_count."""
     hop: int | None = None
-    """1 counts one more hop, 0 resets the count, None leaves it."""
+    """1 adds a hop, 0 resets the count, None leaves it unchanged."""
     key: str | None = None
-    """The key to move with; `NO_KEY` takes it away, None keeps it."""
+    """New key after a move; `REMOVED_KEY` removes the key, None keeps it."""
     lookup: str | None = None
-    """The lookup value whose record of the message goes, too; None: there is none."""
+    """Lookup value of the mirror record to remove with the message; None if there is no record."""
     unit: Unit | None = None
-    """The unit that it belongs to; None: it is written alone."""
+    """Unit that this settlement belongs to; None if it is written alone."""
 
     @property
     def ended(self) -> float | None:
@@ -324,7 +332,7 @@ class Settlement:
 
     @property
     def plain_ack(self) -> bool:
-        """Whether it is an ack of a handler, without a reason or an error."""
+        """True for an ack of a handler without a reason or an error."""
         return (
             self.state is MessageState.COMPLETED
             and self.attempted
@@ -335,8 +343,8 @@ class Settlement:
 
     @property
     def leaves(self) -> bool:
-        """Whether the row leaves the message table."""
-        state = self.state  # `in` with a set calls the enum's __hash__, which is slow Python code
+        """True if the row leaves the message table."""
+        state = self.state  # not `in` with a set: the enum's __hash__ is slow Python code
         return (
             state is MessageState.COMPLETED
             or state is MessageState.FAILED
@@ -345,10 +353,9 @@ class Settlement:
 
 
 class Acked(Settlement):
-    """An ack of a handler without a reason or an error, as for nearly all messages.
+    """The ack of a handler without a reason or an error, as for nearly all messages.
 
-    The fields that are always the same are attributes of the class, so that only four fields are
-    set for each message.
+    Fields with a constant value are class attributes, so only four fields are set per message.
     """
 
     __slots__ = ()
@@ -360,10 +367,10 @@ class Acked(Settlement):
     published_again = False
     delay = reason = related_id = hop = error = fingerprint = None
     queue = payload = headers = key = lookup = unit = None
-    plain_ack = leaves = True
+    is_plain_ack = is_final = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002
-        """Settle `id`; `ended_after` is in seconds, `archive` says whether the row is kept."""
+        """Settle `id`; `ended_after` is in seconds, `archive` is True to archive the row."""
         self.id = id
         self.lease_token = lease_token
         self.ended_after = ended_after
@@ -372,24 +379,27 @@ class Acked(Settlement):
 
 @dataclass(slots=True)
 class ReadyPair:
-    """One (queue, priority) with claimable rows; `due_in` is seconds until its first is due (≤ 0:
-    now).
+    """A (queue, priority) with claimable rows.
+
+    `due_in` is the time in seconds until the first row is due; 0 or less means now.
     """
 
     queue: str
     priority: int
     due_in: float
     due: datetime | None = None
-    """When its first is due, where the database says so (PostgreSQL)."""
+    """Due time of the first row, if the database returns it (PostgreSQL)."""
     since: datetime | None = None
-    """A claim ignores rows that were due before this time (PostgreSQL); None claims all."""
+    """Rows due before this time are ignored by a claim (PostgreSQL); None claims all rows."""
     unusable: bool = False
-    """Whether some of its rows have an invalid due time, which no claim would find (SQLite)."""
+    """True if some rows have an invalid due time, which no claim would find (SQLite)."""
 
 
 class ReadyPairs(list[ReadyPair]):
-    """Pairs as they were found `at` the database's time; `took` is how many seconds its server was
-    busy (PostgreSQL).
+    """The pairs found by a query.
+
+    `at` is the database's time of the query, `duration` the seconds that the server was busy with
+    it (PostgreSQL).
     """
 
     took = 0.0
@@ -398,49 +408,49 @@ class ReadyPairs(list[ReadyPair]):
 
 @dataclass(slots=True)
 class Around:
-    """What a look for several subscribers has found."""
+    """The result of a poll for several subscribers."""
 
     pairs: ReadyPairs
     lease_ends_in: float | None
     """Seconds until the first lease of any process ends; None without a lease."""
     orders: Orders | None = None
-    """What operators have asked; None: it was not read."""
+    """Requests of operators; None if they were not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignOfLife:
-    """What a process tells the fleet of its subscribers."""
+    """The data about all subscribers that a process writes with each heartbeat."""
 
     known: Mapping[str, Mapping[str, Any]]
-    """Each subscriber's description of itself, by its name."""
+    """Each subscriber's description of itself, by name."""
     changed: frozenset[str]
-    """The names of those whose description has changed since the last sign."""
+    """Names of the subscribers whose description has changed since the last heartbeat."""
     lease: float
-    """Seconds for which they count as alive."""
+    """Seconds for which the subscribers count as alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownOutcome:
-    """A message of which it is not known whether its handler ran, or how far it got.
+    """A message whose handler may or may not have run.
 
-    `AckPolicy.ACK_FIRST` removes a message before its handler starts. Then the process sent no more
-    sign of life, or the answer to the removal's COMMIT was lost.
+    `AckPolicy.ACK_FIRST` removes a message before its handler starts. Then the process stopped
+    sending heartbeats, or the answer to the removal's COMMIT was lost.
     """
 
     message_id: int
     queue: str
     key: str | None
     started_at: datetime
-    """When the message was removed (the database's clock, aware, UTC)."""
+    """Time of the removal (the database's clock, aware, UTC)."""
     worker: str
     """Host and process id of the worker."""
 
 
 @dataclass(slots=True)
 class SettleResult:
-    """Ids whose settlement was written, and ids whose lease was lost; both unordered.
+    """Ids of the settlements that were written, and ids whose lease was lost; both unordered.
 
-    An id in neither set still has to be written: another transaction has locked its row, or a row
+    An id in neither set must still be written: another transaction has locked its row, or a row
     of its unit is locked or lost.
     """
 

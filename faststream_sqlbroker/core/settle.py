@@ -1,8 +1,9 @@
-"""Decide what a finished delivery means for its row. Pure: no clock, no I/O.
+"""Decide the next state of a message when a delivery ends. Pure: no clock, no I/O.
 
-An error gets a fingerprint: what errors of one cause have in common, though their texts differ.
+Each error gets a fingerprint: a hash that is equal for errors of one cause, even if their
+texts differ.
 
-Table of decisions: `core.states.TRANSITIONS`.
+The state transitions are listed in `core.states.TRANSITIONS`.
 """
 
 import hashlib
@@ -48,61 +49,64 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception, replace_headers
 
 _FINGERPRINT_FRAMES = 3
-"""Innermost stack frames that count: the place that raised, and how it was reached."""
+"""Innermost stack frames in a fingerprint: where the error was raised, and from where it was
+called."""
 _FINGERPRINT_MEMBERS = 5
-"""Members of a group that count; there may be any number."""
+"""Members of an exception group in a fingerprint; a group may have any number."""
 FINGERPRINT_LENGTH = 16
-"""Hexadecimal digits: 64 bits, so a million different errors hardly ever collide."""
+"""Hexadecimal digits (64 bits), so that a million different errors hardly ever collide."""
 
 
-def error_fingerprint(error: BaseException) -> str:
-    """16 hexadecimal digits, the same for errors of one type from the same place in the code.
+def compute_fingerprint(error: BaseException) -> str:
+    """Return 16 hexadecimal digits, equal for errors of one type raised at the same place.
 
-    The place is the module and the function of the innermost three frames of the traceback. Not in
-    it are the text, which often names an id, and the line, which changes with the next release.
+    The hash covers the module and function of the three innermost frames of the traceback. It does
+    not cover the text, which often contains an id, nor the line number, which changes with the next
+    release.
     """
     try:
-        parts = "\n".join(_fingerprint_parts(error))
-    except Exception:  # noqa: BLE001 - reads what the error's own class may compute
+        parts = "\n".join(_iter_fingerprint_parts(error))
+    except Exception:  # noqa: BLE001 - the error's class may run its own code here
         parts = type.__getattribute__(type(error), "__qualname__")
     return hashlib.sha256(parts.encode(errors="replace")).hexdigest()[:FINGERPRINT_LENGTH]
 
 
-def _fingerprint_parts(error: BaseException) -> Iterator[str]:
+def _iter_fingerprint_parts(error: BaseException) -> Iterator[str]:
     yield f"{type(error).__module__}.{type(error).__qualname__}"
     traceback = error.__traceback__
-    last: deque[str] = deque(maxlen=_FINGERPRINT_FRAMES)
+    frames: deque[str] = deque(maxlen=_FINGERPRINT_FRAMES)
     while traceback is not None:
         frame = traceback.tb_frame
-        last.append(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}")
+        frames.append(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}")
         traceback = traceback.tb_next
-    yield from last
+    yield from frames
     if isinstance(error, BaseExceptionGroup):
         for member in islice(error.exceptions, _FINGERPRINT_MEMBERS):
-            yield error_fingerprint(member)
+            yield compute_fingerprint(member)
 
 
 DEAD_LETTER = "dead-letter"
-"""Header of a message in a dead letter queue: its origin and its reason."""
+"""Header of a message in a dead letter queue: its origin and the reason."""
 ARCHIVED_BEFORE = "archived-before"
-"""Header of a message that an undo has put back into the archive: `at`, when it was archived first,
-and the `publish_count` of then; with another count the message has been published again since."""
-LONGEST_ERROR = 1024
-"""Bytes of the error's text in that header. Each claim reads the headers, so they stay short; the
-column last_error has the whole text."""
-_FINAL = Ack | Reject | Discard
-"""Outcomes after which a message is not live any more."""
+"""Header of a message that an undo has returned to the archive: `at` is the time of its first
+archiving, `publish_count` its count at that time. A different count means that the message has been
+published again since."""
+MAX_HEADER_ERROR_BYTES = 1024
+"""Maximum length in bytes of the error text in that header. Every claim reads the headers, so they
+stay short; the column last_error has the complete text."""
+_FINAL_OUTCOMES = Ack | Reject | Discard
+"""Outcomes that remove the message from the message table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleRules:
-    """A subscriber's options for settling: retries, the archive, dead letters."""
+    """A subscriber's options for settling: retries, archive and dead letters."""
 
     retry_strategy: Any = None
     retain_on_ack: bool = True
     retain_on_reject: bool = True
     dead_letter_queue: str | None = None
-    """The queue for messages that would be FAILED; None: they are archived as FAILED."""
+    """Queue for messages that would be FAILED. If None, they are archived as FAILED."""
 
 
 def settle(  # noqa: C901 - the table of decisions
@@ -113,39 +117,39 @@ def settle(  # noqa: C901 - the table of decisions
     ended_after: float,
     attempted: bool = True,
 ) -> Settlement:
-    """Turn `outcome` (None: the handler recorded none) into the write for the database.
+    """Turn an outcome into the settlement to write.
 
     Args:
         row: The delivery that ended.
-        outcome: What it ended in.
-        rules: The subscriber's rules.
+        outcome: The outcome of the delivery, or None if the handler recorded none.
+        rules: The subscriber's options.
         ended_after: Seconds from the claim to the end.
-        attempted: Whether a handler was started.
+        attempted: True if a handler was started.
     """
     base = Settlement(row.id, row.lease_token, None, attempted=attempted, ended_after=ended_after)
     # One match over all outcomes: it is the table of decisions, so it is not split.
-    outcome = _unless_cancelled(row, outcome)
+    outcome = _apply_cancellation(row, outcome)
     match outcome:
         case Skip():
             base.reason = SKIPPED
-            return _final(base, MessageState.COMPLETED, rules.retain_on_ack)
+            return _set_final_state(base, MessageState.COMPLETED, rules.retain_on_ack)
         case Ack():
-            return _final(base, MessageState.COMPLETED, rules.retain_on_ack)
+            return _set_final_state(base, MessageState.COMPLETED, rules.retain_on_ack)
         case Nack():
-            return _nack(base, row, outcome, rules)
+            return _apply_nack(base, row, outcome, rules)
         case Reject():
             return _fail(base, row, rules, outcome.reason or REJECTED, outcome.error)
         case Defer() | NotReady():
-            return _later(base, row, outcome, rules)
+            return _postpone(base, row, outcome, rules)
         case Release():
             base.attempted = False
             base.uncharge = True
         case Abandon():
             base.state = MessageState.PENDING
-            # Where attempts are not limited it costs one: else it would count as a lost lease.
+            # Without a limit on attempts, charge one: otherwise it would count as a lost lease.
             base.attempted = most_attempts(rules.retry_strategy) is None
             base.delay = outcome.delay
-            _describe(base, outcome.error)
+            _set_error(base, outcome.error)
         case Relocate():
             base.state = MessageState.PENDING
             base.queue = outcome.queue
@@ -160,15 +164,15 @@ def settle(  # noqa: C901 - the table of decisions
             base.reason = outcome.reason
             base.related_id = outcome.related_id
             base.error = outcome.text
-            return _final(base, MessageState.DISCARDED, rules.retain_on_reject)
+            return _set_final_state(base, MessageState.DISCARDED, rules.retain_on_reject)
         case None:
             return _fail(base, row, rules, NO_OUTCOME, None)
     return base
 
 
-def _unless_cancelled(row: ClaimedMessage, outcome: Outcome | None) -> Outcome | None:
-    """`outcome`, but nothing that brings a message back which an operator has cancelled."""
-    if row.cancelled is None or isinstance(outcome, _FINAL):
+def _apply_cancellation(row: ClaimedMessage, outcome: Outcome | None) -> Outcome | None:
+    """Replace an outcome that would bring a cancelled message back by a Discard."""
+    if row.cancelled is None or isinstance(outcome, _FINAL_OUTCOMES):
         return outcome
     if isinstance(outcome, Relocate) and outcome.queue != row.queue:
         return outcome
@@ -176,27 +180,27 @@ def _unless_cancelled(row: ClaimedMessage, outcome: Outcome | None) -> Outcome |
 
 
 def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Settlement:
-    """`settle` of an Ack after an attempt, which nearly all of them are."""
+    """Build the settlement of an Ack after an attempt: a shortcut for the most frequent outcome."""
     return Acked(row.id, row.lease_token, ended_after, rules.retain_on_ack)
 
 
 def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
-    """The activities whose rights are needed to write `settlements` and their messages."""
-    done = {Activity.CONSUME}
+    """Return the activities whose rights are needed to write `settlements` and their messages."""
+    activities = {Activity.CONSUME}
     for settlement in settlements:
         if settlement.leaves and settlement.archive:
-            done.add(Activity.ARCHIVE)
+            activities.add(Activity.ARCHIVE)
         if settlement.unit is not None and settlement.unit.on_ack:
-            done.add(Activity.PUBLISH)
+            activities.add(Activity.PUBLISH)
         if settlement.lookup is not None:
-            done.add(Activity.STATE)
-    return frozenset(done)
+            activities.add(Activity.STATE)
+    return frozenset(activities)
 
 
 def sent_back(settlement: Settlement) -> Settlement:
-    """The settlement to write if `settlement` cannot be written.
+    """Build the settlement to write if `settlement` cannot be written.
 
-    As after an Abandon, the message is PENDING and the attempt is not charged.
+    As after an Abandon, the message is PENDING and no attempt is charged.
     """
     return Settlement(
         settlement.id,
@@ -207,9 +211,9 @@ def sent_back(settlement: Settlement) -> Settlement:
     )
 
 
-def _final(base: Settlement, state: MessageState, keep: bool) -> Settlement:
+def _set_final_state(base: Settlement, state: MessageState, archive: bool) -> Settlement:
     base.state = state
-    base.archive = keep
+    base.archive = archive
     return base
 
 
@@ -221,16 +225,18 @@ def _fail(
     error: BaseException | None,
 ) -> Settlement:
     base.reason = clean_text(reason, limit=255)
-    _describe(base, error)
+    _set_error(base, error)
     if rules.dead_letter_queue is None:
-        return _final(base, MessageState.FAILED, rules.retain_on_reject)
+        return _set_final_state(base, MessageState.FAILED, rules.retain_on_reject)
     base.state = MessageState.PENDING
     base.queue = rules.dead_letter_queue
     base.delay = 0.0
     origin = {
         "queue": row.queue,
         "reason": base.reason,
-        "error": None if base.error is None else clean_text(base.error, limit=LONGEST_ERROR),
+        "error": None
+        if base.error is None
+        else clean_text(base.error, limit=MAX_HEADER_ERROR_BYTES),
         "attempts": row.attempts_count + int(base.attempted),
         "deliveries": row.deliveries_count,
     }
@@ -238,13 +244,13 @@ def _fail(
     return base
 
 
-def _describe(base: Settlement, error: BaseException | None) -> None:
+def _set_error(base: Settlement, error: BaseException | None) -> None:
     if error is not None:
         base.error = describe_exception(error)
-        base.fingerprint = error_fingerprint(error)
+        base.fingerprint = compute_fingerprint(error)
 
 
-def _later(
+def _postpone(
     base: Settlement, row: ClaimedMessage, outcome: Defer | NotReady, rules: SettleRules
 ) -> Settlement:
     if isinstance(outcome, Defer):
@@ -255,27 +261,29 @@ def _later(
             waited = max(
                 0.0, (row.acquired_at - row.first_attempt_at).total_seconds() + base.ended_after
             )
-        left = outcome.give_up_after - waited
-        if left <= 0:
+        remaining = outcome.give_up_after - waited
+        if remaining <= 0:
             return _fail(base, row, rules, NOT_READY, outcome.error)
-        # The last try is when give_up_after is over, not later.
-        delay = min(outcome.retry_in, left)
+        # The last try is exactly at the end of give_up_after.
+        delay = min(outcome.retry_in, remaining)
         base.ran = True
     base.state = MessageState.PENDING
     base.delay = max(0.0, delay)
     base.attempted = False
     base.uncharge = True
-    _describe(base, outcome.error)
+    _set_error(base, outcome.error)
     return base
 
 
-def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRules) -> Settlement:
+def _apply_nack(
+    base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRules
+) -> Settlement:
     attempts = row.attempts_count + (1 if base.attempted else 0)
     strategy = rules.retry_strategy
     try:
-        if not _may_retry(strategy, outcome):
+        if not _can_retry(strategy, outcome):
             return _fail(base, row, rules, NOT_RETRIED, outcome.error)
-        delay = _delay_after(base, row, outcome, strategy, attempts)
+        delay = _compute_retry_delay(base, row, outcome, strategy, attempts)
     except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything
         error.__context__ = outcome.error
         return _fail(base, row, rules, RETRY_STRATEGY_ERROR, error)
@@ -283,32 +291,32 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
         return _fail(base, row, rules, MAX_ATTEMPTS, outcome.error)
     base.state = MessageState.RETRYABLE
     base.delay = delay
-    _describe(base, outcome.error)
+    _set_error(base, outcome.error)
     return base
 
 
-def _may_retry(strategy: Any, outcome: Nack) -> bool:
-    """Whether to retry: the handler asked for it, or `strategy` retries after the error."""
-    asked = outcome.delay is not None or outcome.retry_possible
-    return asked or retries_after(strategy, outcome.error)
+def _can_retry(strategy: Any, outcome: Nack) -> bool:
+    """Return True if the handler asked for a retry, or if `strategy` retries the error."""
+    requested = outcome.delay is not None or outcome.retry_possible
+    return requested or retries_after(strategy, outcome.error)
 
 
-def _delay_after(
+def _compute_retry_delay(
     base: Settlement, row: ClaimedMessage, outcome: Nack, strategy: Any, attempts: int
 ) -> float | None:
     limit = attempts_limit(strategy)
     if outcome.delay is not None:
         # The handler's own delay replaces the strategy's, but never its limit on attempts.
         return None if limit is not None and attempts >= limit else max(0.0, outcome.delay)
-    last = row.acquired_at + timedelta(seconds=base.ended_after)
+    ended_at = row.acquired_at + timedelta(seconds=base.ended_after)
     return next_delay(
         strategy,
-        # Without a charged attempt, first_attempt_at is the time of a NotReadyYet. That is not an
-        # attempt that a strategy should count from.
-        first_attempt_at=(row.first_attempt_at if row.attempts_count else None) or last,
-        last_attempt_at=last,
+        # Without a charged attempt, first_attempt_at is the time of a NotReadyYet. A strategy must
+        # not count from that time.
+        first_attempt_at=(row.first_attempt_at if row.attempts_count else None) or ended_at,
+        last_attempt_at=ended_at,
         attempts_count=attempts,
         # The handler may ask for a retry of an error that the strategy does not retry
-        # (RetryPossible). Then the strategy is asked without the error, else it would give up.
+        # (RetryPossible). Then do not pass the error, because the strategy would give up.
         exception=outcome.error if retries_after(strategy, outcome.error) else None,
     )

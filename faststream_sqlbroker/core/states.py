@@ -1,12 +1,12 @@
-"""The states of a message and the only ways from one to another."""
+"""The states of a message and the allowed transitions."""
 
 from enum import Enum
 
 
 class MessageState(str, Enum):
-    """Where a message is in its life; the database stores the member's name.
+    """The state of a message; the database stores the member's name.
 
-    PENDING, PROCESSING and RETRYABLE live in the message table, the others in the archive.
+    PENDING, PROCESSING and RETRYABLE are states of the message table, the rest of the archive.
     """
 
     PENDING = "pending"
@@ -42,4 +42,5 @@ TRANSITIONS: tuple[tuple[MessageState | None, str, MessageState], ...] = (
     (_R, "cancel, expiry", _D),
     (_W, "cancel, expiry or duplicate at the start", _D),
 )
-"""(from, event, to); None is "not there yet". The diagram of INTERNALS.md is generated from it."""
+"""(from, event, to); None stands for a message that does not exist yet. The diagram in INTERNALS.md
+is generated from this table."""

@@ -1,4 +1,4 @@
-"""What operators see: subscribers, pauses, locks, schedules, and why a message waits.
+"""Subscribers, pauses, locks, schedules and explanations as operators see them.
 
 Times are the database's (aware, UTC).
 """
@@ -16,9 +16,9 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import length_text
 
 HOLDER_BYTES = 8
-"""Bytes at the beginning of a lease token that name the subscriber which holds the lease."""
+"""Bytes at the beginning of a lease token that identify the subscriber holding the lease."""
 ORDERED_WAY = "ordered=True"
-"""How the option is named among policies."""
+"""Name of the option in a list of policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,84 +28,86 @@ class PausedQueue:
     queue: str
     since: datetime
     until: datetime | None
-    """When it ends by itself; None: only when an operator resumes the queue."""
+    """End of the pause; None if only an operator can resume the queue."""
     by: str
-    """Who paused it: the name given, else host and process id."""
+    """Name given by whoever paused the queue, else host and process id."""
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSubscriber:
-    """One subscriber of one process, as it last registered itself."""
+    """A subscriber of a process, as last registered."""
 
     worker: str
-    """Host, process id and a random number: no other subscriber has this name."""
+    """Host, process id and a random number; unique in the fleet."""
     queues: tuple[str, ...]
     since: datetime
-    """When it was started."""
+    """Time of the start."""
     lease_expires_at: datetime
-    """Until when it counts as alive without another heartbeat."""
+    """Time until which the subscriber counts as alive without another heartbeat."""
     max_workers: int
     ordered: bool
     paused: bool
-    """Whether `subscriber.pause()` was called in its process."""
+    """True if `subscriber.pause()` was called in its process."""
     stopping: bool
-    """Whether it is about to stop: it does not claim any more."""
+    """True if the subscriber is about to stop and no longer claims."""
     policies: tuple[str, ...]
     transactional: bool = False
-    """Whether its handlers run in a transaction that holds their messages."""
+    """True if its handlers run in a transaction that holds their messages."""
     ended_per_minute: Mapping[str, float] | None = field(default=None, compare=False)
-    """Messages that it has ended in the minute before its last heartbeat, by queue; None: its
-    heartbeats are too rare to tell, or it runs an older version."""
+    """Messages ended in the minute before the last heartbeat, by queue. None if heartbeats are too
+    rare for a rate, or if the subscriber runs an older version."""
     drained: bool = False
-    """Whether an operator has drained it: it lives, but claims nothing."""
+    """True if an operator has drained the subscriber: it is alive but claims nothing."""
     rules: tuple[Policy, ...] = field(default=(), repr=False, compare=False)
-    """Its policies, but for those that this version does not know; `policies` are their texts."""
+    """Its policies, without those unknown to this version; `policies` has their texts."""
 
     @property
     def claims(self) -> bool:
-        """Whether it takes messages from its queues that are not paused."""
+        """True if the subscriber claims messages from queues that are not paused."""
         return not self.paused and not self.stopping and not self.drained
 
     @property
     def process(self) -> str:
-        """Host and process id of its process."""
+        """Host and process id."""
         return self.worker.rpartition(":")[0]
 
     @property
     def way(self) -> str:
-        """Its `ordered` and its policies, as text: equal for subscribers that go together."""
-        given = [*([ORDERED_WAY] if self.ordered else []), *self.policies]
-        return " and ".join(given) if given else "plain"
+        """`ordered` and the policies as text, equal for subscribers that are compatible."""
+        options = [*([ORDERED_WAY] if self.ordered else []), *self.policies]
+        return " and ".join(options) if options else "plain"
 
     def holds(self, lease_token: UUID | None) -> bool:
-        """Whether a lease with this token was given to it."""
+        """Return True if this subscriber was given the lease with this token."""
         return lease_token is not None and self.worker.endswith(
             f":{lease_token.bytes[:HOLDER_BYTES].hex()}"
         )
 
 
 def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:
-    """The subscribers of `queue` that are not about to stop, grouped by `way`.
+    """Group the subscribers of `queue` that are not about to stop by their `way`.
 
-    With more than one way, none of them is guaranteed.
+    With more than one group, no policy is guaranteed.
     """
-    found: dict[str, list[LiveSubscriber]] = {}
+    groups: dict[str, list[LiveSubscriber]] = {}
     for subscriber in subscribers:
         if queue in subscriber.queues and not subscriber.stopping:
-            found.setdefault(subscriber.way, []).append(subscriber)
-    return found
+            groups.setdefault(subscriber.way, []).append(subscriber)
+    return groups
 
 
 def names_text(subscribers: Sequence[LiveSubscriber]) -> str:
-    """The first of them by name, and how many others there are."""
-    more = len(subscribers) - 1
-    return subscribers[0].worker + (f" and {more} more" if more else "")
+    """Return the name of the first subscriber and the number of further subscribers."""
+    remaining = len(subscribers) - 1
+    return subscribers[0].worker + (f" and {remaining} more" if remaining else "")
 
 
-def ways_text(ways: Mapping[str, Sequence[LiveSubscriber]]) -> str:
-    """Name the subscribers that have each way."""
-    return ", ".join(f"{names_text(those)} ({way})" for way, those in sorted(ways.items()))
+def ways_text(modes: Mapping[str, Sequence[LiveSubscriber]]) -> str:
+    """List the subscribers of each mode."""
+    return ", ".join(
+        f"{names_text(subscribers)} ({mode})" for mode, subscribers in sorted(modes.items())
+    )
 
 
 MIXED = (
@@ -115,7 +117,7 @@ MIXED = (
 
 
 def worker_name(process: str, holder: bytes) -> str:
-    """The name of the subscriber whose lease tokens begin with `holder`."""
+    """Return the name of the subscriber whose lease tokens begin with `holder`."""
     return f"{process[:200]}:{holder.hex()}"
 
 
@@ -129,14 +131,14 @@ def describe(
     stopping: bool,
     transactional: bool = False,
 ) -> dict[str, Any]:
-    """What a subscriber tells of itself, as JSON: `subscriber_of` reads it."""
+    """Build a subscriber's description of itself as JSON; `parse_subscriber` reads the result."""
     return {
         "queues": list(queues),
         "max_workers": max_workers,
         "ordered": ordered,
         "paused": paused,
         "stopping": stopping,
-        # The texts are for people: they also tell of policies that a reader does not know.
+        # The texts are for people: they also show policies that an older version does not know.
         "policies": [str(policy) for policy in policies],
         "rules": policies_json(policies),
         **({"transactional": True} if transactional else {}),
@@ -151,17 +153,17 @@ def subscriber_of(
     *,
     drained: bool = False,
 ) -> LiveSubscriber:
-    """A subscriber from its description; what is missing there gets its default."""
+    """Build a subscriber from a description, with defaults for missing values."""
     return LiveSubscriber(
         worker,
-        _texts(info.get("queues")),
+        _to_strings(info.get("queues")),
         since,
         lease_expires_at,
         int(info.get("max_workers", 1)),
         bool(info.get("ordered")),
         bool(info.get("paused")),
         bool(info.get("stopping")),
-        _texts(info.get("policies")),
+        _to_strings(info.get("policies")),
         bool(info.get("transactional")),
         rates_of(info.get("ended")),
         drained,
@@ -169,11 +171,11 @@ def subscriber_of(
     )
 
 
-def _texts(value: Sequence[Any] | None) -> tuple[str, ...]:
+def _to_strings(value: Sequence[Any] | None) -> tuple[str, ...]:
     return tuple(str(item) for item in value or ())
 
 
-# Locks, as operators see them.
+# Locks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +184,10 @@ class HeldLock:
 
     key: str
     fence: int
-    """How often the lock was taken, this time included."""
+    """Number of times that the lock was acquired, including this time."""
     acquired_at: datetime
     held_until: datetime
-    """When its lease runs out unless it is renewed."""
+    """End of the lease unless the lock is renewed."""
     worker: str
     """Host and process id of the holder."""
 
@@ -204,19 +206,22 @@ class Schedule:
     expression: str
     tz: str
     last_fire_at: datetime | None
-    """The last fire time whose message was published; None: none was."""
+    """The last fire time whose message was published; None if there was none."""
     next_fire_at: datetime | None
-    """The next fire time; if it is in the past, it is late. None: none within 50 years."""
+    """The next fire time. A time in the past means that the schedule is late; None means that there
+    is none within 50 years."""
     failures_count: int
-    """Failures in a row of the schedule's function for that fire time."""
+    """Consecutive failures of the schedule's function for that fire time."""
     paused_at: datetime | None = None
-    """Since when an operator has paused it; None: it is not paused."""
+    """Time at which an operator paused the schedule; None if it is not paused."""
     paused_by: str | None = None
-    """Who paused it."""
+    """Name of whoever paused the schedule."""
     run_at: datetime | None = None
-    """When an operator asked for a run that is not published yet; None: none is to come."""
+    """Time at which an operator requested a run that is not published yet; None without a
+    request."""
     running: bool = False
-    """Whether a process has it now: its function runs, or its message is written."""
+    """True if a process has claimed the schedule: its function runs, or its message is being
+    written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,59 +233,64 @@ class ScheduleState:
     next_at: datetime | None
     last_at: datetime | None = None
     decided_at: datetime | None = None
-    """The last fire time of the run that has begun; None: no run has begun."""
+    """The last fire time of the run that has begun; None if no run has begun."""
     failures_count: int = 0
     becomes: tuple[str, str] | None = None
-    """The expression and zone that apply after that run; None: the same."""
+    """Expression and time zone that apply after that run; None if they do not change."""
     paused_at: datetime | None = None
     paused_by: str | None = None
     skipped_until: datetime | None = None
-    """Fire times up to then were due during a pause; None: there is none to leave out."""
+    """Fire times up to this time were due during a pause; None if there is nothing to skip."""
     run_at: datetime | None = None
-    """When an operator asked for a run besides the fire times; None: none is to come."""
+    """Time at which an operator requested a run besides the fire times; None without a request."""
 
     @property
     def due_at(self) -> datetime | None:
-        """From when on a process has to publish something; None: never, as it is now."""
+        """Time from which a process must publish a message; None if nothing is scheduled."""
         if self.paused_at is not None:
             return None
         return self.run_at or self.next_at
 
     def begun(self, now: datetime) -> "ScheduleState":
-        """The state of a process that has it now: what is due by now belongs to its run."""
+        """Return the state of a process that has claimed the schedule.
+
+        All fire times that are due by `now` belong to its run.
+        """
         if self.decided_at is None and self.next_at is not None and self.next_at <= now:
             return replace(self, decided_at=now)
         return self
 
     def paused(self, at: datetime, by: str) -> "ScheduleState":
-        """The state after an operator has paused it: a run that has begun is over."""
+        """Return the state after a pause by an operator; a run that has begun is over."""
         expression, tz = self.definition_to_come
         return ScheduleState(expression, tz, self.next_at, self.last_at, paused_at=at, paused_by=by)
 
     def resumed(self, at: datetime) -> "ScheduleState":
-        """The state after an operator has ended the pause; what is due by then is left out."""
-        late = self.next_at is not None and self.next_at <= at
-        return replace(self, paused_at=None, paused_by=None, skipped_until=at if late else None)
+        """Return the state after the end of a pause, without the fire times due by then."""
+        is_overdue = self.next_at is not None and self.next_at <= at
+        return replace(
+            self, paused_at=None, paused_by=None, skipped_until=at if is_overdue else None
+        )
 
     def fired(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
-        """The state after fire time `at` was published (None: there was nothing to publish).
+        """Return the state after fire time `at` was published (None: there was nothing to publish).
 
-        The same run goes on with the fire time `next_at`.
+        The same run continues with the fire time `next_at`.
         """
         return replace(self, last_at=at or self.last_at, next_at=next_at, failures_count=0)
 
     def ended(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
-        """As `fired`, for the last fire time of the run."""
+        """Return the state after the last fire time of a run; otherwise like `record_fire`."""
         expression, tz = self.definition_to_come
         return ScheduleState(expression, tz, next_at, at or self.last_at)
 
     @property
     def definition_to_come(self) -> tuple[str, str]:
-        """The expression and zone that decide when it fires next."""
+        """The expression and time zone that determine the next fire time."""
         return self.becomes or (self.expression, self.tz)
 
     def listed(self, name: str) -> Schedule:
-        """As operators see it."""
+        """Return the schedule as operators see it."""
         return Schedule(
             name,
             self.expression,
@@ -294,95 +304,99 @@ class ScheduleState:
         )
 
     def dump(self) -> dict[str, Any]:
-        """As JSON; `load_state` reads it."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return the state as JSON; `load_state` reads the result."""
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         return {
-            name: _utc(value).isoformat() if isinstance(value, datetime) else value
+            name: _to_utc(value).isoformat() if isinstance(value, datetime) else value
             for name, value in values.items()
         }
 
 
 def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
-    """Read a state as `dump` wrote it; None if the row has no readable state."""
+    """Read a state written by `dump`; returns None if the row has no readable state."""
     readers = {"expression": str, "tz": str, "failures_count": int, "paused_by": str}
     try:
-        given = {
-            each.name: readers.get(each.name, _read)(info[each.name])
-            for each in fields(ScheduleState)
-            if info is not None and info.get(each.name) is not None
+        values = {
+            attribute.name: readers.get(attribute.name, _parse_value)(info[attribute.name])
+            for attribute in fields(ScheduleState)
+            if info is not None and info.get(attribute.name) is not None
         }
-        return ScheduleState(**{"next_at": None, **given})
+        return ScheduleState(**{"next_at": None, **values})
     except (AttributeError, IndexError, TypeError, ValueError):
         return None
 
 
-def _read(value: Any) -> Any:
-    """Read a moment, or an expression and its zone."""
+def _parse_value(value: Any) -> Any:
+    """Parse a time, or an expression and its time zone."""
     if isinstance(value, str):
-        return _utc(datetime.fromisoformat(value))
+        return _to_utc(datetime.fromisoformat(value))
     return str(value[0]), str(value[1])
 
 
-def _utc(value: datetime) -> datetime:
+def _to_utc(value: datetime) -> datetime:
     return value.astimezone(timezone.utc)
 
 
-# Why a message is where it is: text for people, codes for programs.
+# Reasons for a message's state: text for people, codes for programs.
 
-SHOWN_ERROR = 200
-"""Characters of an error that an explanation shows: about two lines of a terminal."""
+MAX_DISPLAYED_ERROR = 200
+"""Characters of an error in an explanation: about two lines of a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason why a message does not run; docs/howto/operating.md lists them."""
+    """A reason why a message does not run; docs/howto/operating.md lists the codes."""
 
     code: str
     text: str
     until: datetime | None = None
-    """When it ends by itself (aware, UTC); None: not by time, or not known."""
+    """Time at which the reason ends by itself (aware, UTC); None if it does not, or if that is
+    unknown."""
     message_id: int | None = None
-    """The other message that the reason is about."""
+    """Id of the other message that the reason refers to."""
     worker: str | None = None
-    """The subscriber that the reason is about, as `admin.subscribers` names it."""
+    """Subscriber that the reason refers to, with its name in `admin.subscribers`."""
     policy: str | None = None
-    """The policy that the reason is about, as `admin.subscribers` shows it."""
+    """Policy that the reason refers to, as shown by `admin.subscribers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a message is where it is, at one moment. `str()` is for people."""
+    """The reasons for a message's current state. `str()` is for people."""
 
     message_id: int
     state: MessageState | None
-    """None: there is no such message, live or archived."""
+    """None if there is no such message, live or archived."""
     queue: str | None
     reasons: tuple[Reason, ...]
-    """At least one; those that keep the message from its handler come first."""
+    """At least one reason; reasons that keep the message from its handler come first."""
     pipeline: str | None = None
-    """Its place, such as "step 2 of 3 of Email"; None: its queue belongs to no pipeline."""
+    """Position in a pipeline, such as "step 2 of 3 of Email"; None if its queue belongs to no
+    pipeline."""
 
     def __str__(self) -> str:
-        """A line for the message and one for each reason."""
+        """Return a line for the message and a line for each reason."""
         if self.state is None:
             head = f"message {self.message_id}"
         else:
-            place = "" if self.pipeline is None else f" ({self.pipeline})"
-            head = f"message {self.message_id} of queue {self.queue!r}{place} is {self.state.name}"
+            position = "" if self.pipeline is None else f" ({self.pipeline})"
+            head = (
+                f"message {self.message_id} of queue {self.queue!r}{position} is {self.state.name}"
+            )
         return "\n".join(
             [f"{head}:", *(f"- {reason.code}: {reason.text}" for reason in self.reasons)]
         )
 
     def at_place(self, pipelines: Iterable[Any]) -> "Explanation":
-        """The same, naming the first of `pipelines` that its queue belongs to.
+        """Return the explanation with the first of `pipelines` that contains the queue.
 
-        Each has a `name` and `steps`: names of queues in their order, or things with a `queue` or
-        `queues`.
+        Each pipeline has a `name` and `steps`: queue names in their order, or objects with a
+        `queue` or `queues`.
         """
         if self.queue is None:
             return self
         for pipeline in pipelines:
-            steps = [_queues(step) for step in pipeline.steps]
+            steps = [_get_queues(step) for step in pipeline.steps]
             for number, queues in enumerate(steps, 1):
                 if self.queue in queues:
                     return replace(
@@ -393,7 +407,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingMessage:
-    """A PENDING or RETRYABLE message, as `explain` read it at the database's time `now`."""
+    """A PENDING or RETRYABLE message, as read by `explain` at the database's time `now`."""
 
     id: int
     queue: str
@@ -408,23 +422,23 @@ class WaitingMessage:
 
 
 def moment_text(at: datetime, now: datetime) -> str:
-    """A time and how far it is from `now`."""
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({_distance(at - now)})"
+    """Format a time and the distance from `now`."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({_format_distance(at - now)})"
 
 
-def _distance(length: timedelta) -> str:
-    seconds = length.total_seconds()
+def _format_distance(duration: timedelta) -> str:
+    seconds = duration.total_seconds()
     text = length_text(abs(seconds))
     return f"in {text}" if seconds > 0 else f"{text} ago"
 
 
 def error_text(error: str | None) -> str:
-    """The first line of an error, ready to follow a sentence; nothing without one."""
+    """Return the first line of an error, to be appended to a sentence; empty without an error."""
     lines = (error or "").strip().splitlines()
-    return f"; last error: {lines[0][:SHOWN_ERROR]}" if lines else ""
+    return f"; last error: {lines[0][:MAX_DISPLAYED_ERROR]}" if lines else ""
 
 
-def _queues(step: Any) -> tuple[str, ...]:
+def _get_queues(step: Any) -> tuple[str, ...]:
     if isinstance(step, str):
         return (step,)
     queues = getattr(step, "queues", None)

@@ -1,4 +1,7 @@
-"""A stored message as operators see it, live or archived. Times are the database's (aware, UTC)."""
+"""Stored messages as operators see them, live or archived.
+
+Times are the database's (aware, UTC).
+"""
 
 import contextlib
 import json
@@ -14,7 +17,7 @@ from faststream_sqlbroker.core.status import Explanation, error_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """One message of the tables."""
+    """A message of the tables."""
 
     id: int
     queue: str
@@ -26,56 +29,56 @@ class StoredMessage:
     deliveries_count: int
     publish_count: int
     origin_id: int | None
-    """The message that it was replayed from."""
+    """Id of the message that was replayed as this one."""
     created_at: datetime
     next_attempt_at: datetime
     expires_at: datetime | None
     first_attempt_at: datetime | None
-    """When its first attempt ended."""
+    """End of the first attempt."""
     last_attempt_at: datetime | None
-    """When its last attempt ended."""
+    """End of the last attempt."""
     acquired_at: datetime | None
-    """When it was last claimed."""
+    """Time of the last claim."""
     last_error: str | None
     lease_expires_at: datetime | None = None
     worker: str | None = None
-    """The subscriber that has its lease, as `admin.subscribers` names it; None: not known."""
+    """Subscriber that has the lease, with its name in `admin.subscribers`; None if unknown."""
     archived_at: datetime | None = None
     reason: str | None = None
-    """Why it ended; docs/reference/reasons.md lists the codes."""
+    """Reason for the end; docs/reference/reasons.md lists the codes."""
     related_id: int | None = None
-    """The message that the reason is about."""
+    """Id of the message that the reason refers to."""
     error_fingerprint: str | None = None
-    """What its last error has in common with others: `admin.dead_letters` groups by it."""
+    """Fingerprint of the last error, by which `admin.dead_letters` groups messages."""
     headers: Mapping[str, Any] | None = None
-    """None if they were not asked for."""
+    """None if headers were not requested."""
     body: Any = None
-    """None if it was not asked for; else JSON decoded, text, or bytes."""
+    """None if the body was not requested; else decoded JSON, text, or bytes."""
 
 
 class NotACursorError(ValueError):
-    """`after` is not what a page of the same list returned."""
+    """`after` was not returned by a page of the same list."""
 
 
 Redact = Callable[[StoredMessage], StoredMessage]
-"""What a message with its headers and body becomes before anybody sees it."""
+"""Changes a message with its headers and body before anybody sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePage:
-    """Some messages, and how to read on."""
+    """A page of messages."""
 
     messages: tuple[StoredMessage, ...]
     after: str | None
-    """Give it as `after` to get the next page; None: this is the last."""
+    """Pass this as `after` to get the next page; None on the last page."""
     scanned_until: datetime | None = None
-    """The page ended before it was full, after 20 000 messages that were looked at: the time of the
-    last one (creation or archiving). The next page goes on there."""
+    """If the page ended before it was full, after scanning 20 000 messages: the time of the last
+    one (creation or archiving). The next page continues there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a message, or will."""
+    """A past or future event of a message."""
 
     at: datetime
     text: str
@@ -83,38 +86,38 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a handler has come, as it says."""
+    """The progress of a handler, as reported by the handler."""
 
     fraction: float
     """From 0 to 1."""
     text: str | None
     at: datetime
-    """When it said so."""
+    """Time of the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDetail:
-    """One message with all that is known of it."""
+    """A message with all available details."""
 
     message: StoredMessage
     history: tuple[Event, ...]
-    """By time, the oldest first."""
+    """Events by time, the oldest first."""
     explanation: Explanation
-    """Why it is where it is."""
+    """The reasons for the message's state."""
     came_from: Mapping[str, Any] | None = None
-    """Of a dead letter: its queue, reason, error, attempts and deliveries there. A producer can
-    write the same."""
+    """Origin of a dead letter: its queue, reason, error, attempts and deliveries there. A producer
+    can write the same header."""
     progress: Progress | None = None
-    """How far the handler has come that runs now; None: it does not say."""
+    """Progress of the running handler; None if it reports none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Which messages are listed; None: whichever."""
+    """Conditions for listed messages; None matches every message."""
 
     archived: bool = False
     ids: Sequence[int] = ()
-    """Only these; empty: whichever."""
+    """Only these ids; empty matches every id."""
     queue: str | None = None
     state: MessageState | None = None
     key: str | None = None
@@ -123,12 +126,12 @@ class Filters:
     fingerprint: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     since: datetime | float | None = None
-    """A moment, or seconds before the database's now."""
+    """A time, or seconds before the database's now."""
     until: datetime | float | None = None
 
 
 def decode_body(payload: bytes, headers: Mapping[str, Any]) -> Any:
-    """The body by its content type: JSON or text; bytes if it is neither, or is not what it says.
+    """Decode the body by its content type: JSON or text; bytes for other types and invalid bodies.
 
     Without a content type, a body that is JSON is decoded.
     """
@@ -142,41 +145,45 @@ def decode_body(payload: bytes, headers: Mapping[str, Any]) -> Any:
 
 
 def history(message: StoredMessage) -> tuple[Event, ...]:
-    """What the row tells of the message's past and future."""
-    m = message
-    replayed = "" if m.origin_id is None else f", as a replay of message {m.origin_id}"
-    found = [Event(m.created_at, f"published{replayed}")]
-    if m.first_attempt_at is not None and m.first_attempt_at != m.last_attempt_at:
-        found.append(Event(m.first_attempt_at, "the first attempt ended"))
-    if m.last_attempt_at is not None:
-        text = f"attempt {m.attempts_count} ended" if m.attempts_count else "a handler ended"
-        found.append(Event(m.last_attempt_at, text + error_text(m.last_error)))
-    if m.archived_at is None:
-        found += _still_to_come(m)
+    """Build the past and future events of a message from the stored row."""
+    row = message
+    replayed = "" if row.origin_id is None else f", as a replay of message {row.origin_id}"
+    events = [Event(row.created_at, f"published{replayed}")]
+    if row.first_attempt_at is not None and row.first_attempt_at != row.last_attempt_at:
+        events.append(Event(row.first_attempt_at, "the first attempt ended"))
+    if row.last_attempt_at is not None:
+        text = f"attempt {row.attempts_count} ended" if row.attempts_count else "a handler ended"
+        events.append(Event(row.last_attempt_at, text + error_text(row.last_error)))
+    if row.archived_at is None:
+        events += _list_open_events(row)
     else:
-        why = "" if m.reason is None else f": {m.reason}"
-        about = "" if m.related_id is None else f", by message {m.related_id}"
-        found.append(Event(m.archived_at, f"archived as {m.state.name}{why}{about}"))
-    # MySQL's drivers read a zero date, which another program may have written, as None.
-    return tuple(sorted((e for e in found if e.at is not None), key=lambda event: event.at))
+        reason = "" if row.reason is None else f": {row.reason}"
+        related = "" if row.related_id is None else f", by message {row.related_id}"
+        events.append(Event(row.archived_at, f"archived as {row.state.name}{reason}{related}"))
+    # MySQL's drivers return a zero date as None; another program may have written one.
+    return tuple(
+        sorted((event for event in events if event.at is not None), key=lambda event: event.at)
+    )
 
 
-def _still_to_come(m: StoredMessage) -> list[Event]:
-    found = []
-    if m.state is MessageState.PROCESSING:
-        if m.acquired_at is not None:
-            who = m.worker or "a subscriber that is not listed"
-            found.append(Event(m.acquired_at, f"claimed by {who}, delivery {m.deliveries_count}"))
-        if m.lease_expires_at is not None:
-            found.append(Event(m.lease_expires_at, "the lease runs out unless it is renewed"))
+def _list_open_events(row: StoredMessage) -> list[Event]:
+    events = []
+    if row.state is MessageState.PROCESSING:
+        if row.acquired_at is not None:
+            worker = row.worker or "a subscriber that is not listed"
+            events.append(
+                Event(row.acquired_at, f"claimed by {worker}, delivery {row.deliveries_count}")
+            )
+        if row.lease_expires_at is not None:
+            events.append(Event(row.lease_expires_at, "the lease runs out unless it is renewed"))
     else:
-        found.append(Event(m.next_attempt_at, "due"))
-    if m.expires_at is not None:
-        found.append(Event(m.expires_at, "expires"))
-    return found
+        events.append(Event(row.next_attempt_at, "due"))
+    if row.expires_at is not None:
+        events.append(Event(row.expires_at, "expires"))
+    return events
 
 
 def came_from(headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What the header of a dead letter says of its origin."""
+    """Return the origin of a dead letter from the header, or None."""
     value = (headers or {}).get(DEAD_LETTER)
     return value if isinstance(value, dict) else None

@@ -12,102 +12,102 @@ from typing import Any
 from faststream_sqlbroker.exceptions import StoreError
 
 DEFAULT_LIMIT = 8192
-"""Bytes of UTF-8 that an error text may take."""
+"""Maximum length of an error text in bytes of UTF-8."""
 
-_SMALLEST_LIMIT = 64
-"""Bytes; room for "[...]" with a little text before and after it."""
+_MIN_LIMIT = 64
+"""Minimum limit in bytes: "[...]" with a little text before and after it."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _REPLACEMENT = "\ufffd"
 _GAP = "\n[...]\n"
 _MAX_FRAMES = 10
-"""Frames of a traceback that are kept: the innermost ones, which say most."""
+"""Maximum number of traceback frames; the innermost ones are kept, as they say most."""
 _MAX_RELATED = 5
-"""Causes of an exception, and members of a group, that are named: there may be any number."""
+"""Maximum number of causes and group members to name; an exception may have any number."""
 
-SHOWN = 80
-"""Characters of a value that an error message shows."""
+MAX_REPR_LENGTH = 80
+"""Maximum length in characters of a value in an error message."""
 
 
 def short(value: object) -> str:
-    """`repr(value)`, cut for an error message."""
+    """Return `repr(value)`, truncated for an error message."""
     text = repr(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    return text if len(text) <= MAX_REPR_LENGTH else text[: MAX_REPR_LENGTH - 3] + "..."
 
 
 def visible(text: str) -> str:
-    """The text without control characters, lone surrogates and marks that change its direction.
+    """Replace control characters, lone surrogates and marks that change the text direction.
 
     In a terminal such characters could move the cursor, or hide or reorder the text around them;
     surrogates cannot be written at all.
     """
-    return _UNSEEN.sub(_REPLACEMENT, text)
+    return _INVISIBLE.sub(_REPLACEMENT, text)
 
 
 def storable(text: str) -> bool:
-    """Whether every database stores `text` as it is, if it is short enough."""
+    """Return True if every database stores `text` unchanged, apart from the length."""
     return _UNSTORABLE.search(text) is None
 
 
 def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:
-    """Make `text` storable in every database: no NUL, no lone surrogate, bounded.
+    """Make `text` storable in every database: no NUL, no lone surrogate, limited length.
 
     Each unstorable character becomes U+FFFD. Text that is too long keeps its beginning and its end,
-    with "[...]" on a line between them: an error's type stands first, the frame that raised it
-    last.
+    with "[...]" on a line between them: an error's type is at the beginning, the frame that raised
+    it at the end.
 
     Args:
         text: Any string.
-        limit: Most bytes of UTF-8 in the result; at least 64.
+        limit: Maximum number of bytes of UTF-8 in the result; at least 64.
 
     Raises:
         ValueError: `limit` is below 64.
     """
-    if limit < _SMALLEST_LIMIT:
-        raise ValueError(f"limit must be at least {_SMALLEST_LIMIT} bytes, got {limit!r}")
+    if limit < _MIN_LIMIT:
+        raise ValueError(f"limit must be at least {_MIN_LIMIT} bytes, got {limit!r}")
     if len(text) <= limit:
-        cleaned = _replace(text)
+        cleaned = _replace_unstorable(text)
         if len(cleaned.encode()) <= limit:
             return cleaned
-    room = limit - len(_GAP)
-    # A character takes a byte or more, so slices of `limit` characters hold all that can be kept.
-    head = _replace(text[:limit]).encode()[: room // 2]
-    tail = _replace(text[-limit:]).encode()[-(room - room // 2) :]
+    available = limit - len(_GAP)
+    # A character takes at least a byte, so slices of `limit` characters are long enough.
+    head = _replace_unstorable(text[:limit]).encode()[: available // 2]
+    tail = _replace_unstorable(text[-limit:]).encode()[-(available - available // 2) :]
     return head.decode(errors="ignore") + _GAP + tail.decode(errors="ignore")
 
 
 def describe_exception(error: BaseException, *, limit: int = DEFAULT_LIMIT) -> str:
-    """Describe `error` in text that every database stores; never fails, whatever its methods do.
+    """Describe `error` in text that every database stores; never fails, whatever `error` does.
 
-    First line: type and message. Then what caused it, what it groups (five each), and the last ten
-    frames of its traceback, the one that raised it at the end.
+    The first line has type and message. Then come its causes, the members of a group (five each),
+    and the last ten frames of its traceback, ending with the one that raised it.
 
     Args:
-        error: With or without a traceback.
-        limit: Most bytes of UTF-8 in the result; at least 64.
+        error: An exception with or without a traceback.
+        limit: Maximum number of bytes of UTF-8 in the result; at least 64.
     """
     try:
-        text = "\n".join(_describe(error))
+        text = "\n".join(_iter_description(error))
     except Exception:  # noqa: BLE001 - calls the error's own code, which may raise
         text = f"{type.__getattribute__(type(error), '__name__')}: (it cannot be described)"
     return clean_text(text, limit=limit)
 
 
-def _describe(error: BaseException) -> Iterator[str]:
-    yield _headline(error)
-    for cause in islice(_causes(error), _MAX_RELATED):
-        yield f"caused by {_headline(cause)}"
+def _iter_description(error: BaseException) -> Iterator[str]:
+    yield _format_headline(error)
+    for cause in islice(_iter_causes(error), _MAX_RELATED):
+        yield f"caused by {_format_headline(cause)}"
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions[:_MAX_RELATED]:
-            yield f"contains {_headline(member)}"
+            yield f"contains {_format_headline(member)}"
     if error.__traceback__ is not None:
         frames = traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES)
         yield "".join(traceback.format_list(frames)).rstrip("\n")
 
 
-def _headline(error: BaseException) -> str:
+def _format_headline(error: BaseException) -> str:
     kind = type(error)
     name = (
         kind.__qualname__
@@ -121,10 +121,10 @@ def _headline(error: BaseException) -> str:
     return f"{name}: {message}" if message else name
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException) -> Iterator[BaseException]:
     seen = {id(error)}
-    # A StoreError is caused by an error of SQLAlchemy. The text of that one holds the statement
-    # with its binds: bodies and headers, which must not get into logs.
+    # A StoreError is caused by an SQLAlchemy error, whose text contains the statement with its
+    # binds. These include bodies and headers, which must not get into logs.
     while not isinstance(error, StoreError):
         context = None if error.__suppress_context__ else error.__context__
         cause = error.__cause__ if error.__cause__ is not None else context
@@ -135,30 +135,31 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         error = cause
 
 
-def _replace(text: str) -> str:
+def _replace_unstorable(text: str) -> str:
     return _UNSTORABLE.sub(_REPLACEMENT, text)
 
 
-# Headers and texts as they are stored. Another program may have stored anything there.
+# Stored headers and texts. Another program may have stored anything there.
 
 LONGEST_KEPT = 256
-"""Characters of headers up to which their decoded form is cached; longer ones seldom repeat."""
+"""Maximum length in characters of headers whose decoded form is cached; longer ones seldom
+repeat."""
 
 
 def replace_headers(stored: Any, changes: Mapping[str, Any]) -> str:
-    """Headers as selected, with `changes` (None takes a header away), as JSON text.
+    """Apply `changes` to stored headers and return JSON text; None removes a header.
 
     Stored headers that cannot be encoded again are dropped: another program may have nested them
     too deeply. The changes are always written.
     """
     try:
-        return json.dumps(changed_headers(load_headers(stored), changes))
+        return json.dumps(merge_headers(load_headers(stored), changes))
     except (ValueError, RecursionError):
-        return json.dumps(changed_headers({}, changes))
+        return json.dumps(merge_headers({}, changes))
 
 
-def changed_headers(headers: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`headers` with `changes`; None takes a header away."""
+def merge_headers(headers: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `headers` with `changes`; None removes a header."""
     return {
         name: value
         for name, value in {**headers, **changes}.items()
@@ -167,7 +168,7 @@ def changed_headers(headers: Mapping[str, Any], changes: Mapping[str, Any]) -> d
 
 
 def load_text(value: Any) -> str | None:
-    """A text as selected. SQLite may give bytes; those that are not UTF-8 are replaced."""
+    """Decode a text as selected. SQLite may return bytes; invalid UTF-8 is replaced."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -181,16 +182,18 @@ def load_headers(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if value.__class__ is str and len(value) <= LONGEST_KEPT:
-        return dict(known) if (known := plain_headers(value)) is not None else _parse_headers(value)
+        return (
+            dict(cached) if (cached := plain_headers(value)) is not None else _parse_headers(value)
+        )
     return _parse_headers(value)
 
 
 @lru_cache(maxsize=128)
 def plain_headers(value: str) -> dict[str, Any] | None:
-    """Headers without nested values, else None. The caller copies them before they are changed.
+    """Decode headers without nested values; return None for other headers.
 
-    Many messages have the same headers, so the decoded form is cached. A copy is enough, as no
-    value in it can be changed.
+    Many messages have the same headers, so the decoded form is cached. The caller must copy the
+    result before changing it. A shallow copy is enough, as the values are immutable.
     """
     loaded = _parse_headers(value)
     nested = any(isinstance(item, dict | list) for item in loaded.values())
@@ -206,7 +209,7 @@ def _parse_headers(value: Any) -> dict[str, Any]:
 
 
 def size_text(size: float) -> str:
-    """Return a number of bytes for people, in its largest unit."""
+    """Format a number of bytes in the largest suitable unit."""
     units = ["TiB", "GiB", "MiB", "KiB", "bytes"]
     while round(size) >= 1024 and units[1:]:  # noqa: PLR2004 - a KiB
         size /= 1024

@@ -1,4 +1,4 @@
-"""Durations as users write them, moments as whole microseconds, and time zones."""
+"""Durations as users write them, times as whole microseconds, and time zones."""
 
 import math
 import re
@@ -13,8 +13,7 @@ Duration = float | timedelta | str
 """Seconds, a timedelta, or text such as "500ms", "60s", "1.5h", "2h45m", "30d" or "0"."""
 
 LONGEST_SECONDS = 1e11
-"""No length may exceed this many seconds (about 3 170 years): a timedelta must be able to hold it.
-"""
+"""Maximum duration in seconds (about 3 170 years): a timedelta must be able to hold it."""
 
 _UNITS = {
     "ms": Fraction(1, 1000),
@@ -25,29 +24,29 @@ _UNITS = {
 }
 _PART = r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(ms|s|m|h|d)"
 _PARTS = re.compile(_PART)
-_WHOLE = re.compile(rf"([+-]?)(0|(?:{_PART}){{1,20}})")
+_DURATION = re.compile(rf"([+-]?)(0|(?:{_PART}){{1,20}})")
 
 _ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h", "2h45m" or "30d"'
 
 
 def parse_duration(value: Duration, *, name: str = "duration") -> float:
-    """Turn `value` into seconds.
+    """Convert a duration to seconds.
 
     Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m, h or d (24
     hours). "0" needs no unit. Digits may be missing on one side of the point (".5s", "1.s"). Parts
-    add up, in any order; the sign is that of the whole; spaces are not allowed. The sum is exact
+    add up, in any order; the sign applies to the sum; spaces are not allowed. The sum is exact
     before it becomes a float.
 
     Args:
         value: Seconds, a timedelta or text.
-        name: What the value is for; the error message begins with it.
+        name: Name of the option; the error message begins with it.
 
     Returns:
         Seconds; negative if the value is.
 
     Raises:
-        SetupError: Any other type, NaN, an infinity, text that does not follow the grammar (a
-            number other than 0 without its unit does not), or more than 1e11 seconds either way.
+        SetupError: Any other type, NaN, an infinity, text that does not follow the grammar (such
+            as a number other than 0 without its unit), or more than 1e11 seconds either way.
     """
     if isinstance(value, str):
         seconds = _parse_text(value, name)
@@ -60,25 +59,25 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
     if not math.isfinite(seconds) or abs(seconds) > LONGEST_SECONDS:
         raise SetupError(
             f"{name} must be a finite length of at most {LONGEST_SECONDS:.0e} seconds, got "
-            f"{_short(value)}"
+            f"{_format_value(value)}"
         )
     return seconds
 
 
 def delay_seconds(value: Duration, *, name: str = "delay") -> float:
-    """Return in how many seconds something is due. A negative `value` gives 0: at once.
+    """Return a delay in seconds; a negative `value` gives 0.
 
     Raises:
-        SetupError: It is not a valid duration; the message begins with `name`.
+        SetupError: The value is not a valid duration; the message begins with `name`.
     """
     return max(0.0, parse_duration(value, name=name))
 
 
 def seconds_or_zero(name: str, value: Duration) -> float:
-    """Return `value` in seconds.
+    """Return a duration of 0 or more in seconds.
 
     Raises:
-        SetupError: It is not a valid duration, or negative; the message begins with `name`.
+        SetupError: The value is not a valid duration, or negative; the message begins with `name`.
     """
     seconds = parse_duration(value, name=name)
     if seconds < 0:
@@ -87,10 +86,10 @@ def seconds_or_zero(name: str, value: Duration) -> float:
 
 
 def positive_seconds(name: str, value: Duration) -> float:
-    """Return `value` in seconds.
+    """Return a duration above 0 in seconds.
 
     Raises:
-        SetupError: It is not a duration above 0; the message begins with `name`.
+        SetupError: The value is not a duration above 0; the message begins with `name`.
     """
     seconds = parse_duration(value, name=name)
     if seconds <= 0:
@@ -99,10 +98,11 @@ def positive_seconds(name: str, value: Duration) -> float:
 
 
 def _parse_text(text: str, name: str) -> float:
-    match = _WHOLE.fullmatch(text)
+    match = _DURATION.fullmatch(text)
     if match is None:
         raise SetupError(
-            f"{name} cannot be {_short(text)}: {_ALLOWED}, each number with its unit, no spaces"
+            f"{name} cannot be {_format_value(text)}: {_ALLOWED}, each number with its "
+            "unit, no spaces"
         )
     total = sum(
         (Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction()
@@ -117,30 +117,30 @@ def _to_float(value: float) -> float:
         return math.inf
 
 
-def _short(value: Duration) -> str:
-    # An int of many thousand digits has no repr: Python refuses to make it.
+def _format_value(value: Duration) -> str:
+    # Python refuses to convert an int of many thousand digits to text.
     if isinstance(value, int) and abs(value) > LONGEST_SECONDS:
         return "a larger integer"
     return short(value)
 
 
-# Leases and waits, as users write them, in seconds.
+# Options for leases and waits.
 
 
 def lease_seconds(lease: Duration) -> float:
-    """A lease in seconds.
+    """Return the length of a lease in seconds.
 
     Raises:
-        SetupError: it is not a duration above 0.
+        SetupError: the value is not a duration above 0.
     """
     return positive_seconds("lease", lease)
 
 
 def wait_seconds(wait: Duration | None) -> float | None:
-    """How long to wait, in seconds; None: without a limit.
+    """Return the maximum wait in seconds; None means no limit.
 
     Raises:
-        SetupError: it is not a valid duration, or negative.
+        SetupError: the value is not a valid duration, or negative.
     """
     if wait is None:
         return None
@@ -157,31 +157,31 @@ TICK = timedelta(microseconds=1)
 """The resolution of every time that the broker stores."""
 
 
-def to_microseconds(moment: datetime) -> int:
-    """An aware datetime as microseconds."""
-    return (moment - EPOCH) // TICK
+def to_microseconds(timestamp: datetime) -> int:
+    """Convert an aware datetime to microseconds since 1970."""
+    return (timestamp - EPOCH) // TICK
 
 
 def from_microseconds(microseconds: int) -> datetime:
-    """Microseconds as an aware datetime (UTC)."""
+    """Convert microseconds since 1970 to an aware datetime (UTC)."""
     return EPOCH + timedelta(microseconds=microseconds)
 
 
 FIRST_MOMENT = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
 LAST_MOMENT = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
-"""The years 1 to 9999, which Python knows. In SQLite text and bytes, which any column takes, sort
-after all numbers."""
+"""The years 1 to 9999, the range of Python's datetimes. In SQLite text and bytes, which any column
+accepts, sort after all numbers."""
 
 
-# Time zones by their names.
+# Time zones.
 
 
-def find_zone(name: str, of: str) -> ZoneInfo:
-    """The time zone called `name` in the IANA database.
+def find_zone(name: str, owner: str) -> ZoneInfo:
+    """Return the time zone called `name` in the IANA database.
 
     Args:
-        name: Of the zone.
-        of: The owner of the option, such as "Window's"; the error message begins with it.
+        name: Name of the zone.
+        owner: The owner of the option, such as "Window's"; the error message begins with it.
 
     Raises:
         SetupError: there is no zone of that name, or no database of time zones.
@@ -191,18 +191,18 @@ def find_zone(name: str, of: str) -> ZoneInfo:
     except (ZoneInfoNotFoundError, ValueError, TypeError, AttributeError, OSError) as error:
         if not available_timezones():
             raise SetupError(
-                f"{of} tz cannot be {short(name)}: this machine has no time zone database at all; "
-                "pip install tzdata, or install the operating system's package of that name"
+                f"{owner} tz cannot be {short(name)}: this machine has no time zone database "
+                "at all; pip install tzdata, or install the operating system's package of that name"
             ) from error
         raise SetupError(
-            f'{of} tz cannot be {short(name)}: it is a name of the IANA database such as "UTC" or '
-            '"Europe/Berlin"'
+            f'{owner} tz cannot be {short(name)}: it is a name of the IANA database such as "UTC" '
+            'or "Europe/Berlin"'
         ) from error
 
 
 def length_text(seconds: float) -> str:
-    """Return a length of time for people, in its largest unit."""
-    for limit, unit, one in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
+    """Format a duration in the largest suitable unit."""
+    for limit, unit, divisor in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
         if abs(seconds) < limit:
-            return f"{seconds / one:.0f} {unit}"
+            return f"{seconds / divisor:.0f} {unit}"
     return f"{seconds / 86_400:.0f} days"

@@ -1,4 +1,4 @@
-"""What `broker.admin.verify` finds: rows that contradict each other, or that cannot be."""
+"""Results of `broker.admin.verify`: rows that contradict each other, or that are impossible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,76 +28,76 @@ MEANINGS: Mapping[str, str] = {
     JOB_RESTS: "the job is running, but has no time for its next batch",
     DIFFERS: "the archive has other rows of the window than the export has recorded",
 }
-"""What each kind of damage means; docs/howto/operating.md says how to mend it."""
+"""The meanings of the kinds of damage; docs/howto/operating.md describes the repairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """One row, or one window of an export, that is not as it must be. `str()` is for people."""
+    """A damaged row, or a damaged window of an export. `str()` is for people."""
 
     kind: str
-    """One of the kinds that docs/howto/operating.md lists."""
+    """A kind listed in docs/howto/operating.md."""
     message_id: int | None = None
     queue: str | None = None
     name: str | None = None
-    """Of what is no message: the job's id, or the lake and the window."""
+    """Name of something other than a message: the job's id, or the lake and the window."""
     found: str | None = None
-    """What the row has, such as its state."""
+    """The value found in the row, such as its state."""
 
     def __str__(self) -> str:
-        """One line."""
+        """Return a single line for people."""
         if self.message_id is None:
-            who = f"{self.name}"
+            subject = f"{self.name}"
         else:
-            who = f"message {self.message_id} of queue {self.queue!r}"
-        found = "" if self.found is None else f" ({self.found})"
-        return f"{self.kind}: {who}: {MEANINGS[self.kind]}{found}"
+            subject = f"message {self.message_id} of queue {self.queue!r}"
+        details = "" if self.found is None else f" ({self.found})"
+        return f"{self.kind}: {subject}: {MEANINGS[self.kind]}{details}"
 
 
 NOTES: Mapping[str, str] = {
     BROUGHT_BACK: "messages of the window were brought back to their queues, so the archive has "
     "fewer rows of it than the lake",
 }
-"""What each kind of note means: nothing is wrong, and nothing is to be done."""
+"""The meanings of the kinds of notes: nothing is wrong, and nothing has to be done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What is no damage, but may surprise who compares. `str()` is for people."""
+    """A harmless difference that may surprise when data is compared. `str()` is for people."""
 
     kind: str
-    """One of the kinds that docs/howto/operating.md lists."""
+    """A kind listed in docs/howto/operating.md."""
     name: str
     """The lake and the window."""
     found: str
-    """What the window has."""
+    """The rows found in the window."""
 
     def __str__(self) -> str:
-        """One line."""
+        """Return a single line for people."""
         return f"{self.kind}: {self.name}: {NOTES[self.kind]} ({self.found})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was looked at, and what is wrong there."""
+    """The result of a verification."""
 
     rows: int
-    """Rows that were looked at: live and archived ones, jobs, and those of windows."""
+    """Number of checked rows: live and archived ones, jobs, and those of windows."""
     counts: Mapping[str, int]
-    """How many of each kind of damage were found."""
+    """Number of damages by kind."""
     damages: tuple[Damage, ...]
-    """The first of them, up to `limit`."""
+    """The first damages, up to `limit`."""
     after: str | None
-    """Give it as `after` to go on; None: all was looked at."""
+    """Pass this as `after` to continue; None if everything was checked."""
     notes: tuple[Note, ...] = ()
-    """What is no damage, up to `limit`."""
+    """Notes, up to `limit`."""
 
     @property
     def complete(self) -> bool:
-        """Whether it came to the end of the tables."""
+        """True if the end of the tables was reached."""
         return self.after is None
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong with what was looked at."""
+        """True if no damage was found."""
         return not self.counts

@@ -1,4 +1,4 @@
-"""Where the broker's tables are, and by which lengths of time the archive may be partitioned.
+"""The names of the broker's tables, and the sizes of the archive's partitions.
 
 All bounds of partitions are midnights of UTC.
 """
@@ -11,38 +11,39 @@ from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.exceptions import SetupError
 
 PARTITION_SIZES = ("day", "week", "month")
-"""What `archive_partitions` may be; weeks begin on Monday."""
+"""Allowed values of `archive_partitions`; weeks begin on Monday."""
 PARTITIONS_AHEAD = 4
-"""Partitions that are kept ready behind the current one."""
+"""Number of partitions that are created after the current one."""
 
 
-def partition_start(moment: datetime, size: str) -> datetime:
-    """The start of the partition that `moment` belongs to."""
-    day = moment.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+def partition_start(time: datetime, size: str) -> datetime:
+    """Return the start of the partition that contains `time`."""
+    day = time.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
     if size == "week":
         return day - timedelta(days=day.weekday())
     return day.replace(day=1) if size == "month" else day
 
 
 def next_partition_start(start: datetime, size: str) -> datetime:
-    """The start of the partition after the one that begins at `start`."""
-    longest = {"day": 1, "week": 7, "month": 31}[size]
-    return partition_start(start + timedelta(days=longest), size)
+    """Return the start of the partition after the partition that begins at `start`."""
+    max_days = {"day": 1, "week": 7, "month": 31}[size]
+    return partition_start(start + timedelta(days=max_days), size)
 
 
 def partitions_wanted(now: datetime, size: str) -> list[tuple[datetime, datetime]]:
-    """Start and end of the current partition, and of the next `PARTITIONS_AHEAD`."""
+    """Return start and end of the current partition, and of the next `PARTITIONS_AHEAD`."""
     start = partition_start(now, size)
-    found = []
+    ranges = []
     for _ in range(PARTITIONS_AHEAD + 1):
         end = next_partition_start(start, size)
-        found.append((start, end))
+        ranges.append((start, end))
         start = end
-    return found
+    return ranges
 
 
-LONGEST_TABLE_NAME = 40
-"""Characters; PostgreSQL cuts names at 63 bytes, and indexes and constraints add a suffix."""
+MAX_TABLE_NAME_LENGTH = 40
+"""Maximum length in characters; PostgreSQL cuts names at 63 bytes, and indexes and constraints add
+a suffix."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
 
@@ -56,14 +57,14 @@ class SqlBrokerSchemaConfig:
         message_archive_table_name: Finished messages; None keeps none of them.
         schema: The database schema (MySQL, MariaDB: the database); None is the connection's
             default.
-        notify_trigger: PostgreSQL: the tables get triggers that tell subscribers of all that
-            becomes claimable, as `max_fetch_interval=None` needs; elsewhere without effect.
+        notify_trigger: PostgreSQL: the tables get triggers that notify subscribers of all messages
+            that become claimable, as `max_fetch_interval=None` needs; elsewhere without effect.
         sql_functions: PostgreSQL, MySQL and MariaDB: the functions `sqlbroker_publish`,
-            `sqlbroker_cancel`, `sqlbroker_load` and others come with the tables; SQLite has no
-            functions, so making its tables then raises NotSupportedError.
+            `sqlbroker_cancel`, `sqlbroker_load` and others are created with the tables; SQLite has
+            no functions, so creating its tables then raises NotSupportedError.
         archive_partitions: PostgreSQL: the archive has partitions of a "day", "week" or "month" of
-            `archived_at`. Old ones are dropped as a whole. Its primary key is (id, archived_at).
-            Elsewhere making a broker or its tables raises NotSupportedError.
+            `archived_at`. Old partitions are dropped completely. The primary key is (id,
+            archived_at). Elsewhere creating a broker or its tables raises NotSupportedError.
 
     Raises:
         SetupError: A name that is not a letter or underscore followed by letters, digits,
@@ -78,7 +79,7 @@ class SqlBrokerSchemaConfig:
     archive_partitions: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the names."""
+        """Validate the names."""
         check_name("message_table_name", self.message_table_name)
         if self.message_archive_table_name is not None:
             check_name("message_archive_table_name", self.message_archive_table_name)
@@ -101,29 +102,29 @@ class SqlBrokerSchemaConfig:
 
     @property
     def policy_state_table_name(self) -> str:
-        """The small table of what outlives a message's row: slots, keys, locks, schedules."""
+        """Table of all data that outlives a message's row: slots, keys, locks, schedules."""
         return f"{self.message_table_name}_policy_state"
 
     @property
     def channel(self) -> str:
-        """PostgreSQL's channel of wake-ups: each notification carries a queue."""
+        """PostgreSQL's channel of wake-ups; each notification contains a queue."""
         return f"sqlbroker_{self.message_table_name}"[:63]
 
     @property
     def version_table_name(self) -> str:
-        """The table in which Alembic notes the version of these tables."""
+        """Table in which Alembic stores the version of the tables."""
         return f"{self.message_table_name}_schema_version"
 
 
 def check_name(option: str, name: object) -> None:
-    """Whether `name`, given as `option`, can be the name of a table or schema.
+    """Check that `name`, the value of `option`, is a valid name of a table or schema.
 
     Raises:
-        SetupError: it cannot.
+        SetupError: the name is invalid.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_TABLE_NAME:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_TABLE_NAME_LENGTH:
         msg = (
             f"{option} cannot be {name!r}: it is a letter or underscore followed by letters, "
-            f"digits, underscores or dollar signs, at most {LONGEST_TABLE_NAME} characters"
+            f"digits, underscores or dollar signs, at most {MAX_TABLE_NAME_LENGTH} characters"
         )
         raise SetupError(msg)

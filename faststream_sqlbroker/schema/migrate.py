@@ -1,4 +1,4 @@
-"""Create and upgrade the tables: at once for development, by Alembic's versions for production."""
+"""Create and upgrade the tables: directly for development, with Alembic for production."""
 
 import io
 from pathlib import Path
@@ -12,47 +12,47 @@ from faststream_sqlbroker.schema.functions import install_functions
 from faststream_sqlbroker.schema.partitions import is_partitioned, need_postgresql
 from faststream_sqlbroker.schema.tables import (
     Tables,
+    build_default_partition,
+    build_storage_options,
     build_tables,
-    default_partition_of,
-    sorted_indexes,
-    storage_of,
+    list_indexes,
 )
-from faststream_sqlbroker.schema.triggers import create_notify_trigger, notify_trigger
+from faststream_sqlbroker.schema.triggers import build_notify_trigger, create_notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL
-from faststream_sqlbroker.schema.validate import foreign_tables, name_types_plainly
+from faststream_sqlbroker.schema.validate import disable_type_quotes, find_foreign_tables
 
 if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
 HEAD = "0001"
-"""The newest version in `versions/`."""
+"""The latest version in `versions/`."""
 MIGRATED = ("postgresql", "mysql", "sqlite")
-"""Dialects with a folder under `migrations/`; MariaDB's is MySQL's."""
+"""Dialects with a folder under `migrations/`; MariaDB uses MySQL's."""
 
 
 def create_all(connection: Connection, tables: Tables) -> None:
-    """Create what is missing of the tables and their indexes; for development and tests.
+    """Create missing tables and indexes; for development and tests.
 
-    Existing tables keep their columns; `differences` tells which are missing.
+    Existing tables keep their columns; `find_differences` returns the missing columns.
 
     Raises:
         SchemaError: a table of that name belongs to another program.
     """
     need_postgresql(connection.dialect.name, tables.config)
-    # Before any read: on MySQL a transaction that has read a table holds its metadata lock. If it
-    # then waited here, it would block the DDL of the process that holds this lock.
-    _one_at_a_time(connection)
-    name_types_plainly(connection)
-    _refuse_foreign(connection, tables)
-    fresh = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
+    # Lock before any read: on MySQL a transaction that has read a table holds its metadata lock.
+    # Waiting here with that lock would block the DDL of the process that holds this lock.
+    _lock_creation(connection)
+    disable_type_quotes(connection)
+    _check_foreign_tables(connection, tables)
+    is_new = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
     for table in tables.for_dialect(connection.dialect.name).ours:
         table.create(connection, checkfirst=True)
         columns = {
-            each["name"]
-            for each in inspect(connection).get_columns(table.name, schema=table.schema)
+            column["name"]
+            for column in inspect(connection).get_columns(table.name, schema=table.schema)
         }
-        for index in sorted_indexes(table):
+        for index in list_indexes(table):
             if columns.issuperset(column.name for column in index.columns):
                 index.create(connection, checkfirst=True)
     if connection.dialect.name == "postgresql":
@@ -61,26 +61,26 @@ def create_all(connection: Connection, tables: Tables) -> None:
     if tables.config.sql_functions:
         install_functions(connection, tables.config)
     tables.version.create(connection, checkfirst=True)
-    if fresh:
-        # By its key: MySQL under sql_safe_updates refuses a DELETE without one.
+    if is_new:
+        # MySQL with sql_safe_updates refuses a DELETE without a key in its WHERE.
         connection.execute(tables.version.delete().where(tables.version.c.version_num > ""))
         connection.execute(tables.version.insert().values(version_num=HEAD))
 
 
-def _refuse_foreign(connection: Connection, tables: Tables) -> None:
-    if foreign := foreign_tables(connection, tables):
+def _check_foreign_tables(connection: Connection, tables: Tables) -> None:
+    if foreign := find_foreign_tables(connection, tables):
         raise SchemaError("; ".join(foreign))
 
 
 def _create_for_postgresql(connection: Connection, tables: Tables) -> None:
-    connection.execute(storage_of(tables.message))
+    connection.execute(build_storage_options(tables.message))
     archive = tables.archive if tables.config.archive_partitions is not None else None
     if archive is not None and is_partitioned(connection, archive):
-        connection.execute(default_partition_of(archive))
+        connection.execute(build_default_partition(archive))
 
 
-def _one_at_a_time(connection: Connection) -> None:
-    """Let one process create tables at a time.
+def _lock_creation(connection: Connection) -> None:
+    """Let only a single process create tables at a time.
 
     The race: workers that start together would all find no table, and all create it. SQLite needs
     no lock here, because BEGIN IMMEDIATE lets one transaction write at a time.
@@ -89,16 +89,16 @@ def _one_at_a_time(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('faststream_sqlbroker'))"))
     elif connection.dialect.name in MYSQL:
         connection.execute(text("SELECT GET_LOCK('faststream_sqlbroker', 30)"))
-        event.listen(connection, "commit", _unlock, once=True)
-        event.listen(connection, "rollback", _unlock, once=True)
+        event.listen(connection, "commit", _release_creation_lock, once=True)
+        event.listen(connection, "rollback", _release_creation_lock, once=True)
 
 
-def _unlock(connection: Connection) -> None:
+def _release_creation_lock(connection: Connection) -> None:
     connection.exec_driver_sql("DO RELEASE_ALL_LOCKS()")
 
 
 def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None) -> None:
-    """Bring the tables to this version's with the migrations shipped in the package.
+    """Upgrade the tables to this version with the migrations shipped in the package.
 
     Runs in the transaction of `connection` (MySQL and MariaDB commit after each statement).
 
@@ -108,7 +108,7 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
     """
     config = config or SqlBrokerSchemaConfig()
     need_postgresql(connection.dialect.name, config)
-    _refuse_foreign(connection, build_tables(config))
+    _check_foreign_tables(connection, build_tables(config))
     migrate(config, connection=connection)
     create_notify_trigger(connection, build_tables(config))
     if config.sql_functions:
@@ -116,7 +116,7 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
 
 
 def versions() -> dict[str, str]:
-    """The migrations, oldest first: the version, and the name of its file without the ending.
+    """Return the migrations, oldest first: the version, and the file name without the suffix.
 
     Raises:
         MissingExtraError: Alembic is not installed.
@@ -133,13 +133,13 @@ def render(
     since: str | None = None,
     to: str = "head",
 ) -> str:
-    """The migrations as readable SQL for one of postgresql, mysql, sqlite; nothing is connected to.
+    """Return the migrations as readable SQL for postgresql, mysql or sqlite, without a connection.
 
     Args:
         dialect_name: The database.
         config: Names of the tables.
-        since: The version that the tables have; None is none.
-        to: The version that they are to have.
+        since: Current version of the tables; None if there are no tables.
+        to: The version to reach.
 
     Raises:
         MissingExtraError: Alembic is not installed.
@@ -148,7 +148,9 @@ def render(
     config = config or SqlBrokerSchemaConfig()
     migrate(config, dialect_name=dialect_name, out=out, since=since, to=to)
     if config.notify_trigger and dialect_name == "postgresql":
-        out.write("".join(f"{each};\n\n" for each in notify_trigger(build_tables(config))))
+        out.write(
+            "".join(f"{statement};\n\n" for statement in build_notify_trigger(build_tables(config)))
+        )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -161,19 +163,20 @@ def migrate(
     since: str | None = None,
     to: str = "head",
 ) -> None:
-    """Run the migrations after the version that is there, or `since`, up to `to`, or write them to
-    `out`.
+    """Run the migrations up to `to`, or write the SQL to `out`.
+
+    They start after the current version, or after `since`.
     """
     alembic_config, script = _script()
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415
 
-    def steps(revision: Any, _context: Any) -> Any:
-        return script._upgrade_revs(to, revision)  # noqa: SLF001 - what alembic.command.upgrade calls
+    def get_steps(revision: Any, _context: Any) -> Any:
+        return script._upgrade_revs(to, revision)  # noqa: SLF001 - like alembic.command.upgrade
 
     context = EnvironmentContext(
         alembic_config,
         script,
-        fn=steps,
+        fn=get_steps,
         as_sql=connection is None,
         starting_rev=since,
         destination_rev=to,

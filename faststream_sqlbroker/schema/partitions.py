@@ -1,7 +1,7 @@
-"""The archive in partitions of time, on PostgreSQL: made ahead, dropped when they are old.
+"""Time partitions of the archive on PostgreSQL: created ahead, dropped when they are old.
 
-There is always a DEFAULT partition, so a message is archived whether or not its partition is
-there. What it holds is deleted row by row, as in an archive without partitions.
+There is always a DEFAULT partition, so a message is archived even without a partition for its
+time. Rows of the DEFAULT partition are deleted one by one, as in an archive without partitions.
 """
 
 import re
@@ -20,16 +20,15 @@ from faststream_sqlbroker.schema.config import (
     partition_start,
     partitions_wanted,
 )
-from faststream_sqlbroker.schema.tables import build_tables, sorted_indexes
+from faststream_sqlbroker.schema.tables import build_tables, list_indexes
 
 LOCK_TIMEOUT = "2s"
-"""Most time that a change of the partitions waits for its locks: what comes later waits behind it.
-"""
-KEY = "by_id"
-FIRST = "p0"
-UNTIL = "until"
-"""Of a conversion, each after the archive's name: the unique index, the partition with the rows
-that were there, and the check that these are older than its end."""
+"""Maximum wait of a change of the partitions for its locks: later statements wait behind it."""
+KEY_SUFFIX = "by_id"
+FIRST_SUFFIX = "p0"
+CHECK_SUFFIX = "until"
+"""Suffixes of a conversion after the archive's name: the unique index, the partition with the
+existing rows, and the check that these are older than the partition's end."""
 _BOUNDS = re.compile(r"FOR VALUES FROM \((MINVALUE|'[^']*')\) TO \('([^']*)'\)")
 _FIND = """
 SELECT c.relname, c.oid::regclass::text AS name, pg_get_expr(c.relpartbound, c.oid) AS bounds
@@ -52,77 +51,82 @@ FROM pg_attribute t, aclexplode(t.attacl) a WHERE t.attrelid = to_regclass('{old
 
 @dataclass(frozen=True, slots=True)
 class ArchivePartition:
-    """One partition of the archive."""
+    """A partition of the archive."""
 
     name: str
-    """As SQL takes it."""
+    """Quoted name for SQL."""
     start: datetime | None
-    """Its first moment; None: it has no begin."""
+    """First time in the partition; None if there is no lower bound."""
     end: datetime
-    """The first moment that does not belong to it."""
+    """First time after the partition."""
 
 
 def is_partitioned(connection: Connection, archive: Table | None) -> bool:
-    """Whether the archive in the database has partitions."""
+    """Return True if the archive in the database has partitions."""
     if archive is None or connection.dialect.name != "postgresql":
         return False
-    found = connection.execute(text(_IS_PARTITIONED), {"archive": _named(archive)}).scalar()
-    return bool(found)
+    kind = connection.execute(text(_IS_PARTITIONED), {"archive": _quote_name(archive)}).scalar()
+    return bool(kind)
 
 
 def list_partitions(connection: Connection, archive: Table) -> list[ArchivePartition]:
-    """Those with an end, the oldest first; the DEFAULT one and those without an end are left out.
+    """Return the partitions with an end, the oldest first, without the DEFAULT partition.
 
     Sets the time zone of the transaction to UTC.
     """
-    # PostgreSQL writes bounds in the session's zone and style.
+    # PostgreSQL formats bounds in the session's time zone and date style.
     connection.execute(
         text("SELECT set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true)")
     )
-    found = []
-    for _, name, bounds in connection.execute(text(_FIND), {"archive": _named(archive)}):
+    partitions = []
+    for _, name, bounds in connection.execute(text(_FIND), {"archive": _quote_name(archive)}):
         match = _BOUNDS.fullmatch(bounds or "")
         if match is None:
             continue
-        with suppress(ValueError):  # infinity, or a date that Python does not have
-            first = match[1].strip("'")
-            start = None if first == "MINVALUE" else datetime.fromisoformat(first)
-            found.append(ArchivePartition(name, start, datetime.fromisoformat(match[2])))
-    return sorted(found, key=lambda each: each.end)
+        with suppress(ValueError):  # infinity, or a date outside of Python's range
+            lower = match[1].strip("'")
+            start = None if lower == "MINVALUE" else datetime.fromisoformat(lower)
+            partitions.append(ArchivePartition(name, start, datetime.fromisoformat(match[2])))
+    return sorted(partitions, key=lambda partition: partition.end)
 
 
-def partition_names(connection: Connection, archive: Table) -> list[str]:
-    """The names of all partitions, the DEFAULT one, too."""
-    return list(connection.scalars(text(_FIND), {"archive": _named(archive)}))
+def list_partition_names(connection: Connection, archive: Table) -> list[str]:
+    """Return the names of all partitions, including the DEFAULT partition."""
+    return list(connection.scalars(text(_FIND), {"archive": _quote_name(archive)}))
 
 
 def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str | None:
-    """Make the next of the partitions that are missing; its name, or None: none is missing.
+    """Create the next missing partition; returns the name, or None if none is missing.
 
-    Call it in a transaction of its own. Ranges of which a partition has a part are left to it; and
-    so is a range of which the DEFAULT partition has rows, as they would have to be moved.
+    Call this in a transaction of its own. A range is skipped if a partition covers a part of it, or
+    if the DEFAULT partition has rows of this range, as these would have to be moved.
 
     Raises:
         SchemaError: the archive has no partitions.
     """
     archive = archive_of(config)
     if not is_partitioned(connection, archive):
-        raise SchemaError(not_partitioned(archive))
-    _wait_little(connection)
-    there = list_partitions(connection, archive)
+        raise SchemaError(format_not_partitioned(archive))
+    _set_lock_timeout(connection)
+    existing = list_partitions(connection, archive)
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
     for start, end in partitions_wanted(now, str(config.archive_partitions)):
-        if any(each.end > start and (each.start is None or each.start < end) for each in there):
+        if any(
+            partition.end > start and (partition.start is None or partition.start < end)
+            for partition in existing
+        ):
             continue
-        if _default_has(connection, archive, start, end):
+        if _has_default_rows(connection, archive, start, end):
             continue
-        name = _named(archive, f"p{start:%Y%m%d}")
-        # Made apart and attached: that locks the archive against no reader and no writer.
-        copied = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
-        connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {_named(archive)} {copied})")
+        name = _quote_name(archive, f"p{start:%Y%m%d}")
+        # Create the table separately and attach it: this blocks no reader or writer of the archive.
+        copy_options = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
+        connection.exec_driver_sql(
+            f"CREATE TABLE {name} (LIKE {_quote_name(archive)} {copy_options})"
+        )
         bounds = f"FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
         connection.exec_driver_sql(
-            f"ALTER TABLE {_named(archive)} ATTACH PARTITION {name} FOR VALUES {bounds}"
+            f"ALTER TABLE {_quote_name(archive)} ATTACH PARTITION {name} FOR VALUES {bounds}"
         )
         return name
     return None
@@ -135,31 +139,32 @@ def drop_partition(
     *,
     empty: bool,
 ) -> str | None:
-    """Drop the oldest partition that ended by `before`; its name, or None: there is none.
+    """Drop the oldest partition that ended by `before`; returns the name, or None.
 
-    Call it in a transaction of its own. All rows in it are lost.
+    Call this in a transaction of its own. All rows in the partition are lost.
 
     Args:
-        connection: Of the archive's owner.
+        connection: A connection of the archive's owner.
         config: The tables' names.
-        before: Every row of the partition is older.
-        empty: Only one without rows.
+        before: Every row of the partition is older than this.
+        empty: Drop only a partition without rows.
     """
     archive = archive_of(config)
-    _wait_little(connection)
-    for each in list_partitions(connection, archive):
-        if each.end > before:
+    _set_lock_timeout(connection)
+    for partition in list_partitions(connection, archive):
+        if partition.end > before:
             return None
         if empty:
-            if not _is_empty(connection, each.name):
+            if not _is_empty(connection, partition.name):
                 continue
-            # A row may come between the look and the drop, which takes this lock, too.
-            lock = f"LOCK TABLE ONLY {_named(archive)} IN ACCESS EXCLUSIVE MODE"
+            # A race: a row may arrive between this check and the drop. So take the lock of the drop
+            # now, and check again.
+            lock = f"LOCK TABLE ONLY {_quote_name(archive)} IN ACCESS EXCLUSIVE MODE"
             connection.exec_driver_sql(lock)
-            if not _is_empty(connection, each.name):
+            if not _is_empty(connection, partition.name):
                 return None
-        connection.exec_driver_sql(f"DROP TABLE {each.name}")
-        return each.name
+        connection.exec_driver_sql(f"DROP TABLE {partition.name}")
+        return partition.name
     return None
 
 
@@ -170,14 +175,14 @@ def _is_empty(connection: Connection, name: str) -> bool:
 def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bool:
     """Turn an archive with rows into one with partitions, while messages are archived.
 
-    All rows that there are become the first partition; it ends a whole period after the current
-    one, and no row is written anew. What is new is a unique index on (id, archived_at), which is
+    All existing rows become the first partition; it ends a full period after the current one, and
+    no row is written again. The only new structure is a unique index on (id, archived_at), which is
     built concurrently, and then takes the place of the primary key. Only that exchange locks the
-    archive, for some milliseconds; it gives up after 2 seconds of waiting. Call it again then, and
-    if it was cut off: it goes on. Until it has ended nothing must be archived after that end, so
-    do not leave it half done for long. Rights, and the owner, stay as they were. Indexes,
-    triggers, row security, publications and views of your own stay with the first partition: make
-    them anew on the archive, or views show no later rows.
+    archive, for some milliseconds; it gives up after 2 seconds of waiting. In that case, and after
+    an interruption, call the function again: it continues. Until it has finished, nothing must be
+    archived after the end of the first partition, so do not leave it half done for long. Rights and
+    the owner stay as they were. Indexes, triggers, row security, publications and views of your own
+    stay with the first partition: create them again on the archive, or views show no later rows.
 
     Args:
         connection: In autocommit, of the archive's owner, with `isolation_level="AUTOCOMMIT"`; in
@@ -185,7 +190,7 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
         config: With `archive_partitions`.
 
     Returns:
-        Whether it was converted; False: it had partitions.
+        True if the archive was converted; False if it had partitions.
 
     Raises:
         SchemaError: there is no archive.
@@ -194,34 +199,36 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
     """
     need_postgresql(connection.dialect.name, config)
     archive = archive_of(config)
-    name = _named(archive)
+    name = _quote_name(archive)
     kind = connection.execute(text(_IS_PARTITIONED), {"archive": name}).scalar()
     if kind is None:
         raise SchemaError(f"there is no archive {name}: create the tables first")
     if kind:
         return False
-    until = f'"{archive.name}_{UNTIL}"'
+    until = f'"{archive.name}_{CHECK_SUFFIX}"'
     _build_key(connection, archive)
-    end = _first_end(connection, str(config.archive_partitions))
-    _run(connection, f"ALTER TABLE {name} DROP CONSTRAINT IF EXISTS {until}")
+    end = _compute_first_end(connection, str(config.archive_partitions))
+    _run_with_lock_timeout(connection, f"ALTER TABLE {name} DROP CONSTRAINT IF EXISTS {until}")
     check = f"CHECK (archived_at < '{end}') NOT VALID"
-    _run(connection, f"ALTER TABLE {name} ADD CONSTRAINT {until} {check}")
+    _run_with_lock_timeout(connection, f"ALTER TABLE {name} ADD CONSTRAINT {until} {check}")
     try:
         connection.exec_driver_sql(f"ALTER TABLE {name} VALIDATE CONSTRAINT {until}")
-        _swap(connection, archive, end)
+        _exchange_tables(connection, archive, end)
     except BaseException:
-        # With it nothing could be archived once that moment has come.
+        # Drop the constraint: it would block the archive once its end has passed.
         with suppress(DBAPIError):
-            _run(connection, f"ALTER TABLE {name} DROP CONSTRAINT IF EXISTS {until}")
+            _run_with_lock_timeout(
+                connection, f"ALTER TABLE {name} DROP CONSTRAINT IF EXISTS {until}"
+            )
         raise
     return True
 
 
 def need_postgresql(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
-    """Refuse other databases, if the archive is to have partitions.
+    """Refuse databases other than PostgreSQL if the archive is to have partitions.
 
     Raises:
-        NotSupportedError: it is another one.
+        NotSupportedError: the database is not PostgreSQL.
     """
     if config.archive_partitions is not None and dialect_name != "postgresql":
         raise NotSupportedError(
@@ -230,55 +237,55 @@ def need_postgresql(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
         )
 
 
-def _first_end(connection: Connection, size: str) -> str:
+def _compute_first_end(connection: Connection, size: str) -> str:
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
     current_end = next_partition_start(partition_start(now, size), size)
     return next_partition_start(current_end, size).isoformat()
 
 
 def _build_key(connection: Connection, archive: Table) -> None:
-    """Build the unique index, or build it anew if an earlier attempt was cut off."""
-    key = _named(archive, KEY)
+    """Build the unique index, again if an earlier attempt was interrupted."""
+    key = _quote_name(archive, KEY_SUFFIX)
     valid = connection.execute(
         text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:key)"), {"key": key}
     ).scalar()
     if valid is False:
         connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY {key}")
     if not valid:
-        name = f'"{archive.name}_{KEY}"'
+        name = f'"{archive.name}_{KEY_SUFFIX}"'
         connection.exec_driver_sql(
-            f"CREATE UNIQUE INDEX CONCURRENTLY {name} ON {_named(archive)} (id, archived_at)"
+            f"CREATE UNIQUE INDEX CONCURRENTLY {name} ON {_quote_name(archive)} (id, archived_at)"
         )
 
 
-def _swap(connection: Connection, archive: Table, end: str) -> None:
-    """Put a partitioned table in the archive's place, with the archive as its first partition."""
-    old = _named(archive, FIRST)
-    new = _named(archive)
-    first = f"{archive.name}_{FIRST}"
-    until = f'"{archive.name}_{UNTIL}"'
+def _exchange_tables(connection: Connection, archive: Table, end: str) -> None:
+    """Put a partitioned table in the archive's place; the archive becomes the first partition."""
+    old = _quote_name(archive, FIRST_SUFFIX)
+    new = _quote_name(archive)
+    first = f"{archive.name}_{FIRST_SUFFIX}"
+    until = f'"{archive.name}_{CHECK_SUFFIX}"'
     primary_key = inspect(connection).get_pk_constraint(archive.name, schema=archive.schema)["name"]
-    copied = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
+    copy_options = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
     by_id = f'CONSTRAINT "{primary_key}" PRIMARY KEY (id, archived_at)'
-    key = f'"{archive.name}_{KEY}"'
-    indexes = sorted_indexes(archive)
+    key = f'"{archive.name}_{KEY_SUFFIX}"'
+    indexes = list_indexes(archive)
     steps = [
         f"LOCK TABLE {new} IN ACCESS EXCLUSIVE MODE",
         f'ALTER TABLE {new} DROP CONSTRAINT "{primary_key}"',
         f'ALTER TABLE {new} ADD CONSTRAINT "{first}_pkey" PRIMARY KEY USING INDEX {key}',
-        *(_renamed(archive, str(each.name), first) for each in indexes),
+        *(_build_index_rename(archive, str(index.name), first) for index in indexes),
         f'ALTER TABLE {new} RENAME TO "{first}"',
-        f"CREATE TABLE {new} (LIKE {old} {copied}, {by_id}) PARTITION BY RANGE (archived_at)",
+        f"CREATE TABLE {new} (LIKE {old} {copy_options}, {by_id}) PARTITION BY RANGE (archived_at)",
         f"ALTER TABLE {new} DROP CONSTRAINT {until}",
-        *(str(CreateIndex(each).compile(dialect=connection.dialect)) for each in indexes),
+        *(str(CreateIndex(index).compile(dialect=connection.dialect)) for index in indexes),
         f"ALTER TABLE {new} ATTACH PARTITION {old} FOR VALUES FROM (MINVALUE) TO ('{end}')",
         f"ALTER TABLE {old} DROP CONSTRAINT {until}",
-        f"CREATE TABLE {_named(archive, 'default')} PARTITION OF {new} DEFAULT",
+        f"CREATE TABLE {_quote_name(archive, 'default')} PARTITION OF {new} DEFAULT",
     ]
     body = ";\n".join(steps)
     owner = f"(SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = '{old}'::regclass)"
     grants = _GRANTS.format(new=new, old=old)
-    _run(
+    _run_with_lock_timeout(
         connection,
         f"""{body};
 FOR each IN {grants} LOOP EXECUTE each; END LOOP;
@@ -286,15 +293,15 @@ EXECUTE format('ALTER TABLE {new} OWNER TO %I', {owner})""",
     )
 
 
-def _renamed(archive: Table, index: str, first: str) -> str:
+def _build_index_rename(archive: Table, index: str, first: str) -> str:
     prefix = "" if archive.schema is None else f'"{archive.schema}".'
     name = index.replace(archive.name, first, 1)
     return f'ALTER INDEX IF EXISTS {prefix}"{index}" RENAME TO "{name}"'
 
 
-def _run(connection: Connection, statements: str) -> None:
-    """Run statements that wait for locks no longer than `LOCK_TIMEOUT`, all or none."""
-    # One statement is one transaction, also where each commits by itself.
+def _run_with_lock_timeout(connection: Connection, statements: str) -> None:
+    """Run all or none of `statements`, waiting no longer than `LOCK_TIMEOUT` for locks."""
+    # A single statement is one transaction, even in autocommit mode.
     block = f"""DO $run$ DECLARE each text; BEGIN
 PERFORM set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
 {statements};
@@ -302,29 +309,31 @@ END $run$"""
     connection.execute(text(block.replace(":", "\\:")))
 
 
-def _wait_little(connection: Connection) -> None:
+def _set_lock_timeout(connection: Connection) -> None:
     setting = text("SELECT set_config('lock_timeout', :most, true)")
     connection.execute(setting, {"most": LOCK_TIMEOUT})
 
 
-def _default_has(connection: Connection, archive: Table, start: datetime, end: datetime) -> bool:
+def _has_default_rows(
+    connection: Connection, archive: Table, start: datetime, end: datetime
+) -> bool:
     default = connection.execute(
-        text("SELECT to_regclass(:name)"), {"name": _named(archive, "default")}
+        text("SELECT to_regclass(:name)"), {"name": _quote_name(archive, "default")}
     ).scalar()
     if default is None:
         return False
-    found = text(
-        f"SELECT 1 FROM {_named(archive, 'default')} "
+    query = text(
+        f"SELECT 1 FROM {_quote_name(archive, 'default')} "
         "WHERE archived_at >= :start AND archived_at < :end LIMIT 1"
     )
-    return connection.execute(found, {"start": start, "end": end}).first() is not None
+    return connection.execute(query, {"start": start, "end": end}).first() is not None
 
 
 def archive_of(config: SqlBrokerSchemaConfig) -> Table:
-    """Return the archive that has partitions.
+    """Return the archive with partitions.
 
     Raises:
-        SchemaError: there is none.
+        SchemaError: the config has none.
     """
     archive = build_tables(config, dialect_name="postgresql").archive
     if archive is None or config.archive_partitions is None:
@@ -334,14 +343,14 @@ def archive_of(config: SqlBrokerSchemaConfig) -> Table:
     return archive
 
 
-def _named(archive: Table, suffix: str | None = None) -> str:
-    """The name of the archive, or of its partition `suffix`, as SQL takes it."""
+def _quote_name(archive: Table, suffix: str | None = None) -> str:
+    """Return the quoted name of the archive, or of the partition `suffix`."""
     name = archive.name if suffix is None else f"{archive.name}_{suffix}"
     return f'"{name}"' if archive.schema is None else f'"{archive.schema}"."{name}"'
 
 
-def not_partitioned(archive: Table) -> str:
-    """What to do about an archive without partitions."""
+def format_not_partitioned(archive: Table) -> str:
+    """Return the message for an archive without partitions."""
     return (
         f"{archive.fullname} has no partitions: faststream_sqlbroker.schema.partitions."
         "convert_archive(connection, config), or `sqlbroker partitions --convert`, turns it into "

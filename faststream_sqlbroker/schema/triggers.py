@@ -1,15 +1,15 @@
-"""Triggers by which PostgreSQL tells listeners of every change that makes a message claimable.
+"""PostgreSQL triggers that notify listeners of every change that makes a message claimable.
 
-They are optional: `max_fetch_interval=None` needs them. Without them only publishes of the broker
-are told, after the commit.
+They are optional: `max_fetch_interval=None` needs them. Without them only publishes of the
+broker send notifications, after the commit.
 """
 
 from sqlalchemy import Connection, text
 
 from faststream_sqlbroker.schema.tables import Tables
 
-# Not FOR EACH ROW: a batch of a thousand rows is told as one. A trigger with a transition table
-# cannot name columns, so it runs at claims, too, and finds nothing to tell.
+# Not FOR EACH ROW: a batch of a thousand rows sends a single notification per queue. A trigger with
+# a transition table cannot name columns, so it also runs at claims, where it sends nothing.
 _FUNCTION = """
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $notify$
 BEGIN
@@ -30,40 +30,38 @@ _FIND = text(
 )
 
 
-def _names(tables: Tables) -> list[str]:
+def _build_trigger_names(tables: Tables) -> list[str]:
     return [f"{tables.message.name}_notify_{event}" for event in _EVENTS]
 
 
-def notify_trigger(tables: Tables) -> list[str]:
-    """The statements that create the triggers, or replace them; for PostgreSQL."""
+def build_notify_trigger(tables: Tables) -> list[str]:
+    """Return PostgreSQL's statements that create or replace the triggers."""
     config = tables.config
     prefix = "" if config.schema is None else f'"{config.schema}".'
     table = f'{prefix}"{config.message_table_name}"'
     function = f'{prefix}"{config.message_table_name}_notify"'
-    found = [_FUNCTION.format(function=function).strip()]
-    for name, event in zip(_names(tables), _EVENTS, strict=True):
-        made = _TRIGGER.format(
+    statements = [_FUNCTION.format(function=function).strip()]
+    for name, event in zip(_build_trigger_names(tables), _EVENTS, strict=True):
+        trigger = _TRIGGER.format(
             trigger=f'"{name}"',
             event=event.upper(),
             table=table,
             function=function,
             channel=config.channel,
         )
-        found += [f'DROP TRIGGER IF EXISTS "{name}" ON {table}', made.strip()]
-    return found
+        statements += [f'DROP TRIGGER IF EXISTS "{name}" ON {table}', trigger.strip()]
+    return statements
 
 
 def create_notify_trigger(connection: Connection, tables: Tables) -> None:
-    """Create or replace the triggers, if `tables` are to have them and the database is
-    PostgreSQL.
-    """
+    """Create or replace the triggers, if `tables` are to have triggers and this is PostgreSQL."""
     if tables.config.notify_trigger and connection.dialect.name == "postgresql":
-        for statement in notify_trigger(tables):
+        for statement in build_notify_trigger(tables):
             connection.exec_driver_sql(statement)
 
 
 def has_notify_trigger(connection: Connection, tables: Tables) -> bool:
-    """Whether PostgreSQL has both triggers, and they are not disabled."""
+    """Return True if PostgreSQL has both triggers in an enabled state."""
     table = connection.dialect.identifier_preparer.format_table(tables.message)
-    binds = {"name": table, "triggers": " ".join(_names(tables))}
+    binds = {"name": table, "triggers": " ".join(_build_trigger_names(tables))}
     return bool(connection.execute(_FIND, binds).scalar_one() == len(_EVENTS))

@@ -1,4 +1,4 @@
-"""Column types and the clock, one spelling for each database."""
+"""Column types and the clock expressions of each database."""
 
 import json
 from collections.abc import Callable
@@ -27,18 +27,18 @@ from sqlalchemy.types import TypeEngine
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 
 MYSQL = ("mysql", "mariadb")
-"""SQLAlchemy's names of the dialects of both databases. The name is that of the URL: mysql+… leads
-to either."""
+"""SQLAlchemy's names of the dialects of both databases. The name is that of the URL; mysql+… may
+lead to either database."""
 
 
 def is_mariadb(dialect: Any) -> bool:
-    """Whether the server is MariaDB, whatever the URL says; known after the first connection."""
+    """Return True if the server is MariaDB, whatever the URL; known after the first connection."""
     return bool(getattr(dialect, "is_mariadb", False))
 
 
-# SQLAlchemy's modules of a database take 50 ms to import: they are for those who use that one.
-def timestamp_type(dialect_name: str) -> TypeEngine[Any]:
-    """What a database has for a moment."""
+# SQLAlchemy's modules of a database take 50 ms to import, so import them only when needed.
+def get_timestamp_type(dialect_name: str) -> TypeEngine[Any]:
+    """Return the type of a timestamp in a database."""
     if dialect_name in MYSQL:
         from sqlalchemy.dialects.mysql import DATETIME  # noqa: PLC0415
 
@@ -47,15 +47,14 @@ def timestamp_type(dialect_name: str) -> TypeEngine[Any]:
 
 
 SQLITE_CLOCK = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
-"""Microseconds since 1970 (UTC), read in milliseconds; it stands still within one statement."""
+"""Microseconds since 1970 (UTC), with a resolution of milliseconds; constant within a statement."""
 
 
 class UtcTimestamp(TypeDecorator[datetime]):
-    """A moment; Python sees aware datetimes in UTC only.
+    """A timestamp; Python sees aware datetimes in UTC only.
 
     PostgreSQL: timestamptz. MySQL and MariaDB: DATETIME(6) holding UTC. SQLite: integer
-        microseconds since
-    1970 (UTC).
+    microseconds since 1970 (UTC).
 
     Raises:
         ValueError: a naive datetime is bound.
@@ -65,11 +64,11 @@ class UtcTimestamp(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The column's type in the database."""
-        return dialect.type_descriptor(timestamp_type(dialect.name))
+        """Return the column's type in the database."""
+        return dialect.type_descriptor(get_timestamp_type(dialect.name))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """From an aware datetime."""
+        """Convert an aware datetime to the database's value."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -84,7 +83,7 @@ class UtcTimestamp(TypeDecorator[datetime]):
         return value.replace(tzinfo=None) if dialect.name in MYSQL else value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        """To an aware datetime in UTC."""
+        """Convert the database's value to an aware datetime in UTC."""
         if value is None:
             return None
         if dialect.name == "sqlite":
@@ -122,7 +121,7 @@ class BrokerJsonb(BrokerJson):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The column's type in the database."""
+        """Return the column's type in the database."""
         from sqlalchemy.dialects.postgresql import JSONB  # noqa: PLC0415
 
         return dialect.type_descriptor(JSONB(none_as_null=True))
@@ -137,7 +136,7 @@ def _encode_json(value: Any) -> str | None:
 
 
 def _decode_json(value: Any) -> Any:
-    # SQLite stores a JSON number as a number.
+    # SQLite stores and returns a JSON number as a number.
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
@@ -150,18 +149,18 @@ class clock(GenericFunction[datetime]):  # noqa: N801 - reads like SQLAlchemy's 
 
 
 @compiles(clock)
-def _clock(_element: clock, _compiler: Any, **_: Any) -> str:
+def _render_clock(_element: clock, _compiler: Any, **_: Any) -> str:
     return "statement_timestamp()"
 
 
 @compiles(clock, "mysql")
 @compiles(clock, "mariadb")
-def _clock_mysql(_element: clock, _compiler: Any, **_: Any) -> str:
+def _render_clock_mysql(_element: clock, _compiler: Any, **_: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
 
 
 @compiles(clock, "sqlite")
-def _clock_sqlite(_element: clock, _compiler: Any, **_: Any) -> str:
+def _render_clock_sqlite(_element: clock, _compiler: Any, **_: Any) -> str:
     return SQLITE_CLOCK
 
 
@@ -174,75 +173,75 @@ class later(GenericFunction[datetime]):  # noqa: N801 - as clock
 
 
 @compiles(later)
-def _later(element: later, compiler: Any, **options: Any) -> str:
+def _render_later(element: later, compiler: Any, **options: Any) -> str:
     microseconds = compiler.process(element.clauses, **options)
     return f"statement_timestamp() + {microseconds} * interval '1 microsecond'"
 
 
 @compiles(later, "mysql")
 @compiles(later, "mariadb")
-def _later_mysql(element: later, compiler: Any, **options: Any) -> str:
+def _render_later_mysql(element: later, compiler: Any, **options: Any) -> str:
     return f"UTC_TIMESTAMP(6) + INTERVAL {compiler.process(element.clauses, **options)} MICROSECOND"
 
 
 @compiles(later, "sqlite")
-def _later_sqlite(element: later, compiler: Any, **options: Any) -> str:
+def _render_later_sqlite(element: later, compiler: Any, **options: Any) -> str:
     return f"{SQLITE_CLOCK} + {compiler.process(element.clauses, **options)}"
 
 
-class OtherOnMysql(TypeDecorator[Any]):
-    """A type that is another one on MySQL and MariaDB."""
+class MysqlVariant(TypeDecorator[Any]):
+    """A type with a different type on MySQL and MariaDB."""
 
     impl: type[TypeEngine[Any]] = String
     cache_ok = True
 
-    def on_mysql(self) -> TypeEngine[Any]:
-        """The type there."""
+    def get_mysql_type(self) -> TypeEngine[Any]:
+        """Return the type for MySQL and MariaDB."""
         raise NotImplementedError
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The column's type in the database."""
-        return self.on_mysql() if dialect.name in MYSQL else self.impl_instance
+        """Return the column's type in the database."""
+        return self.get_mysql_type() if dialect.name in MYSQL else self.impl_instance
 
 
-class NameType(OtherOnMysql):
+class NameType(MysqlVariant):
     """Text that is compared byte by byte: queue names are case sensitive on every database."""
 
     cache_ok = True
 
     def __init__(self, length: int) -> None:
-        """Of at most `length` characters."""
+        """Set the maximum length in characters."""
         super().__init__(length)
         self.length = length
 
-    def on_mysql(self) -> TypeEngine[Any]:
-        """Its bytes are compared there by the collation."""
+    def get_mysql_type(self) -> TypeEngine[Any]:
+        """Return a VARCHAR whose collation compares bytes."""
         from sqlalchemy.dialects.mysql import VARCHAR  # noqa: PLC0415
 
         return VARCHAR(self.length, charset="utf8mb4", collation="utf8mb4_bin")
 
 
-class PayloadType(OtherOnMysql):
+class PayloadType(MysqlVariant):
     """Bytes without a limit."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def on_mysql(self) -> TypeEngine[Any]:
-        """A BLOB without a length ends at 64 KiB there."""
+    def get_mysql_type(self) -> TypeEngine[Any]:
+        """Return LONGBLOB: a BLOB without a length ends at 64 KiB in MySQL."""
         from sqlalchemy.dialects.mysql import LONGBLOB  # noqa: PLC0415
 
         return LONGBLOB()
 
 
-class ErrorType(OtherOnMysql):
+class ErrorType(MysqlVariant):
     """Text without a limit."""
 
     impl = Text
     cache_ok = True
 
-    def on_mysql(self) -> TypeEngine[Any]:
-        """A TEXT without a length ends at 64 KiB there."""
+    def get_mysql_type(self) -> TypeEngine[Any]:
+        """Return LONGTEXT: a TEXT without a length ends at 64 KiB in MySQL."""
         from sqlalchemy.dialects.mysql import LONGTEXT  # noqa: PLC0415
 
         return LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin")
@@ -251,5 +250,5 @@ class ErrorType(OtherOnMysql):
 # Only INTEGER PRIMARY KEY can be AUTOINCREMENT in SQLite.
 IdType = BigInteger().with_variant(Integer(), "sqlite")
 HeadersType = BrokerJson().with_variant(BrokerJsonb(), "postgresql")
-# MariaDB's own UUID type would come back with dashes; one spelling for all but PostgreSQL.
+# MariaDB's own UUID type would return dashes; all databases but PostgreSQL use one format.
 TokenType = Uuid(native_uuid=False).with_variant(Uuid(native_uuid=True), "postgresql")

@@ -17,112 +17,112 @@ from sqlalchemy.types import (
     Uuid,
 )
 
-from faststream_sqlbroker.schema.partitions import is_partitioned, not_partitioned
-from faststream_sqlbroker.schema.tables import Tables, sorted_indexes
+from faststream_sqlbroker.schema.partitions import format_not_partitioned, is_partitioned
+from faststream_sqlbroker.schema.tables import Tables, list_indexes
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
-OURS = {"lease_token", "lease_expires_at", "dedup_id", "publish_count"}
+MESSAGE_COLUMNS = {"lease_token", "lease_expires_at", "dedup_id", "publish_count"}
 """Columns by which the broker's message table is recognised."""
-ARCHIVE_OURS = {"reason", "dedup_id", "publish_count"}
+ARCHIVE_COLUMNS = {"reason", "dedup_id", "publish_count"}
 _MISSING_TABLE = " is missing: "
 _DENIED = frozenset({1142, 1143})
-"""MySQL and MariaDB show a table's definition only to users with SELECT on the whole table."""
+"""Error codes of MySQL and MariaDB, which show a table's definition only to users with SELECT on
+the complete table."""
 
 
-def name_types_plainly(connection: Connection) -> None:
-    """Let PostgreSQL name types as SQLAlchemy knows them, until the transaction ends: under
-    `quote_all_identifiers` they come in quotes.
+def disable_type_quotes(connection: Connection) -> None:
+    """Let PostgreSQL return unquoted type names until the transaction ends.
+
+    SQLAlchemy does not know the quoted names that `quote_all_identifiers` causes.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL quote_all_identifiers = off"))
 
 
-def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
-    """Tables with the broker's names that belong to another program, each with what to do."""
-    return _foreign(inspect(connection), tables)
+def find_foreign_tables(connection: Connection, tables: Tables) -> list[str]:
+    """Find tables with the broker's names that belong to another program, each with the remedy."""
+    return _find_foreign(inspect(connection), tables)
 
 
-def _foreign(inspector: Any, tables: Tables) -> list[str]:
-    found = []
-    for table, marks in ((tables.message, OURS), (tables.archive, ARCHIVE_OURS)):
-        if table is None or not _may_see(inspector, table):
+def _find_foreign(inspector: Any, tables: Tables) -> list[str]:
+    errors = []
+    for table, columns in ((tables.message, MESSAGE_COLUMNS), (tables.archive, ARCHIVE_COLUMNS)):
+        if table is None or not _can_read_definition(inspector, table):
             continue
         if not inspector.has_table(table.name, schema=table.schema):
             continue
         names = {c["name"] for c in inspector.get_columns(table.name, schema=table.schema)}
-        if names & marks:
+        if names & columns:
             continue
         if "deliveries_count" in names:
-            found.append(
+            errors.append(
                 f"table {table.fullname!r} exists and is the table of faststream-sqlbroker 0.1, "
                 "which this package cannot use: give SqlBrokerSchemaConfig other table names, or "
                 "rename it and copy its messages"
             )
         else:
-            found.append(
+            errors.append(
                 f"table {table.fullname!r} exists and is not a table of this package (it has the "
                 f"columns {', '.join(sorted(names))}): give SqlBrokerSchemaConfig other table "
                 "names, or rename it"
             )
-    return found
+    return errors
 
 
 def differences(connection: Connection, tables: Tables) -> list[str]:
-    """What differs, one line for each difference, with the statement that mends it.
+    """Return the differences, each with the statement that fixes the difference.
 
-    Columns and indexes that are not the broker's are left alone, and so are tables that the user
-    may not look at: a producer needs no right to read.
+    Each difference is a single line. Columns and indexes that are not the broker's are ignored, and
+    so are tables that the user may not read: a producer needs no right to read.
     """
-    name_types_plainly(connection)
-    inspector = inspect(connection)  # it keeps what it has read
-    foreign = _foreign(inspector, tables)
+    disable_type_quotes(connection)
+    inspector = inspect(connection)  # caches its results
+    foreign = _find_foreign(inspector, tables)
     if foreign:
         return foreign
-    found: list[str] = []
+    errors: list[str] = []
     for table in tables.for_dialect(connection.dialect.name).ours:
-        if not _may_see(inspector, table):
+        if not _can_read_definition(inspector, table):
             continue
         if inspector.has_table(table.name, schema=table.schema):
-            found += _columns(connection, inspector, table)
-            found += _indexes(connection, inspector, table)
+            errors += _compare_columns(connection, inspector, table)
+            errors += _compare_indexes(connection, inspector, table)
             if table.name == tables.config.message_archive_table_name:
-                found += _partitions(connection, tables)
+                errors += _check_partitions(connection, tables)
         else:
-            statement = _compiled(connection, CreateTable(table))
-            found.append(f"table {table.fullname!r}{_MISSING_TABLE}{statement}")
-    return found
+            statement = _compile_sql(connection, CreateTable(table))
+            errors.append(f"table {table.fullname!r}{_MISSING_TABLE}{statement}")
+    return errors
 
 
 def advice(problems: Sequence[str]) -> str:
-    """What to do about the `problems` that `differences` has found: in one line, and then each of
-    them.
-    """
+    """Format the results of `find_differences` together with the remedy."""
     upgrade = (
         "`sqlbroker migrate` or faststream_sqlbroker.schema.migrate.upgrade(connection), "
         "which need the extra 'migrations'"
     )
-    own = "your own Alembic with include_tables(metadata)"
+    own_alembic = "your own Alembic with include_tables(metadata)"
     if are_missing(problems):
-        head = (
+        heading = (
             "the broker's tables are missing: while developing, create them by FastStream(broker, "
-            f"on_startup=[broker.create_tables]); in production, by {upgrade}, or by {own}"
+            f"on_startup=[broker.create_tables]); in production, by {upgrade}, or by {own_alembic}"
         )
     else:
-        head = (
+        heading = (
             f"the tables are not those that this version needs: upgrade them by {upgrade}, by "
-            f"{own}, or by the statements named here"
+            f"{own_alembic}, or by the statements named here"
         )
     listed = "\n".join(f"  - {problem}" for problem in problems)
-    return f"{head}\n{listed}"
+    return f"{heading}\n{listed}"
 
 
 def are_missing(problems: Sequence[str]) -> bool:
-    """Whether all of the `problems` are tables that do not exist."""
+    """Return True if all of the `problems` are tables that do not exist."""
     return all(problem.startswith("table ") and _MISSING_TABLE in problem for problem in problems)
 
 
-def _may_see(inspector: Any, table: Table) -> bool:
-    """Whether the user may read the definition of `table`, or would be told that it is missing."""
+def _can_read_definition(inspector: Any, table: Table) -> bool:
+    """Return True if the user may read the definition of `table`, or `table` is missing."""
     try:
         inspector.get_columns(table.name, schema=table.schema)
     except NoSuchTableError:
@@ -134,80 +134,85 @@ def _may_see(inspector: Any, table: Table) -> bool:
     return True
 
 
-def _columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
-    there = {c["name"]: c for c in inspector.get_columns(table.name, schema=table.schema)}
-    found = []
+def _compare_columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
+    existing = {c["name"]: c for c in inspector.get_columns(table.name, schema=table.schema)}
+    errors = []
     for column in table.columns:
         name = f"column {table.fullname}.{column.name}"
-        have = there.get(column.name)
-        if have is None:
-            found.append(f"{name} is missing: {_add(connection, column)}")
+        column_info = existing.get(column.name)
+        if column_info is None:
+            errors.append(f"{name} is missing: {_build_add_column(connection, column)}")
         else:
-            found += [f"{name} {what}" for what in _differences(connection, column, have)]
-    return found
+            errors += [
+                f"{name} {difference}"
+                for difference in _compare_column(connection, column, column_info)
+            ]
+    return errors
 
 
-def _differences(
-    connection: Connection, column: Column[Any], have: Mapping[str, Any]
+def _compare_column(
+    connection: Connection, column: Column[Any], column_info: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What is wrong with an existing column, each with the statement that mends it."""
-    wanted = _kind(column.type, connection)
-    if _kind(have["type"], connection) != wanted:
-        yield f"is {have['type']!s}, not {wanted}: {_alter(connection, column, 'TYPE')}"
-    # A primary key's NOT NULL and numbering are the database's, and so is what is computed.
+    """Yield the differences of an existing column, each with the statement to fix the column."""
+    expected = _get_type_family(column.type, connection)
+    if _get_type_family(column_info["type"], connection) != expected:
+        statement = _build_alter_column(connection, column, "TYPE")
+        yield f"is {column_info['type']!s}, not {expected}: {statement}"
+    # The database decides about NOT NULL and defaults of primary keys and computed columns.
     if column.computed is not None or column.primary_key:
         return
-    if have["nullable"] != column.nullable:
-        state = "nullable" if have["nullable"] else "NOT NULL"
-        yield f"is {state}: {_alter(connection, column, 'NULL')}"
-    if column.server_default is not None and have.get("default") is None:
-        yield f"has no default: {_alter(connection, column, 'DEFAULT')}"
+    if column_info["nullable"] != column.nullable:
+        state = "nullable" if column_info["nullable"] else "NOT NULL"
+        yield f"is {state}: {_build_alter_column(connection, column, 'NULL')}"
+    if column.server_default is not None and column_info.get("default") is None:
+        yield f"has no default: {_build_alter_column(connection, column, 'DEFAULT')}"
 
 
-def _indexes(connection: Connection, inspector: Any, table: Table) -> list[str]:
-    there = {
+def _compare_indexes(connection: Connection, inspector: Any, table: Table) -> list[str]:
+    existing = {
         (tuple(i["column_names"]), bool(i["unique"]))
         for i in inspector.get_indexes(table.name, schema=table.schema)
     }
-    found = []
-    for index in sorted_indexes(table):
-        if (_index_columns(index), bool(index.unique)) not in there:
-            statement = _compiled(connection, CreateIndex(index))
-            found.append(f"index {index.name} on {table.fullname} is missing: {statement}")
-    return found
+    errors = []
+    for index in list_indexes(table):
+        if (_get_index_columns(index), bool(index.unique)) not in existing:
+            statement = _compile_sql(connection, CreateIndex(index))
+            errors.append(f"index {index.name} on {table.fullname} is missing: {statement}")
+    return errors
 
 
-def _partitions(connection: Connection, tables: Tables) -> list[str]:
-    wanted = tables.config.archive_partitions is not None
-    if not wanted or is_partitioned(connection, tables.archive):
+def _check_partitions(connection: Connection, tables: Tables) -> list[str]:
+    required = tables.config.archive_partitions is not None
+    if not required or is_partitioned(connection, tables.archive):
         return []
     assert tables.archive is not None  # noqa: S101 - the config names it
-    return [not_partitioned(tables.archive)]
+    return [format_not_partitioned(tables.archive)]
 
 
-def _index_columns(index: Index) -> tuple[str | None, ...]:
+def _get_index_columns(index: Index) -> tuple[str | None, ...]:
     return tuple(column.name for column in index.columns)
 
 
-def _kind(kind: TypeEngine[Any], connection: Connection) -> str:
-    """The family of a type, and the length of a name: enough to tell a wrong column from a right
-    one.
-    """
+def _get_type_family(kind: TypeEngine[Any], connection: Connection) -> str:
+    """Return the family of a type, with the length of a name: enough to detect a wrong column."""
     kind = kind.dialect_impl(connection.dialect)
     kind = getattr(kind, "impl_instance", kind)
-    name = next((n for f, n in _FAMILIES if isinstance(kind, f)), type(kind).__name__.lower())
+    name = next(
+        (family for type_, family in _FAMILIES if isinstance(kind, type_)),
+        type(kind).__name__.lower(),
+    )
     length = 32 if name == "uuid" else getattr(kind, "length", None)
     if connection.dialect.name == "sqlite":
-        # SQLite keeps what is declared, but stores anything in it.
+        # SQLite remembers the declared type, but stores any value.
         return "text" if name in {"uuid", "varchar"} else name
     if connection.dialect.name in MYSQL:
-        return _mysql_kind(kind, name, length, mariadb=is_mariadb(connection.dialect))
+        return _get_mysql_type(kind, name, length, mariadb=is_mariadb(connection.dialect))
     return f"varchar({length})" if name == "varchar" else name
 
 
-def _mysql_kind(kind: TypeEngine[Any], name: str, length: int | None, *, mariadb: bool) -> str:
+def _get_mysql_type(kind: TypeEngine[Any], name: str, length: int | None, *, mariadb: bool) -> str:
     if name == "json" and mariadb:
-        return "longtext"  # what MariaDB makes of JSON
+        return "longtext"  # JSON is an alias in MariaDB
     if type(kind).__name__ in {"LONGTEXT", "LONGBLOB"} or name in {"bytes", "text"}:
         return type(kind).__name__.lower()
     return f"varchar({length})" if name in {"uuid", "varchar"} else name
@@ -224,18 +229,18 @@ _FAMILIES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (
 )
 
 
-def _compiled(connection: Connection, element: Any) -> str:
+def _compile_sql(connection: Connection, element: Any) -> str:
     text = str(element.compile(dialect=connection.dialect))
     return " ".join(text.split()) + ";"
 
 
-def _add(connection: Connection, column: Column[Any]) -> str:
-    definition = _compiled(connection, CreateColumn(column)).rstrip(";")
-    return f"ALTER TABLE {_table(connection, column)} ADD COLUMN {definition};"
+def _build_add_column(connection: Connection, column: Column[Any]) -> str:
+    definition = _compile_sql(connection, CreateColumn(column)).rstrip(";")
+    return f"ALTER TABLE {_quote_table(connection, column)} ADD COLUMN {definition};"
 
 
-def _alter(connection: Connection, column: Column[Any], what: str) -> str:
-    table = _table(connection, column)
+def _build_alter_column(connection: Connection, column: Column[Any], aspect: str) -> str:
+    table = _quote_table(connection, column)
     preparer = connection.dialect.identifier_preparer
     name = preparer.quote(column.name)
     if connection.dialect.name == "sqlite":
@@ -243,7 +248,7 @@ def _alter(connection: Connection, column: Column[Any], what: str) -> str:
             "SQLite cannot alter a column: rename the table, let the migrations create it anew, "
             "and copy the rows"
         )
-    definition = _compiled(connection, CreateColumn(column)).rstrip(";")
+    definition = _compile_sql(connection, CreateColumn(column)).rstrip(";")
     if connection.dialect.name in MYSQL:
         return f"ALTER TABLE {table} MODIFY COLUMN {definition};"
     kind = column.type.compile(dialect=connection.dialect)
@@ -252,9 +257,9 @@ def _alter(connection: Connection, column: Column[Any], what: str) -> str:
         "TYPE": f"TYPE {kind} USING {name}::{kind}",
         "NULL": "DROP NOT NULL" if column.nullable else "SET NOT NULL",
         "DEFAULT": f"SET DEFAULT {default}",
-    }[what]
+    }[aspect]
     return f"ALTER TABLE {table} ALTER COLUMN {name} {change};"
 
 
-def _table(connection: Connection, column: Column[Any]) -> str:
+def _quote_table(connection: Connection, column: Column[Any]) -> str:
     return connection.dialect.identifier_preparer.format_table(column.table)

@@ -1,4 +1,4 @@
-"""Scheduling policies: their options, and what they decide. Pure; times are numbers."""
+"""Scheduling policies: their options and decisions. Pure; times are numbers."""
 
 from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
 from faststream_sqlbroker.core.policies.checks import (

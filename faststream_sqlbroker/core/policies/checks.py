@@ -1,4 +1,4 @@
-"""Which policies go together, and in which order."""
+"""Check which policies can be combined, and in which order."""
 
 from collections.abc import Iterable, Sequence
 
@@ -26,53 +26,55 @@ _SPENDING = Throttle, Concurrency, Once
 
 
 def checked_policies(policies: object) -> tuple[Policy, ...]:
-    """`policies` as a tuple.
+    """Check and return `policies` as a tuple.
 
     Raises:
-        SetupError: something that is no policy, or policies that contradict each other.
+        SetupError: an item is not a policy, or policies contradict each other.
     """
     names = ", ".join(kind.__name__ for kind in KINDS)
     if isinstance(policies, (*KINDS, str, bytes)) or not isinstance(policies, Iterable):
         raise SetupError(
             f"policies must be a list of {names}, got {policies!r}: put brackets round it"
         )
-    given = tuple(policies)
-    for policy in given:
+    items = tuple(policies)
+    for policy in items:
         if isinstance(policy, type) and policy in KINDS:
             raise SetupError(
                 f"policies must hold policies, got the class {policy.__name__}: call it"
             )
         if not isinstance(policy, KINDS):
             raise SetupError(f"policies must hold {names}, got {policy!r}")
-    _check_repeated(given)
-    _check_scopes(given)
-    _check_order(given)
-    _check_keys(given)
-    return given
+    _check_repeated(items)
+    _check_scopes(items)
+    _check_order(items)
+    _check_keys(items)
+    return items
 
 
 def _check_repeated(policies: Sequence[Policy]) -> None:
     for kind in (Delay, Window, Once, BlockingWait):
-        _at_most_one(f"a {kind.__name__}", [p for p in policies if isinstance(p, kind)])
+        _check_single(f"a {kind.__name__}", [p for p in policies if isinstance(p, kind)])
     newest = [p for p in policies if isinstance(p, Debounce | KeepLast)]
-    _at_most_one("a Debounce or KeepLast", newest)
-    own_slots = [p for p in policies if isinstance(p, Throttle) and not p.gates]
-    _at_most_one("a Throttle per key, or one that backs off, drops or dead-letters,", own_slots)
+    _check_single("a Debounce or KeepLast", newest)
+    slots_per_message = [p for p in policies if isinstance(p, Throttle) and not p.gates]
+    _check_single(
+        "a Throttle per key, or one that backs off, drops or dead-letters,", slots_per_message
+    )
     for per_key in (False, True):
         same = [p for p in policies if isinstance(p, Concurrency) and bool(p.per_key) is per_key]
-        _at_most_one("a Concurrency of the same kind", same)
+        _check_single("a Concurrency of the same kind", same)
 
 
 def _check_scopes(policies: Sequence[Policy]) -> None:
     scoped = [p for p in policies if isinstance(p, Throttle) and p.scope is not None]
     for scope in {p.scope for p in scoped}:
-        _at_most_one(f"a Throttle of the scope {scope!r}", [p for p in scoped if p.scope == scope])
+        _check_single(f"a Throttle of the scope {scope!r}", [p for p in scoped if p.scope == scope])
 
 
-def _at_most_one(what: str, policies: Sequence[Policy]) -> None:
+def _check_single(what: str, policies: Sequence[Policy]) -> None:
     if len(policies) > 1:
-        both = " and ".join(str(policy) for policy in policies)
-        raise SetupError(f"{what} can be given once, got {both}: keep the one that you mean")
+        names = " and ".join(str(policy) for policy in policies)
+        raise SetupError(f"{what} can be given once, got {names}: keep the one that you mean")
 
 
 def _check_order(policies: Sequence[Policy]) -> None:
@@ -93,36 +95,36 @@ def _check_order(policies: Sequence[Policy]) -> None:
 
 
 def key_of(policy: Policy) -> Key:
-    """What it goes by; False: by no key."""
+    """Return the key option of a policy; False without a key."""
     if isinstance(policy, Concurrency):
         return policy.per_key
     return getattr(policy, "key", False)
 
 
 def header_of(policies: Iterable[Policy]) -> Header | None:
-    """The header that has the keys of `policies`; None: they go by the key of the publish."""
+    """Return the header with the keys of `policies`; None if the key of the publish is used."""
     return next((key for p in policies if isinstance(key := key_of(p), Header)), None)
 
 
 def _check_keys(policies: Sequence[Policy]) -> None:
     keys = {key: policy for policy in policies if (key := key_of(policy))}
     if len(keys) > 1:
-        both = " and ".join(f"{policy} by {_key_name(key)}" for key, policy in keys.items())
+        names = " and ".join(f"{policy} by {_format_key(key)}" for key, policy in keys.items())
         raise SetupError(
-            f"the policies of a subscriber go by one key, got {both}: give all of them the same "
+            f"the policies of a subscriber go by one key, got {names}: give all of them the same "
             "key, or use two queues, the first with forward_to"
         )
 
 
-def _key_name(key: Key) -> str:
+def _format_key(key: Key) -> str:
     return str(key) if isinstance(key, Header) else "the key of the publish"
 
 
 def check_ordered(policies: Sequence[Policy]) -> None:
-    """Refuse what contradicts ordered=True.
+    """Refuse policies that contradict ordered=True.
 
     Raises:
-        SetupError: a policy that picks other messages of a key than the first.
+        SetupError: a policy selects another message of a key than the first.
     """
     for policy in policies:
         if isinstance(key_of(policy), Header):
@@ -152,10 +154,10 @@ def check_ordered(policies: Sequence[Policy]) -> None:
 
 
 def check_ack_first(policies: Sequence[Policy]) -> None:
-    """Refuse what AckPolicy.ACK_FIRST makes impossible.
+    """Refuse policies that AckPolicy.ACK_FIRST makes impossible.
 
     Raises:
-        SetupError: a policy that must see a message until its handler has ended.
+        SetupError: a policy needs a message until its handler has ended.
     """
     for policy in policies:
         if isinstance(policy, Concurrency | Once | BlockingWait):

@@ -1,4 +1,4 @@
-"""Debounce: of a burst of messages of one key, only the newest (or the first) is delivered.
+"""Debounce: deliver only the newest (or the first) of a burst of messages with the same key.
 
 Times are whole microseconds of the database's clock.
 """
@@ -9,61 +9,62 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self
 
 from faststream_sqlbroker.core.checks import one_of
-from faststream_sqlbroker.core.policies.header import Header, Key, key_text, keyed
+from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
 from faststream_sqlbroker.core.policies.options import (
     CLOCK_STEP,
     WITHOUT_KEY,
-    assign,
-    microseconds,
+    parse_microseconds,
     seconds,
+    set_attributes,
 )
 from faststream_sqlbroker.core.policies.standby import chosen_for
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 KEEP_LAST = "keep_last"
-"""The kind of a state that `KeepLast` has written; those of Debounce have its edge."""
-_PAST = "last", "begun", "delivered_at"
-"""Times in the states of both policies that are never later than the moment of the write."""
-_TIMES = (*_PAST, "start", "end", "past_end")
-"""All times in them."""
+"""Kind of a state written by `KeepLast`; a state of Debounce has its edge as kind."""
+_PAST_TIMES = "last", "begun", "delivered_at"
+"""Times in the states of both policies that are never later than the time of the write."""
+_ALL_TIMES = (*_PAST_TIMES, "start", "end", "past_end")
+"""All times in the states."""
 
 
 def mend_clock(info: Any, now: int) -> Any:
-    """A state as if its last message had come now, if it shows that the database's clock was set
-    back since it was written.
+    """Correct a state if the database's clock was set back after the state was written.
+
+    The result looks as if the last message of the state had come now.
     """
     if not isinstance(info, dict):
         return info
-    ahead = max(info.get(name, 0) for name in _PAST) - now
+    ahead = max(info.get(name, 0) for name in _PAST_TIMES) - now
     if ahead <= CLOCK_STEP:
         return info
     if info.get("kind") == "leading":
-        # It is not known how long ago the burst began. It must discard nothing that comes later.
-        over = {*_TIMES, "first", "past"}
-        return {name: value for name, value in info.items() if name not in over}
-    late = {name: info[name] - ahead for name in _TIMES if name in info}
-    return {**info, **late}
+        # The real start of the burst is unknown, so it must not discard any later message.
+        removed = {*_ALL_TIMES, "first", "past"}
+        return {name: value for name, value in info.items() if name not in removed}
+    shifted = {name: info[name] - ahead for name in _ALL_TIMES if name in info}
+    return {**info, **shifted}
 
 
 def waiting_in(info: dict[str, Any]) -> list[int]:
-    """The messages that wait by a state, whichever policy has written it; the oldest first."""
-    found = {*info.get("ended", ()), info.get("newest")}
+    """Return the waiting messages of a state of either policy, the oldest first."""
+    messages = {*info.get("ended", ()), info.get("newest")}
     if info.get("kind") == KEEP_LAST:
-        found.add(info.get("first"))
-    return sorted(message for message in found if message is not None)
+        messages.add(info.get("first"))
+    return sorted(message for message in messages if message is not None)
 
 
 @dataclass(frozen=True, init=False)
 class Debounce:
-    """Of each burst of a key one message is delivered; the others are DISCARDED as superseded.
+    """Deliver a single message of each burst of a key; the rest is DISCARDED as superseded.
 
     A burst starts with the first message of its key that takes part (from its due time, or its
-    arrival if that is later), and ends when no other has come for `window`, or `max_wait` after its
-    start. Then its newest message, the one with the greatest id, is delivered. `edge="leading"`
-    delivers the first at once and discards what comes within `window` of it. A delivered message
-    has left its burst: its retries are neither debounced nor superseded. The next burst of its key
-    is delivered after it has settled.
+    arrival if that is later). It ends when no message has come for `window`, or `max_wait` after
+    its start. Then its newest message, the one with the greatest id, is delivered. With
+    `edge="leading"` the first is delivered at once, and later messages within `window` are
+    discarded. A delivered message has left its burst: its retries are neither debounced nor
+    superseded. The next burst of the key is delivered after this message has settled.
     """
 
     window: int
@@ -83,49 +84,48 @@ class Debounce:
         key: Key = True,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
     ) -> None:
-        """Say what a burst is.
+        """Define a burst.
 
         Args:
-            window: The quiet time that ends a burst (leading: how long a burst lasts).
-            edge: Which message of a burst is delivered: the newest at its end, or the first at
-                once.
-            max_wait: Most time from a burst's start to its end, so that an unbroken stream is
-                delivered too.
-            key: Bursts are of one key; False is refused. `Header("tenant")`: of one value of that
-                header.
+            window: The quiet time that ends a burst (leading: the length of a burst).
+            edge: The message of a burst to deliver: the newest at its end, or the first at once.
+            max_wait: Maximum duration of a burst, so that an unbroken stream is delivered too.
+            key: Bursts are per key; False is refused. `Header("tenant")`: per value of that header.
             without_key: What happens to a message that was published without a key: it is
                 delivered, or it is FAILED.
 
         Raises:
-            SetupError: a length that is not longer than 0, max_wait shorter than the window or with
-                edge="leading", or key=False.
+            SetupError: a duration is not longer than 0, max_wait is shorter than the window or
+                given with edge="leading", or key=False.
         """
-        keyed("Debounce", key)
+        validate_required_key("Debounce", key)
         one_of("Debounce's edge", edge, ("trailing", "leading"))
         one_of("Debounce's without_key", without_key, WITHOUT_KEY)
-        length = microseconds("Debounce's window", window)
-        most = None if max_wait is None else microseconds("Debounce's max_wait", max_wait)
-        if most is not None and edge == "leading":
+        length = parse_microseconds("Debounce's window", window)
+        limit = None if max_wait is None else parse_microseconds("Debounce's max_wait", max_wait)
+        if limit is not None and edge == "leading":
             raise SetupError(
                 'max_wait bounds how long a burst can put off its newest message; edge="leading" '
                 "delivers the first at once, so leave max_wait out"
             )
-        if most is not None and most < length:
+        if limit is not None and limit < length:
             raise SetupError(
-                f"Debounce's max_wait ({seconds(most)}) ends every burst before its window "
+                f"Debounce's max_wait ({seconds(limit)}) ends every burst before its window "
                 f"({seconds(length)}) can: raise max_wait to the window or more, or shorten the "
                 "window"
             )
-        assign(self, window=length, edge=edge, max_wait=most, key=key, without_key=without_key)
+        set_attributes(
+            self, window=length, edge=edge, max_wait=limit, key=key, without_key=without_key
+        )
 
     def __str__(self) -> str:
-        most = "" if self.max_wait is None else f", max_wait={seconds(self.max_wait)}"
+        max_wait = "" if self.max_wait is None else f", max_wait={seconds(self.max_wait)}"
         edge = "" if self.edge == "trailing" else f", edge={self.edge}"
-        of = key_text("key", self.key) if isinstance(self.key, Header) else ""
-        return f"Debounce({seconds(self.window)}{edge}{most}{of})"
+        key = format_key("key", self.key) if isinstance(self.key, Header) else ""
+        return f"Debounce({seconds(self.window)}{edge}{max_wait}{key})"
 
     def end(self, start: int, last: int) -> int:
-        """When a burst that began at `start` ends if nothing comes after `last`."""
+        """Return the end of a burst that began at `start`, if no message comes after `last`."""
         if self.edge == "leading":
             return start + self.window
         return (
@@ -136,11 +136,11 @@ class Debounce:
 
     @property
     def leading(self) -> bool:
-        """Whether the first of a burst is delivered."""
+        """True if the first message of a burst is delivered."""
         return self.edge == "leading"
 
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> "Taken":
-        """Add messages of one key, as (time, id), sorted, to what is known of it."""
+        """Add messages of a key, sorted (time, id) pairs, to the stored state `info` of the key."""
         bursts = self.load(info)
         bursts.forget({message for _, message in arrivals})
         changes = take(self, bursts, arrivals)
@@ -148,72 +148,83 @@ class Debounce:
         return Taken(self.dump(bursts), changes, 0 if bursts.start is None else bursts.end)
 
     def load(self, info: Any) -> "Bursts":
-        """What is known of a key. Another policy, or other options, may have written it: what waits
-        is delivered, and no message is superseded that would not be under the new policy.
+        """Read the state of a key.
+
+        Another policy, or other options, may have written the state: waiting messages are
+        delivered, and no message is superseded that would not be under the new policy.
         """
         bursts = Bursts.load(info)
         if not isinstance(info, dict) or info.get("kind", self.edge) == self.edge:
             return bursts
         if info["kind"] == KEEP_LAST:
-            return Bursts(ended=waiting_in(info), **shared_in(info))
+            return Bursts(ended=waiting_in(info), **get_shared_fields(info))
         if bursts.start is not None:
-            # Of a leading edge the first message was delivered, or is to be; of a trailing edge the
-            # newest goes when it is due. What comes now is a burst of its own.
+            # With a leading edge, the first message was delivered or will be; with a trailing edge,
+            # the newest is delivered when due. New messages start their own burst.
             bursts.close()
         if self.edge == "leading":
-            # A newer message than the last of another policy is never late.
+            # A message newer than the last one of another policy never counts as late.
             bursts.past = None
         return bursts
 
     def dump(self, bursts: "Bursts") -> dict[str, Any]:
-        """What is to be stored."""
+        """Return the state to store."""
         return {"kind": self.edge, **bursts.dump()}
 
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
-    """What is known of a key, and whether messages of it stand by; stored as JSON."""
+    """The state of a key whose messages may stand by; stored as JSON."""
 
     standby: bool = False
-    """Whether any may stand by."""
+    """True if messages of the key may stand by."""
     over: int | None = None
-    """The message that was delivered in the place of others, of which some still stand by."""
+    """The message that was delivered in place of others, some of which still stand by."""
 
     @classmethod
     def load(cls, info: Any) -> Self:
-        """Read what `dump` wrote; any other value counts as empty."""
+        """Read a state written by `dump`; any other value counts as empty."""
         if not isinstance(info, dict):
             return cls()
-        return cls(**{each.name: info[each.name] for each in fields(cls) if each.name in info})
+        return cls(
+            **{
+                attribute.name: info[attribute.name]
+                for attribute in fields(cls)
+                if attribute.name in info
+            }
+        )
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values, without empty fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return the state as JSON values, without empty fields."""
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         return {name: value for name, value in values.items() if value is not None and value != []}
 
     @property
     def waiting(self) -> list[int]:
-        """The messages to deliver, for which others may stand by. Some may have ended since."""
+        """The messages to deliver, for which further messages may stand by.
+
+        Some of the messages may have ended since.
+        """
         raise NotImplementedError
 
     @property
     def chosen(self) -> list[int]:
-        """The same, and the one that was delivered in the place of what still stands by."""
+        """The waiting messages, and the delivered message for which messages still stand by."""
         return self.waiting if self.over is None else [*self.waiting, self.over]
 
-    def note(self, standing: Iterable[int], *, leading: bool) -> None:
-        """`standing` now stand by."""
-        for message in standing:
+    def note(self, messages: Iterable[int], *, leading: bool) -> None:
+        """Record that `messages` now stand by."""
+        for message in messages:
             self.standby = True
             if self.over is not None and self.over == chosen_for(
                 self.chosen, message, leading=leading
             ):
-                # It came after that one was delivered.
+                # The message arrived after the delivery of `over`.
                 self.over = None
 
 
-def shared_in(info: dict[str, Any]) -> dict[str, Any]:
-    """What the states of both policies have in common, as either has stored that."""
+def get_shared_fields(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that the states of both policies have in common."""
     return {name: info[name] for name in ("current", "over", "standby") if name in info}
 
 
@@ -222,26 +233,26 @@ class Bursts(Standby):
     """The bursts of a key; stored as JSON."""
 
     start: int | None = None
-    """When its open burst began; None: none is open."""
+    """Start of the open burst; None if no burst is open."""
     last: int = 0
-    """When the latest message of the open burst came."""
+    """Time of the latest message of the open burst."""
     end: int = 0
-    """When the open burst ends if no other message comes."""
+    """End of the open burst if no other message comes."""
     newest: int | None = None
-    """The message of the open burst that is delivered if nothing newer comes."""
+    """Message of the open burst that is delivered if no newer message comes."""
     first: int | None = None
-    """The message of the open burst that was to be delivered at once (leading edge)."""
+    """Message of the open burst that was to be delivered at once (leading edge)."""
     ended: list[int] = field(default_factory=list)
-    """Messages to deliver, in this order: of bursts that have ended, or begun (leading edge)."""
+    """Messages to deliver, in this order: of bursts that have ended, or started (leading edge)."""
     current: int | None = None
-    """The message that was delivered last. The next one waits until it has settled."""
+    """The message that was delivered last. The next message waits until this one has settled."""
     past_end: int = 0
-    """When the burst before the open one ended."""
+    """End of the burst before the open one."""
     past: int | None = None
-    """The message of that burst that was delivered, or is to be delivered."""
+    """Message of that burst that was delivered, or is to be delivered."""
 
     def close(self) -> None:
-        """End the open burst; its message waits to be delivered."""
+        """End the open burst; the burst's message waits to be delivered."""
         if self.newest is not None:
             self.ended.append(self.newest)
         self.past = self.newest or self.first
@@ -250,52 +261,53 @@ class Bursts(Standby):
         self.newest = None
         self.first = None
 
-    def forget(self, back: AbstractSet[int]) -> None:
-        """Of the messages that come, these were moved away: they take part anew."""
-        if self.newest in back or self.first in back:
+    def forget(self, returned: AbstractSet[int]) -> None:
+        """Remove messages that have come back after a move, so that they take part again."""
+        if self.newest in returned or self.first in returned:
             self.start = self.newest = self.first = None
-        if self.past in back:
+        if self.past in returned:
             self.past = None
-        self.ended = [message for message in self.ended if message not in back]
+        self.ended = [message for message in self.ended if message not in returned]
 
     def known(self) -> list[int]:
-        """The messages that wait or are being handled. Some may have ended since."""
+        """Return the messages that wait or are being handled; some may have ended since."""
         return [i for i in (self.current, *self.ended, self.newest) if i is not None]
 
     @property
     def waiting(self) -> list[int]:
-        """Those that were not delivered."""
+        """The messages that were not delivered."""
         return self.ended if self.newest is None else [*self.ended, self.newest]
 
-    def replace(self, gone: int, by: int | None) -> None:
-        """`by` takes the place of the message `gone`, which was not delivered.
+    def replace(self, message: int, replacement: int | None) -> None:
+        """Replace an undelivered message by `replacement`.
 
-        Without it an open burst goes on: what comes until its end may still be delivered for it.
+        Without a replacement an open burst goes on: a message that comes until its end may still be
+        delivered for it.
         """
-        if by is None:
-            if gone not in (self.first, self.newest):
-                self.ended = [message for message in self.ended if message != gone]
-                # What comes late begins a burst of its own.
-                self.past = None if self.past == gone else self.past
+        if replacement is None:
+            if message not in (self.first, self.newest):
+                self.ended = [item for item in self.ended if item != message]
+                # A late message starts its own burst.
+                self.past = None if self.past == message else self.past
             return
-        self.ended = [by if message == gone else message for message in self.ended]
-        if self.first == gone:
-            self.first = by
-        if self.past == gone:
-            self.past = by
-        if self.newest == gone:
-            self.newest = by
+        self.ended = [replacement if item == message else item for item in self.ended]
+        if self.first == message:
+            self.first = replacement
+        if self.past == message:
+            self.past = replacement
+        if self.newest == message:
+            self.newest = replacement
 
     def adopt(self, message: int) -> None:
-        """`message` has stood by, and it is not known for which."""
+        """Add a standby message whose target is unknown."""
         self.ended.append(message)
 
     def next(self, live: set[int]) -> int | None:
-        """The message to deliver next, among those that are still `live`; None: there is none."""
+        """Return the next message to deliver among the `live` messages, or None."""
         return next((message for message in self.known() if message in live), None)
 
     def delivered(self, message: int) -> None:
-        """Record that `message` was claimed, and so has left its burst."""
+        """Record that `message` was claimed and has therefore left the burst."""
         if message == self.newest:
             self.past = message
             self.past_end = self.end
@@ -303,100 +315,102 @@ class Bursts(Standby):
             if message != self.current:
                 self.ended = []
         if message in self.ended:
-            place = self.ended.index(message)
-            if self.past in self.ended[:place]:
+            position = self.ended.index(message)
+            if self.past in self.ended[:position]:
                 self.past = message
-            self.ended = self.ended[place + 1 :]
+            self.ended = self.ended[position + 1 :]
         self.current = message
 
 
 @dataclass(slots=True)
 class BurstChanges:
-    """What happened to messages that have arrived."""
+    """The effects of new messages on the messages of a key."""
 
     due: dict[int, int] = field(default_factory=dict)
-    """The new due times of the messages that stay."""
+    """New due times of the messages that stay."""
     standby: dict[int, int] = field(default_factory=dict)
-    """Of the messages that stand by, when the message is due that is to be delivered in their
+    """For each standby message, the due time of the message that is to be delivered in its
     place."""
     superseded: dict[int, int] = field(default_factory=dict)
-    """Of each superseded message, the message that was delivered in its place."""
+    """For each superseded message, the message that was delivered in its place."""
 
 
 class Taken(NamedTuple):
-    """What became of the messages of a key, and of the key."""
+    """The new state of a key and the changes to the key's messages."""
 
     info: dict[str, Any]
-    """What is to be stored."""
+    """The state to store."""
     changes: BurstChanges
     until: int
-    """Until when the key is needed, at least (microseconds)."""
+    """Minimum time until which the state is needed (microseconds)."""
 
 
 def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) -> BurstChanges:
-    """Add messages of one key to its bursts; `bursts` is changed.
+    """Add messages of a key to `bursts`, which is changed.
 
     Args:
-        policy: What a burst is.
+        policy: The definition of a burst.
         bursts: The bursts of the key.
         arrivals: (time, id) of each message, sorted.
     """
-    taken = BurstChanges()
-    gone = list[int]()
+    changes = BurstChanges()
+    replaced = list[int]()
     for at, message in arrivals:
         if (
             bursts.past is not None
             and at <= bursts.past_end
             and (policy.edge == "leading" or message < bursts.past)
         ):
-            # A race: its publish was committed after its burst had ended and been closed.
-            _join_past(taken, bursts, bursts.past, message)
+            # A race: the publish was committed after its burst had ended and been closed.
+            _join_past(changes, bursts, bursts.past, message)
             continue
         if bursts.start is not None and at > bursts.end:
-            _replace(taken, gone, bursts)
+            _record_replaced(changes, replaced, bursts)
             bursts.close()
         if bursts.start is None:
-            _begin(policy, bursts, taken, at, message)
+            _start_burst(policy, bursts, changes, at, message)
             continue
         bursts.last = max(bursts.last, at)
         bursts.end = policy.end(bursts.start, bursts.last)
         if bursts.newest is None:
-            gone.append(message)
+            replaced.append(message)
             continue
-        gone.append(min(bursts.newest, message))
+        replaced.append(min(bursts.newest, message))
         bursts.newest = max(bursts.newest, message)
-        taken.due[bursts.newest] = bursts.end
-    _replace(taken, gone, bursts)
-    return taken
+        changes.due[bursts.newest] = bursts.end
+    _record_replaced(changes, replaced, bursts)
+    return changes
 
 
-def _join_past(taken: BurstChanges, bursts: Bursts, past: int, message: int) -> None:
+def _join_past(changes: BurstChanges, bursts: Bursts, past: int, message: int) -> None:
     if past in bursts.waiting:
-        taken.standby[message] = bursts.past_end
+        changes.standby[message] = bursts.past_end
     else:
-        taken.superseded[message] = past
+        changes.superseded[message] = past
 
 
-def _begin(policy: Debounce, bursts: Bursts, taken: BurstChanges, at: int, message: int) -> None:
+def _start_burst(
+    policy: Debounce, bursts: Bursts, changes: BurstChanges, at: int, message: int
+) -> None:
     bursts.start = bursts.last = at
     bursts.end = policy.end(at, at)
     if policy.edge == "leading":
         bursts.first = message
         bursts.ended.append(message)
-        taken.due[message] = at
+        changes.due[message] = at
     else:
         bursts.newest = message
-        taken.due[message] = bursts.end
+        changes.due[message] = bursts.end
 
 
-def _replace(taken: BurstChanges, gone: list[int], bursts: Bursts) -> None:
-    """Record that another message is delivered in the place of the messages `gone`, as of now."""
-    stays = bursts.newest if bursts.newest is not None else bursts.first
-    waits = stays in bursts.waiting
-    for message in gone:
-        taken.due.pop(message, None)
-        if stays is not None and waits:
-            taken.standby[message] = bursts.end if stays == bursts.newest else bursts.start or 0
-        elif stays is not None:
-            taken.superseded[message] = stays
-    gone.clear()
+def _record_replaced(changes: BurstChanges, replaced: list[int], bursts: Bursts) -> None:
+    """Record that another message is delivered in place of the `replaced` messages, as of now."""
+    target = bursts.newest if bursts.newest is not None else bursts.first
+    is_waiting = target in bursts.waiting
+    for message in replaced:
+        changes.due.pop(message, None)
+        if target is not None and is_waiting:
+            changes.standby[message] = bursts.end if target == bursts.newest else bursts.start or 0
+        elif target is not None:
+            changes.superseded[message] = target
+    replaced.clear()

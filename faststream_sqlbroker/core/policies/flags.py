@@ -1,47 +1,51 @@
-"""What policies have done with a message, as bits of its column `policy_marks`.
+"""The bits of the column `policy_marks`, in which policies record their effects on a message.
 
-They are cleared when the message moves to another queue. A row that no policy has seen has none.
+The flags are cleared when the message moves to another queue. A row that no policy has
+processed has none.
 """
 
 DELAYED = 1
-"""Its due time has been shifted by Delay, once."""
+"""Delay has shifted the due time, once."""
 BURST = 2
-"""It has taken part in a burst of Debounce, and has not been superseded so far."""
+"""The message has taken part in a burst of Debounce, and has not been superseded so far."""
 SLOT = 4
-"""A Throttle that refuses what is above its rate has found a slot for its next attempt."""
+"""A Throttle that refuses messages above its rate has found a slot for the next attempt."""
 
 JOINED = 8
 """A handler's transaction has locked the row. The flag is committed only with the ack; see
 `database.parts.handler_locks`."""
 
 LET_IN = 16
-"""Such a Throttle has let it in once: from then on it waits for its slots and is not refused."""
+"""Such a Throttle has admitted the message once: from then on the message waits for slots and is
+not refused."""
 PUT_OFF = 32
-"""Its due time is when it asks for a slot again."""
+"""The due time is the time of the next request for a slot."""
 HEADER_KEY = 64
-"""Its `policy_key` has been read from its headers; without it the key of the publish counts."""
+"""`policy_key` was read from the headers; without this flag the key of the publish counts."""
 HELD_DELAY = 128
-"""Its due time is the end of its Delay."""
+"""The due time is the end of the Delay."""
 HELD_BURST = 256
-"""Its due time is the end of its burst, or when the message before may have settled."""
+"""The due time is the end of the burst, or the time at which the message before may have
+settled."""
 
 BACKOFF_BITS = 11
-"""Of the highest four bits: how often a Throttle has put it off since it last started, ..."""
+"""Shift of the highest four bits, which count how often a Throttle has postponed the message since
+it last started."""
 MOST_BACKOFFS = 15
-"""... counted up to this."""
+"""Maximum of that counter."""
 
 HELD = PUT_OFF | HELD_DELAY | HELD_BURST
-"""Whose the due time is: one of them at most."""
+"""Mask of the flags that explain the due time; at most one of these is set."""
 KEPT = 0x7FFF & ~(SLOT | JOINED | HELD | MOST_BACKOFFS << BACKOFF_BITS)
-"""Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT but those that say something
-of one attempt."""
+"""Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT except those about a single
+attempt."""
 
 
 def of_backoffs(count: int) -> int:
-    """The bits that count the times that a message was put off."""
+    """Return the bits that store the number of times that a message was postponed."""
     return count << BACKOFF_BITS
 
 
-def backoffs(marks: int) -> int:
-    """How often a message with these marks was put off."""
-    return marks >> BACKOFF_BITS & MOST_BACKOFFS
+def backoffs(flags: int) -> int:
+    """Return the number of postponements of a message from the message's flags."""
+    return flags >> BACKOFF_BITS & MOST_BACKOFFS

@@ -10,16 +10,16 @@ from faststream_sqlbroker.exceptions import SetupError
 
 @dataclass(frozen=True)
 class Header:
-    """The value of a header is what a policy goes by: `Throttle(10, "1s", key=Header("tenant"))`.
+    """The header whose value is the key of a policy: `Throttle(10, "1s", key=Header("tenant"))`.
 
-    A message without the header has no key; so has one whose value is no text or whole number of 1
-    to 255 characters. The key of the publish stays what it is, for everything else.
+    A message without the header has no key. Nor has a message whose value is not text (or a whole
+    number) of 1 to 255 characters. Everything else still uses the key of the publish.
     """
 
     name: str
 
     def __post_init__(self) -> None:
-        """Raise SetupError for a name that no header has."""
+        """Raise SetupError if the name is invalid for a header."""
         if (problem := name_problem(self.name)) is not None:
             raise SetupError(f"Header({self.name!r}) names no header: {problem}")
 
@@ -27,23 +27,23 @@ class Header:
         return f"Header({self.name!r})"
 
     def key(self, headers: Mapping[str, Any]) -> str | None:
-        """The key of a message with these headers; None: it has none."""
+        """Return the key of a message with these headers, or None without a key."""
         value = headers.get(self.name)
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
-        # What no publish may have as its key would not be the same key on every database.
+        # A value that is invalid as a publish key would not be the same key on every database.
         return value if isinstance(value, str) and name_problem(value) is None else None
 
 
 Key = bool | Header
-"""What a policy goes by: True is the key of the publish, False none."""
+"""Key of a policy: True is the key of the publish, False is no key."""
 
 
-def checked_key(name: str, value: object) -> Key:
-    """`value` as what a policy goes by.
+def validate_key(name: str, value: object) -> Key:
+    """Return `value` if it is a valid key option.
 
     Raises:
-        SetupError: it is neither a bool nor a Header.
+        SetupError: the value is neither a bool nor a Header.
     """
     if not isinstance(value, bool | Header):
         of_faststream = type(value).__module__.partition(".")[0] == "faststream"
@@ -54,13 +54,13 @@ def checked_key(name: str, value: object) -> Key:
     return value
 
 
-def keyed(policy: str, value: object) -> Key:
-    """The same for a policy that cannot do without a key.
+def validate_required_key(policy: str, value: object) -> Key:
+    """Check and return the key option of a policy that needs a key.
 
     Raises:
-        SetupError: also for False.
+        SetupError: the value is False, or neither a bool nor a Header.
     """
-    key = checked_key(f"{policy}'s key", value)
+    key = validate_key(f"{policy}'s key", value)
     if not key:
         raise SetupError(
             f"{policy} goes by keys: leave key=False out, or name a header, as in "
@@ -69,6 +69,6 @@ def keyed(policy: str, value: object) -> Key:
     return key
 
 
-def key_text(name: str, value: Key) -> str:
-    """How the text of a policy says what it goes by."""
+def format_key(name: str, value: Key) -> str:
+    """Format the key as part of a policy's text."""
     return f", {name}={value}" if value else ""

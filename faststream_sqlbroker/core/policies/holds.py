@@ -1,4 +1,4 @@
-"""What puts messages off by giving them a later due time, and what becomes of them when it is gone.
+"""Policies that postpone messages by a later due time, and the release after their removal.
 
 Times are whole microseconds of the database's clock.
 """
@@ -19,35 +19,35 @@ SLOTS = "slots"
 
 
 def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
-    """What may put messages off, by name, and what must be known of it afterwards."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the postponing policies by name, with the data needed after their removal."""
+    holds: dict[str, dict[str, Any]] = {}
     for policy in policies:
         if isinstance(policy, Delay):
-            found[str(policy)] = {"length": policy.delay}
+            holds[str(policy)] = {"length": policy.delay}
         elif isinstance(policy, Debounce | KeepLast):
-            found[BURSTS] = {"length": policy.window}
+            holds[BURSTS] = {"length": policy.window}
         elif isinstance(policy, Throttle) and policy.when_exceeded != "wait":
-            found[SLOTS] = {}
-    return found
+            holds[SLOTS] = {}
+    return holds
 
 
 def mark_of(name: str) -> int:
-    """The mark of messages that it has put off."""
+    """Return the flag of the messages postponed by the policy `name`."""
     return {BURSTS: HELD_BURST, SLOTS: PUT_OFF}.get(name, HELD_DELAY)
 
 
 def freed_at(
     name: str, info: Mapping[str, Any], live: Iterable[Policy], due: int, now: int
 ) -> int | None:
-    """When a message that `name` has put off until `due` is due, now that it is gone; None: as it
-    is.
+    """Return the new due time of a message after the removal of the postponing policy.
 
-    Of another Delay among `live`, the shorter of both holds.
+    None leaves the due time unchanged. If there is another Delay among `live`, the shorter of
+    both delays applies.
     """
     lengths = [policy.delay for policy in live if isinstance(policy, Delay)]
     if mark_of(name) != HELD_DELAY or not lengths:
         return now
-    longest = max(lengths) + MICROSECONDS
-    if due <= now + longest:
-        return None  # the other one may have put it off
-    return max(now, due - int(info.get("length", 0)) + longest)
+    max_length = max(lengths) + MICROSECONDS
+    if due <= now + max_length:
+        return None  # the other Delay may have postponed it
+    return max(now, due - int(info.get("length", 0)) + max_length)

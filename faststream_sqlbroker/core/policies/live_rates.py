@@ -1,4 +1,4 @@
-"""The rates of the subscribers that live, also of those that get no slot: the lowest holds.
+"""The rates of all live subscribers, including those that get no slot: the lowest applies.
 
 Times are whole microseconds of the database's clock.
 """
@@ -11,32 +11,34 @@ from faststream_sqlbroker.core.policies.slot_log import Limit
 from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
 
 UNTOLD = 5 * MICROSECONDS
-"""For so long after its last slot the rate of another subscriber counts, though no sign of life
-tells of it: it has just started, or just stopped (microseconds)."""
+"""Time after its last slot during which the rate of a subscriber counts without a heartbeat: it has
+just started, or just stopped (microseconds)."""
 
 Place = tuple[str, str]
-"""Where slots are stored: scope and key; those of a queue's keys have none."""
+"""Scope and key of a stored slot log. The logs of single keys of a queue have no such entry."""
 
 
 @dataclass
 class LiveRates:
-    """By place, the limits of the subscribers that live; empty, only slots tell of others."""
+    """The limits of the live subscribers, by slot log; if empty, only slots show other limits."""
 
     known: dict[Place, set[Limit]] = field(default_factory=dict)
     unsure: set[Place] = field(default_factory=set)
-    """Places of subscribers whose sign of life may be old: they may have ended."""
+    """Slot logs of subscribers whose heartbeat may be old: they may have ended."""
     read_at: float = float("-inf")
     """Monotonic seconds."""
 
-    def others(self, place: Place, noted: Mapping[Limit, int], now: int) -> dict[Limit, int]:
-        """The limits that hold at `place`, and when each was last seen.
+    def others(self, log_key: Place, recorded: Mapping[Limit, int], now: int) -> dict[Limit, int]:
+        """Return the limits that apply to a slot log, and the time at which each was last seen.
 
-        `noted` are those by which slots were taken.
+        `recorded` are the limits by which slots were taken.
         """
-        if (live := self.known.get(place)) is None:
-            return dict(noted)
-        untold = OTHERS_LIVE if place in self.unsure else UNTOLD
-        found = {
-            limit: seen for limit, seen in noted.items() if limit in live or seen + untold >= now
+        if (live := self.known.get(log_key)) is None:
+            return dict(recorded)
+        lifetime = OTHERS_LIVE if log_key in self.unsure else UNTOLD
+        limits = {
+            limit: seen
+            for limit, seen in recorded.items()
+            if limit in live or seen + lifetime >= now
         }
-        return {**found, **{limit: max(now, found.get(limit, now)) for limit in live}}
+        return {**limits, **{limit: max(now, limits.get(limit, now)) for limit in live}}

@@ -1,29 +1,29 @@
-"""Checks that the policies' arguments share."""
+"""Shared checks of the policies' arguments."""
 
 from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MICROSECONDS = 1_000_000
-"""In a second; policies count whole ones, as the databases do."""
+"""Microseconds in a second; policies use whole microseconds, as the databases do."""
 CLOCK_STEP = 60 * MICROSECONDS
-"""A stored time that is so much later than it could have been written shows that the database's
-clock was set back (microseconds)."""
+"""If a stored time is later than possible by more than this, the database's clock was set back
+(microseconds)."""
 WITHOUT_KEY = ("deliver", "dead_letter")
 """What may happen to a message without the key that a policy needs."""
 
 
-def assign(policy: object, **values: object) -> None:
-    """Give a frozen `policy` attributes."""
+def set_attributes(policy: object, **values: object) -> None:
+    """Set attributes of a frozen `policy`."""
     for name, value in values.items():
         object.__setattr__(policy, name, value)
 
 
-def microseconds(name: str, value: Duration) -> int:
-    """`value` in whole microseconds.
+def parse_microseconds(name: str, value: Duration) -> int:
+    """Return `value` in whole microseconds.
 
     Raises:
-        SetupError: it is not a duration above 0.
+        SetupError: the value is not a duration above 0.
     """
     length = round(parse_duration(value, name=name) * MICROSECONDS)
     if length <= 0:
@@ -31,16 +31,16 @@ def microseconds(name: str, value: Duration) -> int:
     return length
 
 
-def without_key(name: str, value: object, *, keyed: bool, mend: str) -> None:
+def validate_without_key(name: str, value: object, *, has_key: bool, option: str) -> None:
     """Refuse an unknown value, and any but the default if the policy does not use keys."""
     one_of(f"{name}'s without_key", value, WITHOUT_KEY)
-    if not keyed and value != WITHOUT_KEY[0]:
+    if not has_key and value != WITHOUT_KEY[0]:
         raise SetupError(
             f"{name}'s without_key={value!r} says what becomes of messages without a key, but "
-            f"without {mend} it does not look at keys: add {mend}, or leave without_key out"
+            f"without {option} it does not look at keys: add {option}, or leave without_key out"
         )
 
 
-def seconds(length: int) -> str:
-    """A length in microseconds, as people write lengths."""
-    return f"{length / MICROSECONDS:g}s"
+def seconds(microseconds: int) -> str:
+    """Format a number of microseconds as a duration."""
+    return f"{microseconds / MICROSECONDS:g}s"

@@ -1,4 +1,4 @@
-"""One budget by name over several queues and subscribers: what is known of those that share it.
+"""Scopes: a named budget shared by several queues and subscribers, and its members.
 
 Times are whole microseconds of the database's clock.
 """
@@ -12,55 +12,58 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 MEMBER_LIVES = 60 * MICROSECONDS
-"""A subscriber counts as a member of a scope for so long after a claim."""
+"""Time after a claim during which a subscriber counts as a member of a scope."""
 MEMBER_RENEWED = 15 * MICROSECONDS
-"""A claim that writes nothing else renews its entry after this."""
+"""Age after which a claim that writes nothing else renews its entry."""
 
 
-def checked_scope(policy: str, scope: object, *, refused: str | None) -> str | None:
-    """`scope`, which may be None.
+def validate_scope(policy: str, scope: object, *, conflict: str | None) -> str | None:
+    """Return `scope` (may be None) if it is valid.
 
     Args:
-        policy: The name of its policy.
-        scope: As given.
-        refused: The option that contradicts a scope; None: there is none.
+        policy: The name of the policy.
+        scope: The value to check.
+        conflict: An option that contradicts a scope; None if there is none.
 
     Raises:
-        SetupError: it is not a valid name, or the policy cannot have one.
+        SetupError: the name is invalid, or the policy cannot have a scope.
     """
     if scope is None:
         return None
     if (problem := name_problem(scope)) is not None:
         raise SetupError(f"{short(scope)} cannot be the scope of a {policy}: {problem}")
-    if refused is not None:
+    if conflict is not None:
         raise SetupError(
-            f"{policy}'s scope is one budget of several queues, which {refused} is not: leave one "
+            f"{policy}'s scope is one budget of several queues, which {conflict} is not: leave one "
             "of both out"
         )
     return str(scope)
 
 
-def scope_text(scope: str | None) -> str:
-    """The part of a policy's text that names a scope."""
+def format_scope(scope: str | None) -> str:
+    """Format the scope as part of a policy's text."""
     return "" if scope is None else f", scope={scope!r}"
 
 
 class Members(NamedTuple):
-    """The limits of subscribers that share leases, as a claim knows these limits."""
+    """The limits of the subscribers that share leases, as known to a claim."""
 
     lowest: int
     kept: dict[str, int]
-    """By limit, when a subscriber that has it last claimed: what is to be stored."""
+    """By limit, the last claim of a subscriber with this limit: the value to store."""
     must_keep: bool
-    """Whether the claim must be noted."""
+    """True if the claim must be recorded."""
 
 
-def members_of(info: Any, own: int, now: int) -> Members:
-    """The members that `info` has, and a claim with the limit `own` now. Any other value
-    counts as empty.
+def members_of(info: Any, limit: int, now: int) -> Members:
+    """Add a claim with `limit` at `now` to the members stored in `info`.
+
+    Any other value of `info` counts as empty.
     """
     stored = info.get("members") if isinstance(info, Mapping) else None
-    seen: dict[str, int] = dict(stored) if isinstance(stored, Mapping) else {}
-    live = {limit: at for limit, at in seen.items() if now - at < MEMBER_LIVES}
-    kept = {**live, str(own): now}
-    return Members(min(map(int, kept)), kept, now - seen.get(str(own), 0) >= MEMBER_RENEWED)
+    old_entries: dict[str, int] = dict(stored) if isinstance(stored, Mapping) else {}
+    live = {other_limit: at for other_limit, at in old_entries.items() if now - at < MEMBER_LIVES}
+    entries = {**live, str(limit): now}
+    return Members(
+        min(map(int, entries)), entries, now - old_entries.get(str(limit), 0) >= MEMBER_RENEWED
+    )

@@ -1,4 +1,4 @@
-"""What a claim has read of a queue in one statement, and what it writes if that still holds.
+"""A claim's view of the queues, read in one statement, and the write that depends on its version.
 
 Times are microseconds since 1970.
 """
@@ -10,16 +10,16 @@ from uuid import UUID
 
 
 class Candidate(NamedTuple):
-    """A message that is due."""
+    """A due message."""
 
     id: int
     marks: int
-    """What policies have done with it: `flags`."""
+    """Flags set by policies; see `core.policies.flags`."""
     expired: bool
     keyless: bool
-    """Whether it has no key."""
+    """True if the message has no key."""
     lost: int
-    """Its deliveries that ended without an attempt."""
+    """Deliveries that ended without an attempt."""
 
 
 @dataclass(slots=True)
@@ -28,37 +28,37 @@ class SeenQueue:
 
     queue: str
     version: int | None
-    """Raised by every claim of the queue; None: no claim under policies has been here yet."""
+    """Increased by every claim of the queue; None if no claim under policies has run yet."""
     running: int
-    """Its leases, counted up to the number that was asked for."""
+    """Leases of the queue, counted up to the requested number."""
     states: Mapping[str, Any]
-    """What is stored of its throttles, by scope."""
+    """Stored states of its throttles, by scope."""
     candidates: list[Candidate] = field(default_factory=list)
-    """Its first due messages, in the order in which they are to start."""
+    """The first due messages, in the order of their starts."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """Queues as a claim sees them, all at the same moment."""
+    """Queues as read by a claim, all at the same time."""
 
     now: int
     """The database's time."""
     queues: dict[str, SeenQueue] = field(default_factory=dict)
-    """Those with due messages."""
+    """The queues with due messages."""
     waits: list[float] = field(default_factory=list)
-    """In how many seconds something is due that is not due now."""
+    """Seconds until further messages are due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The write that follows if the version of the queue is still the same."""
+    """A write that succeeds only if the version of the queue is unchanged."""
 
     queue: str
     version: int
     ids: Sequence[int]
-    """The messages to lease."""
+    """Ids of the messages to lease."""
     lease: float
-    """Seconds."""
+    """Length of the leases in seconds."""
     token: UUID
     kept: Mapping[str, tuple[Any, int]]
-    """By scope, what is to be stored, and when it may be forgotten."""
+    """By scope, the state to store and the time after which it may be removed."""

@@ -1,6 +1,4 @@
-"""When the last starts under a throttle were, as few numbers: equal ones, or those of a short time,
-are counted together.
-"""
+"""The last starts under a throttle, stored compactly: equal or close times are counted together."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -8,22 +6,23 @@ from itertools import groupby
 from typing import Self
 
 Limit = tuple[int, int, int]
-"""Rate, period (microseconds) and burst of those who take slots."""
+"""Rate, period (microseconds) and burst of a process that takes slots."""
 Need = tuple[int, int]
-"""For how long a start counts, and within how many microseconds starts may be one group."""
+"""Time for which a start counts, and the number of microseconds within which starts may be
+grouped."""
 
 
 class Times:
-    """Times in their order, with repetitions; whole microseconds.
+    """Sorted times with repetitions, in whole microseconds.
 
-    A group of times has that of its last one. So none seems to be longer ago than it is, and what
-    is decided by them never lets too many start.
+    A group of times has the time of its last member. So no time seems longer ago than it is, and
+    decisions based on the groups never allow too many starts.
     """
 
     __slots__ = ("_counts", "_times")
 
     def __init__(self, times: Iterable[int] = ()) -> None:
-        """Equal ones of `times`, which are sorted, are one group."""
+        """Group equal values of `times`, which must be sorted."""
         self._times: list[int] = []
         """Of each group."""
         self._counts: list[int] = []
@@ -32,7 +31,7 @@ class Times:
             self.add(at, sum(1 for _ in same))
 
     def __len__(self) -> int:
-        """How many times there are."""
+        """Return the number of times."""
         return self._counts[-1] if self._counts else 0
 
     @property
@@ -41,11 +40,11 @@ class Times:
         return self._times[-1] if self._times else 0
 
     def nth_last(self, n: int) -> int:
-        """The `n`th time from the end, of 1 to as many as there are; never too early."""
+        """Return the `n`th time from the end, of 1 to as many as there are; never too early."""
         return self._times[bisect_right(self._counts, len(self) - n)]
 
     def count_since(self, at: int) -> int:
-        """How many times are at `at` or later."""
+        """Count the times at `at` or later."""
         groups = bisect_left(self._times, at)
         return len(self) - (self._counts[groups - 1] if groups else 0)
 
@@ -59,73 +58,75 @@ class Times:
         if self._times[group] != at:
             self._times.insert(group, at)
             self._counts.insert(group, self._counts[group - 1] if group else 0)
-        self._raise(group, count)
+        self._add_to_counts(group, count)
 
     def remove(self, at: int, grain: int) -> bool:
-        """Take `at` out once, or one of the group that it may have joined; whether it was there.
+        """Remove `at` once, or a time of the same group; returns True if found.
 
         Args:
-            at: As it was added.
+            at: The time as it was added.
             grain: Times of so many microseconds may be one group.
         """
         group = bisect_left(self._times, at)
         if group == len(self._times) or self._times[group] // grain != at // grain:
             return False
-        self._raise(group, -1)
+        self._add_to_counts(group, -1)
         if self._counts[group] == (self._counts[group - 1] if group else 0):
             del self._times[group], self._counts[group]
         return True
 
-    def _raise(self, group: int, count: int) -> None:
-        for each in range(group, len(self._counts)):
-            self._counts[each] += count
+    def _add_to_counts(self, first: int, count: int) -> None:
+        for group in range(first, len(self._counts)):
+            self._counts[group] += count
 
     def copy(self) -> "Times":
-        """One to change."""
+        """Return a copy that can be changed."""
         copied = Times()
         copied._times = self._times.copy()
         copied._counts = self._counts.copy()
         return copied
 
-    def move(self, by: int) -> None:
-        """Let all times be `by` microseconds later."""
-        self._times = [at + by for at in self._times]
+    def shift(self, offset: int) -> None:
+        """Move all times by `offset` microseconds."""
+        self._times = [at + offset for at in self._times]
 
-    def runs(self, needs: Sequence[Need], now: int, most: int | None = None) -> list[int]:
-        """The groups that count at `now` or later, as `needs` say, of the last `most` times: pairs
-        of a time and a count; each time but the first is the distance to the one before.
+    def runs(self, needs: Sequence[Need], now: int, max_count: int | None = None) -> list[int]:
+        """Return the groups that count at `now` or later by `needs`, as pairs (time, count).
 
-        Each group is as long as the strictest of those allows for whom it counts.
+        Only the last `max_count` times are returned. Each time but the first is the distance to the
+        one before. The length of a group is limited by the strictest need for which it counts.
         """
-        longest = max(length for length, _ in needs)
-        first = bisect_left(self._times, now - longest)
-        before = self._counts[first - 1] if first else 0
-        if most is not None and len(self) - most > before:
-            before = len(self) - most
-            first = bisect_right(self._counts, before)
-        found: list[int] = []
+        max_length = max(length for length, _ in needs)
+        first = bisect_left(self._times, now - max_length)
+        skipped = self._counts[first - 1] if first else 0
+        if max_count is not None and len(self) - max_count > skipped:
+            skipped = len(self) - max_count
+            first = bisect_right(self._counts, skipped)
+        runs: list[int] = []
         since = 0
-        for at, count in self._merged(first, needs, now):
-            found += (at - since, count - before)
+        for at, count in self._merge_groups(first, needs, now):
+            runs += (at - since, count - skipped)
             since = at
-            before = count
-        return found
+            skipped = count
+        return runs
 
-    def _merged(self, first: int, needs: Sequence[Need], now: int) -> Iterable[tuple[int, int]]:
+    def _merge_groups(
+        self, first: int, needs: Sequence[Need], now: int
+    ) -> Iterable[tuple[int, int]]:
         groups = zip(self._times[first:], self._counts[first:], strict=True)
         if all(grain == 1 for _, grain in needs):
             return groups
-        found: list[tuple[int, int]] = []
+        merged: list[tuple[int, int]] = []
         for at, count in groups:
             grain = min(grain for length, grain in needs if at >= now - length)
-            if found and found[-1][0] // grain == at // grain:
-                found[-1] = at, count
+            if merged and merged[-1][0] // grain == at // grain:
+                merged[-1] = at, count
             else:
-                found.append((at, count))
-        return found
+                merged.append((at, count))
+        return merged
 
     def add_runs(self, runs: Sequence[int]) -> Self:
-        """Add what `runs` has returned; returns itself."""
+        """Add the result of `to_runs`; returns self."""
         at = 0
         for distance, count in zip(runs[::2], runs[1::2], strict=True):
             at += distance
@@ -134,40 +135,39 @@ class Times:
 
 
 class SlotLog:
-    """What was granted lately."""
+    """The slots granted recently."""
 
     __slots__ = ("others", "spaced", "starts")
 
     def __init__(self, starts: Times | None = None, spaced: Times | None = None) -> None:
-        """Begin empty, or with these starts."""
+        """Start empty, or with the given starts."""
         self.starts = Times() if starts is None else starts
         """The latest moment at which each start may be, or was."""
         self.spaced = spaced
-        """The slots, which are the earliest moments of starts; None: no
-        burst asks for them."""
+        """The slots, which are the earliest moments of starts; None: no burst asks for them."""
         self.others: dict[Limit, int] = {}
         """By which limits slots were taken, and when the last one was: old and new processes may
         run at the same time."""
 
     def __len__(self) -> int:
-        """How many starts are known."""
+        """Return the number of known starts."""
         return len(self.starts)
 
     def add(self, slot: int, deadline: int, count: int = 1) -> None:
-        """`count` starts are to be at `slot` or later, none after `deadline`."""
+        """Add `count` starts at `slot` or later, but not after `deadline`."""
         self.starts.add(deadline, count)
         if self.spaced is not None:
             self.spaced.add(slot, count)
 
     def copy(self) -> "SlotLog":
-        """One to change."""
+        """Return a copy that can be changed."""
         log = SlotLog(self.starts.copy(), None if self.spaced is None else self.spaced.copy())
         log.others = self.others
         return log
 
-    def move(self, by: int) -> None:
-        """Let all starts be `by` microseconds later."""
-        self.starts.move(by)
+    def shift(self, offset: int) -> None:
+        """Move all starts by `offset` microseconds."""
+        self.starts.shift(offset)
         if self.spaced is not None:
-            self.spaced.move(by)
-        self.others = {limit: seen + by for limit, seen in self.others.items()}
+            self.spaced.shift(offset)
+        self.others = {limit: seen + offset for limit, seen in self.others.items()}

@@ -1,8 +1,8 @@
-"""Messages that stand by: a newer one of their key is to be delivered in their place.
+"""Standby messages: a newer message of the same key is to be delivered in their place.
 
-They stay in the queue until that one has started, so that one of them can take its place if it
-cannot: if it expires, is cancelled or is moved. Until then they are due `STANDBY` later than they
-would be. So they are no part of what waits, and no other claim finds them.
+They stay in the queue until the newer message has started, so that one of them can take its
+place if it expires, is cancelled or is moved. Until then their due time is `STANDBY` later than
+it would be. Therefore they do not count as waiting, and no other claim finds them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,44 +10,46 @@ from collections.abc import Iterable, Sequence
 from faststream_sqlbroker.core.policies.flags import HELD_BURST
 
 STANDBY_SECONDS = 220_898_707_200
-"""From 1970 to 8970: later than any delay may end (`core.times.LONGEST_SECONDS`)."""
+"""From 1970 to 8970: later than any delay may end (`core.times.MAX_SECONDS`)."""
 STANDBY = STANDBY_SECONDS * 1_000_000
-"""Microseconds."""
-SHORTEST_STANDBY_RECHECK = 2 * 1_000_000
-"""Least time until a message is looked at again that stands by for one which is overdue
-(microseconds)."""
+"""The same in microseconds."""
+MIN_STANDBY_RECHECK = 2 * 1_000_000
+"""Minimum time between two checks of a standby message whose target is overdue (microseconds)."""
 LONGEST_STANDBY_RECHECK = 300 * 1_000_000
-"""The most. In between it is as long as that one has been overdue, so that many messages which
-stand by do not fill every claim."""
+"""Maximum time between two such checks. In between it equals the time that the target has been
+overdue, so that many standby messages do not fill every claim."""
 LATEST_STANDBY_LOOK = 3600 * 1_000_000
-"""The same for one that is not due yet: an operator may put it off for years."""
+"""Maximum time until the check if the target is not due yet: an operator may postpone the target
+for years."""
 
 
-def stands_by(due: int, marks: int) -> bool:
-    """Whether a message stands by that is `due` then (microseconds), with these `policy_marks`."""
-    return due >= STANDBY and bool(marks & HELD_BURST)
+def stands_by(due: int, flags: int) -> bool:
+    """Return True if a message with this due time (microseconds) and flags is on standby."""
+    return due >= STANDBY and bool(flags & HELD_BURST)
 
 
-def chosen_for(chosen: Iterable[int], message: int, *, leading: bool) -> int | None:
-    """Which of the `chosen` is delivered in the place of `message`: the next newer one (leading:
-    the next older one, or the first).
+def chosen_for(targets: Iterable[int], message: int, *, leading: bool) -> int | None:
+    """Return the target that is delivered in place of `message`.
+
+    That is the next newer target (leading: the next older one, or the first).
     """
     if leading:
-        older = [each for each in chosen if each < message]
-        return max(older) if older else min(chosen, default=None)
-    return min((each for each in chosen if each > message), default=None)
+        older = [target for target in targets if target < message]
+        return max(older) if older else min(targets, default=None)
+    return min((target for target in targets if target > message), default=None)
 
 
-def stand_in(standing: Sequence[int], *, leading: bool) -> int | None:
-    """Which of those that stand by for a message takes its place."""
-    return (min if leading else max)(standing, default=None)
+def stand_in(messages: Sequence[int], *, leading: bool) -> int | None:
+    """Return the standby message that replaces the target."""
+    return (min if leading else max)(messages, default=None)
 
 
 def looked_at(due: int, now: int, waited: int = 0) -> int:
-    """When to look again at what stands by for a message that is `due`, or is put off until then
-    and has `waited`.
+    """Return the time of the next check of the messages that stand by for a target.
+
+    The target is `due`, or has `waited` and is postponed until `due`.
     """
     if due > now and not waited:
         return min(due, now + LATEST_STANDBY_LOOK)
-    pause = min(max(now - due, waited, SHORTEST_STANDBY_RECHECK), LONGEST_STANDBY_RECHECK)
+    pause = min(max(now - due, waited, MIN_STANDBY_RECHECK), LONGEST_STANDBY_RECHECK)
     return min(max(due, now + pause), now + LATEST_STANDBY_LOOK)

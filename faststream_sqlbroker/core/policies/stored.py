@@ -1,4 +1,4 @@
-"""Policies as JSON, as subscribers tell them to each other."""
+"""Policies as JSON, as subscribers publish them to each other."""
 
 import inspect
 import json
@@ -16,23 +16,25 @@ from faststream_sqlbroker.exceptions import SetupError
 
 _KINDS = {kind.__name__: kind for kind in KINDS}
 _LENGTHS = frozenset({"delay", "max_wait", "per", "ttl", "wait", "window"})
-"""Arguments that are lengths of time; they are stored as microseconds."""
+"""Arguments that are durations; they are stored as microseconds."""
 
 
 def policies_json(policies: Iterable[Policy]) -> list[dict[str, Any]]:
-    """`policies` as JSON values."""
+    """Convert `policies` to JSON values."""
     return [
         {
             "kind": type(policy).__name__,
             **{
-                each.name: _told(getattr(policy, each.name)) for each in fields(policy) if each.init
+                attribute.name: _to_json(getattr(policy, attribute.name))
+                for attribute in fields(policy)
+                if attribute.init
             },
         }
         for policy in policies
     ]
 
 
-def _told(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     match value:
         case Header():
             return {"header": value.name}
@@ -43,34 +45,39 @@ def _told(value: Any) -> Any:
     return value
 
 
-def read_policies(told: Any) -> tuple[Policy, ...]:
-    """What `policies_json` has written. Kinds and arguments that this version does not know are
-    left out.
-    """
-    found = map(_read, told if isinstance(told, list) else ())
-    return tuple(policy for policy in found if policy is not None)
+def read_policies(stored: Any) -> tuple[Policy, ...]:
+    """Read policies written by `dump_policies`, without unknown kinds and arguments."""
+    policies = map(_parse_policy, stored if isinstance(stored, list) else ())
+    return tuple(policy for policy in policies if policy is not None)
 
 
-def _read(told: Any) -> Policy | None:
+def _parse_policy(stored: Any) -> Policy | None:
     try:
-        return _built(json.dumps(told, sort_keys=True))
+        return _build_policy(json.dumps(stored, sort_keys=True))
     except (SetupError, AttributeError, TypeError, ValueError, KeyError):
         return None
 
 
 @lru_cache(maxsize=1024)
-def _built(told: str) -> Policy:
-    """The policy; cached, as all registrations are read once a second and most say the same."""
-    arguments = json.loads(told)
+def _build_policy(stored: str) -> Policy:
+    """Build a policy.
+
+    Cached, because all registrations are read once a second and are mostly equal.
+    """
+    arguments = json.loads(stored)
     kind = _KINDS[arguments.pop("kind")]
-    known = inspect.signature(kind).parameters
+    parameters = inspect.signature(kind).parameters
     policy: Policy = kind(
-        **{name: _value(name, value) for name, value in arguments.items() if name in known}
+        **{
+            name: _parse_value(name, value)
+            for name, value in arguments.items()
+            if name in parameters
+        }
     )
     return policy
 
 
-def _value(name: str, value: Any) -> Any:
+def _parse_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return Header(value["header"])
     if name in _LENGTHS and value is not None:

@@ -1,4 +1,4 @@
-"""Throttle: at most `rate` starts in any period, for the whole fleet.
+"""Throttle: at most `rate` starts in any period, for the complete fleet.
 
 Times are whole microseconds of the database's clock.
 """
@@ -9,42 +9,42 @@ from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.policies import options
-from faststream_sqlbroker.core.policies.header import Key, checked_key, key_text
+from faststream_sqlbroker.core.policies.header import Key, format_key, validate_key
 from faststream_sqlbroker.core.policies.options import (
     CLOCK_STEP,
     MICROSECONDS,
-    microseconds,
+    parse_microseconds,
     seconds,
 )
-from faststream_sqlbroker.core.policies.scopes import checked_scope, scope_text
+from faststream_sqlbroker.core.policies.scopes import format_scope, validate_scope
 from faststream_sqlbroker.core.policies.slot_log import Limit, Need, SlotLog, Times
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
-MOST_RATE = 1_000_000
-"""Slots in a period."""
-MOST_EXACT = 10_000
-"""Starts that are kept one by one to grant the next slot; more would make every claim read and
-write a large row."""
+MAX_RATE = 1_000_000
+"""Maximum number of slots in a period."""
+MAX_EXACT_STARTS = 10_000
+"""Maximum number of starts that are stored individually to grant the next slot; with more, every
+claim would read and write a large row."""
 GRAINS = 500
-"""Above that, the starts of such a part of the period are kept as one number, with the time of the
-last of them. So none is forgotten too early, and each at most so much too late."""
+"""Above that, starts within this fraction of the period are stored as one number, with the time of
+the last start. So no start is forgotten too early, and each at most this much too late."""
 BACKOFF_FACTOR = 2
-"""Each time that a message is put off, it is for so many times as long as before."""
-LEAST_BACKOFF = MICROSECONDS // 10
-"""100 ms: what is put off first is for one interval (per / rate), or for this if that is longer."""
-MOST_BACKOFF = 60 * MICROSECONDS
-"""A minute: nothing is put off for longer than the period, or than this if that is longer."""
+"""Factor by which each backoff is longer than the one before."""
+MIN_BACKOFF = MICROSECONDS // 10
+"""100 ms. The first backoff is one interval (per / rate), or this if that is longer."""
+MAX_BACKOFF = 60 * MICROSECONDS
+"""A minute. No backoff is longer than the period, or than this if that is longer."""
 AHEAD = MICROSECONDS // 5
-"""How long before its time a slot is granted (microseconds), and longer where claims take long. So
-one claim takes several slots, and no slot passes by while the claim runs."""
+"""Time by which a slot is granted in advance (microseconds); longer where claims take long. So one
+claim takes several slots, and no slot passes while the claim runs."""
 
 OTHERS_LIVE = 60 * MICROSECONDS
-"""For so long after its last slot, the options of another process hold, too (microseconds)."""
+"""Time after the last slot of another process during which its options apply too (microseconds)."""
 MOST_REACH = 2 * MICROSECONDS
-"""Where claims take long, slots are granted ahead by twice that time, and by no more than this."""
+"""Where claims take long, slots are granted ahead by twice that time, but by no more than this."""
 MOST_PATIENCE = 60 * MICROSECONDS
-"""However late this process was lately, a start is no more than so much later than its slot."""
+"""Maximum delay of a start after its slot, however late this process was recently."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 
@@ -53,12 +53,12 @@ Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 class Throttle:
     """Every attempt takes a slot; in any period of length `per`, at most `rate` handlers start.
 
-    What is within the rate starts at once: any `rate` messages of a period, also if they come
-    together. A smaller `burst` spaces them. The slots are kept in the database, so the limit holds
-    for the whole fleet. A handler never starts before its slot, nor later than the log says that it
-    may: then the message goes back, uncharged, and its slot is free for another. How much later
-    that is follows from how late this process was; so what a slow process pays is rate, never the
-    limit: about `rate` starts in `per` and that time.
+    Messages within the rate start at once: any `rate` messages of a period, also if they come
+    together. A smaller `burst` spaces them. The slots are stored in the database, so the limit
+    holds for the complete fleet. A handler never starts before its slot, nor later than the stored
+    log allows: then the message is released, uncharged, and its slot is free for another message.
+    The allowed delay depends on how late this process was; so a slow process costs rate, but never
+    breaks the limit: about `rate` starts in `per` and that delay.
     """
 
     rate: int
@@ -81,165 +81,178 @@ class Throttle:
         without_key: Literal["deliver", "dead_letter"] = "deliver",
         scope: str | None = None,
     ) -> None:
-        """Say how many, and what happens to messages above the rate.
+        """Set the rate, and the handling of messages above the rate.
 
         Args:
-            rate: Most starts in any period, 1 to 1 000 000.
-            per: The period. Prefer 10 per second to 1 per 0.1 s: what each start is late costs
-                rate, and less of a longer period.
-            key: Whether each key has slots of its own; else all messages of a queue share them.
+            rate: Maximum number of starts in any period, 1 to 1 000 000.
+            per: The period. Prefer 10 per second to 1 per 0.1 s: late starts cost rate, and less
+                of a longer period.
+            key: If True, each key has slots of its own; else all messages of a queue share them.
                 `Header("tenant")`: each value of that header.
             burst: Slots that may be granted at the same moment, 1 to `rate`; they count within the
                 rate. None is `rate`; 1 spaces slots evenly.
-            when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off for
-                a random time that doubles, "drop" discards it, "dead_letter" makes it FAILED; the
-                last two with the reason "throttled".
+            when_exceeded: "wait" keeps the message until there is a slot, "backoff" postpones it
+                for a random time that doubles, "drop" discards it, "dead_letter" makes it FAILED;
+                the last two with the reason "throttled".
             without_key: With key=True, what happens to a message without a key: it is handled
                 without a limit, or it is FAILED.
-            scope: A name that several queues and subscribers share: their slots are one budget.
+            scope: A name shared by several queues and subscribers, whose slots are one budget.
                 None: each queue has slots of its own.
 
         Raises:
-            SetupError: a value out of its range, `without_key` without key=True, or `scope` with
-                key=True or a `when_exceeded` other than "wait".
+            SetupError: a value is out of range, or `without_key` is given without key=True, or
+                `scope` with key=True or a `when_exceeded` other than "wait".
         """
-        whole_number("Throttle's rate", rate, most=MOST_RATE)
-        period = microseconds("Throttle's per", per)
-        checked_key("Throttle's key", key)
-        together = rate if burst is None else whole_number("Throttle's burst", burst, most=rate)
+        whole_number("Throttle's rate", rate, most=MAX_RATE)
+        period = parse_microseconds("Throttle's per", per)
+        validate_key("Throttle's key", key)
+        max_burst = rate if burst is None else whole_number("Throttle's burst", burst, most=rate)
         one_of(
             "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
         )
-        options.without_key("Throttle", without_key, keyed=bool(key), mend="key=True")
-        shared = checked_scope("Throttle", scope, refused=_unshared(key, when_exceeded))
+        options.validate_without_key("Throttle", without_key, has_key=bool(key), option="key=True")
+        valid_scope = validate_scope(
+            "Throttle", scope, conflict=_find_scope_conflict(key, when_exceeded)
+        )
         if period < rate:
             raise SetupError(
                 f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, "
                 "which no clock tells apart: lower the rate, or leave the policy out"
             )
-        own = {"when_exceeded": when_exceeded, "without_key": without_key, "scope": shared}
-        options.assign(self, rate=rate, per=period, key=key, burst=together, **own)
+        other_options = {
+            "when_exceeded": when_exceeded,
+            "without_key": without_key,
+            "scope": valid_scope,
+        }
+        options.set_attributes(
+            self, rate=rate, per=period, key=key, burst=max_burst, **other_options
+        )
 
     def __str__(self) -> str:
-        each = key_text("key", self.key)
+        key = format_key("key", self.key)
         burst = "" if self.burst == self.rate else f", burst={self.burst}"
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
-        options = f"{each}{burst}{exceeded}{scope_text(self.scope)}"
+        options = f"{key}{burst}{exceeded}{format_scope(self.scope)}"
         return f"Throttle({self.rate}, per={seconds(self.per)}{options})"
 
     @property
     def gates(self) -> bool:
-        """Whether a slot belongs to no message: messages wait unclaimed, and the first takes it.
+        """True if slots are not bound to messages.
 
-        Else each message gets a slot of its own.
+        Then messages wait unclaimed, and the first takes the slot. Else each message gets a slot of
+        its own.
         """
         return self.when_exceeded == "wait" and not self.key
 
     @property
     def limit(self) -> Limit:
-        """What decides about slots."""
+        """The values that decide about slots."""
         return self.rate, self.per, self.burst
 
     @property
     def grain(self) -> int:
-        """Starts within so many microseconds are kept as one number."""
-        return _need(self.limit)[1]
+        """Starts within this many microseconds are stored as one number."""
+        return _get_need(self.limit)[1]
 
     @property
     def reported_to(self) -> int:
-        """A reported start counts from the end of so many microseconds: so there are few different
-        ones, however many there are.
+        """Resolution of reported starts in microseconds.
+
+        Starts are rounded up, so that there are few different times, however many starts there are.
         """
         return 1 if self.rate <= GRAINS else -(-self.per // GRAINS)
 
     def backoff(self, before: int) -> int:
-        """For how long a message is put off that was put off so many times `before`: as a mean, by
-        half of it less or more (microseconds).
+        """Return the mean backoff of a message that was postponed `before` times (microseconds).
+
+        The actual backoff differs from the mean by up to a half.
         """
-        first = max(self.per // self.rate, LEAST_BACKOFF)
-        return int(min(first * BACKOFF_FACTOR**before, max(self.per, MOST_BACKOFF)))
+        first = max(self.per // self.rate, MIN_BACKOFF)
+        return int(min(first * BACKOFF_FACTOR**before, max(self.per, MAX_BACKOFF)))
 
     def next_slot(self, log: SlotLog, at: int) -> int:
-        """When the next slot is, at `at` or later: of the options of all processes that have taken
-        slots lately the lowest hold.
+        """Return the time of the next slot, at `at` or later.
+
+        Of the options of all processes that have taken slots recently, the lowest apply.
 
         Args:
-            log: All that still counts at `at`.
-            at: The earliest that is wanted.
+            log: All starts that still count at `at`.
+            at: The earliest acceptable time.
         """
         if log.others.keys() <= {self.limit}:
-            return _next(self.limit, log, at)
+            return _find_next_slot(self.limit, log, at)
         limits = self.limits(log, at)
-        # Each limit may put the slot off. It only moves forward, so the loop ends.
-        while (later := max(_next(limit, log, at) for limit in limits)) > at:
+        # Each limit may postpone the slot. The slot only moves forward, so the loop ends.
+        while (later := max(_find_next_slot(limit, log, at) for limit in limits)) > at:
             at = later
         return at
 
     def room(self, log: SlotLog, at: int) -> int:
-        """Count the slots that may be granted at `at`, where one may."""
-        return min(_room(limit, log, at) for limit in self.limits(log, at))
+        """Count the slots that may be granted at `at`, provided that `at` is a valid slot."""
+        return min(_count_free_slots(limit, log, at) for limit in self.limits(log, at))
 
     def limits(self, log: SlotLog, at: int) -> set[Limit]:
-        """What decides about slots at `at`: also the options of other processes."""
+        """Return the limits that apply at `at`, including the limits of other processes."""
         live = {limit for limit, seen in log.others.items() if seen + OTHERS_LIVE >= at}
         return {self.limit, *live}
 
     def needs(self, log: SlotLog, now: int) -> list[Need]:
-        """For how long this and the other processes need to know of starts."""
-        return [_need(limit) for limit in self.limits(log, now)]
+        """Return the times for which this and the other processes need the log of starts."""
+        return [_get_need(limit) for limit in self.limits(log, now)]
 
     def report(self, log: SlotLog, deadline: int, real: int | None) -> None:
-        """What was to start until `deadline` did so at `real`, or did not (None)."""
-        grain = max(_need(limit)[1] for limit in (self.limit, *log.others))
-        # A log that has forgotten it knows of nothing that it could keep from a slot.
+        """Record the real start of a message with this `deadline`; None if there was no start."""
+        grain = max(_get_need(limit)[1] for limit in (self.limit, *log.others))
+        # If the log no longer has the start, it is too old to delay any slot.
         if log.starts.remove(deadline, grain) and real is not None:
             step = self.reported_to
             log.starts.add(max(real, min(-(-real // step) * step, deadline)))
 
 
-def _need(limit: Limit) -> Need:
+def _get_need(limit: Limit) -> Need:
     rate, per, _ = limit
-    return per, 1 if rate <= MOST_EXACT else -(-per // GRAINS)
+    return per, 1 if rate <= MAX_EXACT_STARTS else -(-per // GRAINS)
 
 
-def _next(limit: Limit, log: SlotLog, at: int) -> int:
-    """The first moment at `at` or later that keeps to `limit`."""
+def _find_next_slot(limit: Limit, log: SlotLog, at: int) -> int:
+    """Return the first time at `at` or later that complies with `limit`."""
     rate, per, burst = limit
-    # One microsecond more than the exact quotient: two starts a whole period apart are not in one
+    # Add one microsecond: two starts with the distance of exactly one period would be in one
     # period.
     if len(log.starts) >= rate:
         at = max(at, log.starts.nth_last(rate) + per + 1)
     if burst < rate:
-        spaced = _spaced(log)
+        spaced = _get_spaced_times(log)
         at = max(at, spaced.last)
         if len(spaced) >= burst:
             at = max(at, spaced.nth_last(burst) + burst * per // rate + 1)
     return at
 
 
-def _room(limit: Limit, log: SlotLog, at: int) -> int:
-    """How many more slots `limit` allows at `at`, where `_next` allows one."""
+def _count_free_slots(limit: Limit, log: SlotLog, at: int) -> int:
+    """Count the slots that `limit` allows at `at`, where `_find_next_slot` allows at least one."""
     rate, per, burst = limit
-    room = rate - log.starts.count_since(at - per)
+    free = rate - log.starts.count_since(at - per)
     if burst < rate:
-        room = min(room, burst - _spaced(log).count_since(at - burst * per // rate))
-    return room
+        free = min(free, burst - _get_spaced_times(log).count_since(at - burst * per // rate))
+    return free
 
 
-def _spaced(log: SlotLog) -> Times:
+def _get_spaced_times(log: SlotLog) -> Times:
     return log.starts if log.spaced is None else log.spaced
 
 
-def _unshared(key: Key, when_exceeded: Exceeded) -> str | None:
-    """The option that a scope cannot have."""
+def _find_scope_conflict(key: Key, when_exceeded: Exceeded) -> str | None:
+    """Return the option that contradicts a scope, or None."""
     if key:
         return "key=True"
     return None if when_exceeded == "wait" else f"when_exceeded={when_exceeded!r}"
 
 
 def load_slots(policy: Throttle, info: Any) -> SlotLog:
-    """What `dump_slots` wrote, of a log that several throttles may share; anything else counts as
-    nothing.
+    """Read a log written by `dump_slots`, which several throttles may share.
+
+    Any other value counts as an empty log.
     """
     log = SlotLog()
     if isinstance(info, dict):
@@ -253,8 +266,10 @@ def load_slots(policy: Throttle, info: Any) -> SlotLog:
 
 
 def dump_slots(policy: Throttle, log: SlotLog, now: int, lag: int = 0) -> dict[str, Any]:
-    """What decides about the next slots, as JSON values; and how much later than their slots
-    starts were lately (microseconds), for who asks why.
+    """Return the log as JSON values.
+
+    The values decide about the next slots. `lag`, the recent delay of starts after their slots
+    (microseconds), only serves explanations.
     """
     needs = policy.needs(log, now)
     info: dict[str, Any] = {"slots": log.starts.runs(needs, now)}
@@ -270,36 +285,39 @@ def dump_slots(policy: Throttle, log: SlotLog, now: int, lag: int = 0) -> dict[s
 
 
 def mend_clock(log: SlotLog, now: int) -> int:
-    """By how many microseconds the database's clock was set back since `log` was written, if that
-    can be seen: its last start is moved to `now` then. Else 0.
+    """Shift the log if the database's clock was set back since the log was written.
+
+    Returns the shift in microseconds, or 0 if no change of the clock is visible. After a shift the
+    last start is at `now`.
     """
     ahead = log.starts.last - now
     if ahead <= CLOCK_STEP + AHEAD + MOST_REACH + MOST_PATIENCE:
         return 0
-    log.move(-ahead)
+    log.shift(-ahead)
     return ahead
 
 
 def forget_after(policy: Throttle, log: SlotLog, now: int) -> int:
-    """When what is known decides about no slot any more: the periods of other processes may be
-    longer.
+    """Return the time from which the log no longer decides about any slot.
+
+    The periods of other processes may be longer.
     """
-    longest = max(length for length, _ in policy.needs(log, now))
-    return max(now, log.starts.last) + longest + MICROSECONDS
+    max_length = max(length for length, _ in policy.needs(log, now))
+    return max(now, log.starts.last) + max_length + MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSlots:
-    """The part of a stored log that is known without the policy."""
+    """The part of a stored log that can be read without the policy."""
 
     next: int
-    """When the next slot is."""
+    """Time of the next slot."""
     lag: int
-    """How much later than their slots starts were lately (microseconds)."""
+    """Recent delay of starts after their slots (microseconds)."""
 
 
 def known_slots(info: Any) -> KnownSlots | None:
-    """What `dump_slots` wrote tells; None: nothing."""
+    """Read the forecast from a log written by `dump_slots`; returns None if there is none."""
     at = info.get("next") if isinstance(info, dict) else None
     return None if at is None else KnownSlots(at, info.get("lag", 0))
 
@@ -309,30 +327,31 @@ def next_slots(
     logs: Sequence[SlotLog],
     at: int,
     until: int,
-    most: int,
-    patience: int,
+    max_count: int,
+    max_delay: int,
 ) -> list[int]:
-    """Up to `most` slots from `at` to `until` that all of `throttles` grant; they are added to
-    `logs`, with starts that may be by `patience` microseconds later.
+    """Grant up to `max_count` slots from `at` to `until` that all `throttles` allow.
+
+    The slots are added to `logs`; their starts may be up to `max_delay` microseconds later.
     """
-    found: list[int] = []
-    while len(found) < most:
+    slots: list[int] = []
+    while len(slots) < max_count:
         slot = first_slot(throttles, logs, at)
         if slot > until:
             break
-        # Many at once, as a fast throttle grants some to each claim.
-        room = min(t.room(log, slot) for t, log in zip(throttles, logs, strict=True))
-        count = min(room, most - len(found))
-        found += [slot] * count
+        # Grant several slots at once, because a fast throttle grants many to each claim.
+        free = min(t.room(log, slot) for t, log in zip(throttles, logs, strict=True))
+        count = min(free, max_count - len(slots))
+        slots += [slot] * count
         for log in logs:
-            log.add(slot, slot + patience, count)
-    return found
+            log.add(slot, slot + max_delay, count)
+    return slots
 
 
 def first_slot(throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int) -> int:
-    """The first slot at `at` or later that all of `throttles` grant."""
-    # Each throttle may put the slot off, so the search repeats until all agree. The slot only moves
-    # forward, and each throttle has a next slot, so the loop ends.
+    """Return the first slot at `at` or later that all `throttles` allow."""
+    # Each throttle may postpone the slot, so repeat until all agree. The slot only moves forward,
+    # and each throttle has a next slot, so the loop ends.
     while (later := max(t.next_slot(log, at) for t, log in zip(throttles, logs, strict=True))) > at:
         at = later
     return at

@@ -1,8 +1,9 @@
-"""Retry strategies: when a failed message is tried again.
+"""Retry strategies: they decide when a failed message is tried again.
 
-In the formulas *n* is `attempts_count`, the number of attempts made, the one that just failed
-included (1 or more). All delays are seconds and begin at the end of the last attempt. Arguments
-named `*_seconds` take seconds, a timedelta or text like "1.5h". No delay is longer than 100 years.
+In the formulas *n* is `attempts_count`, the number of attempts made, including the one that
+just failed (1 or more). All delays are seconds and begin at the end of the last attempt.
+Arguments named `*_seconds` take seconds, a timedelta or text like "1.5h". No delay is longer
+than 100 years.
 """
 
 from faststream_sqlbroker.core.retry.base import (

@@ -1,6 +1,4 @@
-"""What a retry strategy is, the bounds of its arguments and delays, and the base class that a
-strategy of your own derives from.
-"""
+"""The protocol of retry strategies, the limits of their values, and a base class for your own."""
 
 import inspect
 import math
@@ -20,17 +18,17 @@ LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0
 """100 years. Longer delays are cut to this, so that every database can store the due time."""
 
 ErrorClasses = type[BaseException] | Sequence[type[BaseException]]
-"""An exception class, or several."""
+"""An exception class or several."""
 
-_MOST_STEPS = 10**15
-"""More make no difference to a delay, and a float still counts them one by one."""
-"""Attempts; every integer up to this is exact as a float."""
+_MAX_STEPS = 10**15
+"""Maximum number of attempts in a formula. More make no difference to a delay, and every integer up
+to this is exact as a float."""
 
-LARGEST = 1e300
-"""The largest factor allowed; well below the largest float, 1.8e308."""
+MAX_FACTOR = 1e300
+"""Maximum factor, well below the largest float, 1.8e308."""
 
 
-def bounded(delay: float) -> float:
+def clamp_delay(delay: float) -> float:
     """Return `delay` (seconds) cut to 0..100 years.
 
     Raises:
@@ -41,8 +39,8 @@ def bounded(delay: float) -> float:
     return min(max(delay, 0.0), LONGEST_DELAY_SECONDS)
 
 
-def steps(attempts_count: int) -> int:
-    """Return n - 1, how often the delay has grown; at most `_MOST_STEPS`.
+def count_steps(attempts_count: int) -> int:
+    """Return n - 1, the number of increases of the delay; at most `_MAX_STEPS`.
 
     Raises:
         ValueError: `attempts_count` is below 1.
@@ -52,34 +50,34 @@ def steps(attempts_count: int) -> int:
             "attempts_count must be 1 or more (the attempt that just ended counts), got "
             f"{attempts_count!r}"
         )
-    return min(attempts_count - 1, _MOST_STEPS)
+    return min(attempts_count - 1, _MAX_STEPS)
 
 
-def check_factor(value: float, name: str, *, least: float) -> None:
-    """Check that `value` is a finite number of at least `least`.
+def check_factor(value: float, name: str, *, minimum: float) -> None:
+    """Check that `value` is a finite number of at least `minimum`.
 
     Raises:
-        SetupError: It is not.
+        SetupError: the value is invalid.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and least <= value <= LARGEST):
-        raise SetupError(f"{name} must be a finite number of {least:g} or more, got {value!r}")
+    if not (number and minimum <= value <= MAX_FACTOR):
+        raise SetupError(f"{name} must be a finite number of {minimum:g} or more, got {value!r}")
 
 
-def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
-    """Return `value`, an exception class or several, as a tuple.
+def validate_error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
+    """Return an exception class, or several, as a tuple.
 
     Raises:
-        SetupError: It is something else, or empty.
+        SetupError: the value is something else, or empty.
     """
     classes = tuple(value) if isinstance(value, tuple | list | set | frozenset) else (value,)
-    wrong = [
-        each for each in classes if not (isinstance(each, type) and issubclass(each, BaseException))
+    invalid = [
+        item for item in classes if not (isinstance(item, type) and issubclass(item, BaseException))
     ]
-    if wrong or not classes:
+    if invalid or not classes:
         got = (
-            f"{short(wrong[0])} in {short(value)}"
-            if wrong and value is not wrong[0]
+            f"{short(invalid[0])} in {short(value)}"
+            if invalid and value is not invalid[0]
             else short(value)
         )
         raise SetupError(
@@ -90,27 +88,27 @@ def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
     return classes
 
 
-def matches(
-    exception: BaseException, classes: tuple[type[BaseException], ...], *, whole: bool
+def is_match(
+    exception: BaseException, classes: tuple[type[BaseException], ...], *, require_all: bool
 ) -> bool:
-    """Whether `exception` is of `classes`.
+    """Return True if `exception` is of `classes`.
 
-    Of an exception group, all members must be if `whole`, else one of them.
+    For an exception group, all members must match if `require_all`, else at least one.
     """
     if isinstance(exception, classes):
         return True
     if not isinstance(exception, BaseExceptionGroup):
         return False
-    inner = (matches(each, classes, whole=whole) for each in exception.exceptions)
-    return all(inner) if whole else any(inner)
+    inner = (is_match(member, classes, require_all=require_all) for member in exception.exceptions)
+    return all(inner) if require_all else any(inner)
 
 
 class RetryStrategyProto(Protocol):
     """Decides whether and when a failed message is tried again.
 
-    `exception` is what the handler raised, or None after a plain nack. It may be left out of the
-    signature: strategies with the three other arguments are called without it. A strategy that
-    raises ends the message as FAILED.
+    `exception` is the exception raised by the handler, or None after a plain nack. A strategy may
+    omit it from the signature: strategies with the three other arguments are called without it. A
+    strategy that raises ends the message as FAILED.
     """
 
     def get_next_attempt_at(
@@ -121,7 +119,7 @@ class RetryStrategyProto(Protocol):
         attempts_count: int,
         exception: BaseException | None = None,
     ) -> datetime | None:
-        """Return when to try again, or None to give up.
+        """Return the time of the next attempt, or None to give up.
 
         The time is aware if `last_attempt_at` is, else naive.
         """
@@ -129,18 +127,18 @@ class RetryStrategyProto(Protocol):
 
 
 def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
-    """Return `strategy.max_attempts`, or None if it is not a whole number of 1 or more."""
+    """Return `strategy.max_attempts`, or None unless that is a whole number of 1 or more."""
     limit = getattr(strategy, "max_attempts", None)
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
 
 
 def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
-    """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
+    """Return the maximum attempts of `strategy`: 1 without a strategy, None without a limit."""
     return 1 if strategy is None else attempts_limit(strategy)
 
 
 def retries_after(strategy: RetryStrategyProto | None, exception: BaseException | None) -> bool:
-    """Whether `strategy` tries again after `exception`; without a method `retries` it does.
+    """Return True if `strategy` tries again after `exception`; always without a method `retries`.
 
     Raises:
         Exception: Whatever that method raises.
@@ -157,10 +155,10 @@ def next_delay(
     attempts_count: int,
     exception: BaseException | None = None,
 ) -> float | None:
-    """Ask `strategy` how long to wait before the next attempt; `attempts_count` 0 counts as 1.
+    """Ask `strategy` for the delay before the next attempt; `attempts_count` 0 counts as 1.
 
     Returns:
-        Seconds from `last_attempt_at`, 0 or more; None to give up (always so without a strategy).
+        Seconds from `last_attempt_at`, 0 or more; None to give up (always without a strategy).
 
     Raises:
         TypeError: The strategy returned something else than a datetime or None.
@@ -169,14 +167,14 @@ def next_delay(
     if strategy is None:
         return None
     method: Any = strategy.get_next_attempt_at
-    extra = (
-        {"exception": exception} if _takes_exception(getattr(method, "__func__", method)) else {}
+    error_argument = (
+        {"exception": exception} if _accepts_exception(getattr(method, "__func__", method)) else {}
     )
     due = method(
         first_attempt_at=first_attempt_at,
         last_attempt_at=last_attempt_at,
         attempts_count=max(attempts_count, 1),
-        **extra,
+        **error_argument,
     )
     if due is None:
         return None
@@ -185,29 +183,29 @@ def next_delay(
             f"{type(strategy).__name__}.get_next_attempt_at must return a datetime or None, "
             f"got {type(due).__name__}"
         )
-    return bounded((due - last_attempt_at).total_seconds())
+    return clamp_delay((due - last_attempt_at).total_seconds())
 
 
 @lru_cache(maxsize=256)
-def _takes_exception(function: Callable[..., object]) -> bool:
+def _accepts_exception(function: Callable[..., object]) -> bool:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return True
-    found = parameters.get("exception")
-    return found is not None and found.kind is not found.POSITIONAL_ONLY
+    parameter = parameters.get("exception")
+    return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
 
 
-# The base class for strategies of your own.
+# The base class for custom strategies.
 
 _Classes = tuple[type[BaseException], ...]
 
 
 @dataclass(kw_only=True)
 class RetryStrategyTemplate(ABC):
-    """Base of strategies. A subclass says how long to wait; this class decides when to give up.
+    """Base of strategies. A subclass sets the delay; this class decides when to give up.
 
     It gives up when `attempts_count` has reached `max_attempts`, or when the next attempt would
     begin more than `max_total_delay_seconds` after the first. None is no limit.
@@ -219,8 +217,8 @@ class RetryStrategyTemplate(ABC):
     or with its own delay, is not judged by its class. To decide otherwise, override `retries`.
 
     Raises:
-        SetupError: `max_attempts` is below 1, `max_total_delay_seconds` below 0, or what should be
-            exception classes is not.
+        SetupError: `max_attempts` is below 1, `max_total_delay_seconds` below 0, or `retry_on` or
+            `no_retry_on` has something else than exception classes.
     """
 
     max_total_delay_seconds: Duration | None = None
@@ -229,26 +227,26 @@ class RetryStrategyTemplate(ABC):
     no_retry_on: ErrorClasses | None = None
 
     def __post_init__(self) -> None:
-        """Check the limits; a subclass that checks its own arguments calls this too."""
+        """Validate the limits; a subclass that validates its own arguments calls this too."""
         if self.max_attempts is not None:
             whole_number("max_attempts", self.max_attempts, other=", or None for no limit")
-        for each in fields(self):
-            is_given = getattr(self, each.name) is not None
-            if each.type == Duration or (each.type == Duration | None and is_given):
-                setattr(self, each.name, self._seconds(each.name))
+        for attribute in fields(self):
+            is_given = getattr(self, attribute.name) is not None
+            if attribute.type == Duration or (attribute.type == Duration | None and is_given):
+                setattr(self, attribute.name, self._get_seconds(attribute.name))
         if self.retry_on is not None:
-            self.retry_on = error_classes(self.retry_on, "retry_on")
+            self.retry_on = validate_error_classes(self.retry_on, "retry_on")
         if self.no_retry_on is not None:
-            self.no_retry_on = error_classes(self.no_retry_on, "no_retry_on")
+            self.no_retry_on = validate_error_classes(self.no_retry_on, "no_retry_on")
 
     def retries(self, exception: BaseException) -> bool:
-        """Return whether an attempt that ended in `exception` is worth another."""
-        # error_classes() has made tuples of both.
-        never = cast("_Classes | None", self.no_retry_on)
-        only = cast("_Classes | None", self.retry_on)
-        if never is not None and matches(exception, never, whole=False):
+        """Return True if the message is tried again after `exception`."""
+        # __post_init__ has converted both to tuples.
+        excluded = cast("_Classes | None", self.no_retry_on)
+        included = cast("_Classes | None", self.retry_on)
+        if excluded is not None and is_match(exception, excluded, require_all=False):
             return False
-        return only is None or matches(exception, only, whole=True)
+        return included is None or is_match(exception, included, require_all=True)
 
     @abstractmethod
     def get_delay_seconds(self, attempts_count: int) -> float:
@@ -262,24 +260,25 @@ class RetryStrategyTemplate(ABC):
         attempts_count: int,
         exception: BaseException | None = None,
     ) -> datetime | None:
-        """Return `last_attempt_at` plus the delay, or None when a limit is reached or `exception`
-        is not retried.
+        """Return `last_attempt_at` plus the delay, or None to give up.
+
+        None is returned if a limit is reached, or if `exception` is not retried.
 
         Raises:
             ValueError: `attempts_count` is below 1, or the subclass returned NaN.
         """
-        steps(attempts_count)
+        count_steps(attempts_count)
         if exception is not None and not self.retries(exception):
             return None
         if self.max_attempts is not None and attempts_count >= self.max_attempts:
             return None
-        delay = timedelta(seconds=bounded(self.get_delay_seconds(attempts_count)))
+        delay = timedelta(seconds=clamp_delay(self.get_delay_seconds(attempts_count)))
         total = (last_attempt_at - first_attempt_at + delay).total_seconds()
-        if self.max_total_delay_seconds is not None and total > self._seconds(
+        if self.max_total_delay_seconds is not None and total > self._get_seconds(
             "max_total_delay_seconds"
         ):
             return None
         return last_attempt_at + delay
 
-    def _seconds(self, name: str) -> float:
+    def _get_seconds(self, name: str) -> float:
         return seconds_or_zero(name, getattr(self, name))

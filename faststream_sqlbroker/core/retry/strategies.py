@@ -1,4 +1,4 @@
-"""The strategies that come with the package."""
+"""The retry strategies of the package."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -7,9 +7,9 @@ from random import Random
 from faststream_sqlbroker.core.retry.base import (
     LONGEST_DELAY_SECONDS,
     RetryStrategyTemplate,
-    bounded,
     check_factor,
-    steps,
+    clamp_delay,
+    count_steps,
 )
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -17,19 +17,19 @@ from faststream_sqlbroker.exceptions import SetupError
 
 @dataclass(kw_only=True)
 class ConstantRetryStrategy(RetryStrategyTemplate):
-    """The same delay each time: `delay_seconds`."""
+    """The same delay after each attempt: `delay_seconds`."""
 
     delay_seconds: Duration
 
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return `delay_seconds`."""
-        steps(attempts_count)
-        return bounded(self._seconds("delay_seconds"))
+        count_steps(attempts_count)
+        return clamp_delay(self._get_seconds("delay_seconds"))
 
 
 @dataclass(kw_only=True)
 class ConstantWithJitterRetryStrategy(RetryStrategyTemplate):
-    """Drawn evenly from `base_delay_seconds` ± `jitter_seconds`, never below 0."""
+    """A random delay from `base_delay_seconds` ± `jitter_seconds`, never below 0."""
 
     base_delay_seconds: Duration
     jitter_seconds: Duration
@@ -37,30 +37,32 @@ class ConstantWithJitterRetryStrategy(RetryStrategyTemplate):
 
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return max(0, base + a number from [-jitter, +jitter])."""
-        steps(attempts_count)
-        jitter = self._seconds("jitter_seconds")
-        return bounded(self._seconds("base_delay_seconds") + self._random.uniform(-jitter, jitter))
+        count_steps(attempts_count)
+        jitter = self._get_seconds("jitter_seconds")
+        return clamp_delay(
+            self._get_seconds("base_delay_seconds") + self._random.uniform(-jitter, jitter)
+        )
 
 
 @dataclass(kw_only=True)
 class LinearRetryStrategy(RetryStrategyTemplate):
-    """Grows by a step: `initial_delay_seconds` + `step_seconds` * (n - 1)."""
+    """A delay that grows by a step: `initial_delay_seconds` + `step_seconds` * (n - 1)."""
 
     initial_delay_seconds: Duration
     step_seconds: Duration
 
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return initial + step * (n - 1)."""
-        growth = self._seconds("step_seconds") * steps(attempts_count)
-        return bounded(self._seconds("initial_delay_seconds") + growth)
+        growth = self._get_seconds("step_seconds") * count_steps(attempts_count)
+        return clamp_delay(self._get_seconds("initial_delay_seconds") + growth)
 
 
 @dataclass(kw_only=True)
 class ExponentialBackoffRetryStrategy(RetryStrategyTemplate):
-    """Grows by a factor: min(`initial_delay_seconds` * `multiplier` ** (n - 1),
-    `max_delay_seconds`).
+    """A delay that grows by a factor.
 
-    `multiplier` is 1 or more; `max_delay_seconds` None is no cap.
+    The delay is min(`initial_delay_seconds` * `multiplier` ** (n - 1), `max_delay_seconds`).
+    `multiplier` is 1 or more; `max_delay_seconds` None is no limit.
     """
 
     initial_delay_seconds: Duration
@@ -68,57 +70,57 @@ class ExponentialBackoffRetryStrategy(RetryStrategyTemplate):
     max_delay_seconds: Duration | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Validate the arguments."""
         super().__post_init__()
-        check_factor(self.multiplier, "multiplier", least=1)
+        check_factor(self.multiplier, "multiplier", minimum=1)
 
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return min(initial * multiplier ** (n - 1), max_delay)."""
-        initial = self._seconds("initial_delay_seconds")
-        exponent = steps(attempts_count)
+        initial = self._get_seconds("initial_delay_seconds")
+        exponent = count_steps(attempts_count)
         if initial == 0:
             return 0.0
         try:
             delay = initial * float(self.multiplier) ** exponent
         except OverflowError:
             delay = LONGEST_DELAY_SECONDS
-        return self._capped(delay)
+        return self._apply_max_delay(delay)
 
-    def _capped(self, delay: float) -> float:
+    def _apply_max_delay(self, delay: float) -> float:
         if self.max_delay_seconds is not None:
-            delay = min(delay, self._seconds("max_delay_seconds"))
-        return bounded(delay)
+            delay = min(delay, self._get_seconds("max_delay_seconds"))
+        return clamp_delay(delay)
 
 
 @dataclass(kw_only=True)
 class ExponentialBackoffWithJitterRetryStrategy(ExponentialBackoffRetryStrategy):
-    """The exponential delay plus an even draw from 0 to `jitter_factor` times it.
+    """The exponential delay plus a random part from 0 to `jitter_factor` times this delay.
 
-    `jitter_factor` is 0 or more. Jitter never takes a delay above `max_delay_seconds`.
+    `jitter_factor` is 0 or more. Jitter never raises a delay above `max_delay_seconds`.
     """
 
     jitter_factor: float = 0.5
     _random: Random = field(default_factory=Random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Validate the arguments."""
         super().__post_init__()
-        check_factor(self.jitter_factor, "jitter_factor", least=0)
+        check_factor(self.jitter_factor, "jitter_factor", minimum=0)
 
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return min(delay + a number from [0, delay * jitter_factor], max_delay)."""
         delay = super().get_delay_seconds(attempts_count)
-        return self._capped(delay + self._random.uniform(0.0, delay * self.jitter_factor))
+        return self._apply_max_delay(delay + self._random.uniform(0.0, delay * self.jitter_factor))
 
 
 @dataclass(kw_only=True)
 class NoRetryStrategy:
-    """Gives up after the first attempt. `max_attempts` is 1 and can be nothing else."""
+    """Gives up after the first attempt. `max_attempts` is always 1."""
 
     max_attempts: int = 1
 
     def __post_init__(self) -> None:
-        """Check the argument."""
+        """Validate the argument."""
         if self.max_attempts != 1 or isinstance(self.max_attempts, bool):
             raise SetupError(
                 f"max_attempts of NoRetryStrategy must be 1, got {self.max_attempts!r}; "
@@ -138,7 +140,7 @@ class NoRetryStrategy:
         Raises:
             ValueError: `attempts_count` is below 1.
         """
-        steps(attempts_count)
+        count_steps(attempts_count)
         return None
 
 

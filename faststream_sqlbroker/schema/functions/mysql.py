@@ -1,8 +1,8 @@
 """The procedures and the function of MySQL and MariaDB.
 
-They run with the rights of their definer. A procedure has no default arguments, so what is optional
-is one JSON object. A body of several statements is one transaction: the caller's, or its own if the
-caller has none.
+They run with the rights of their definer. Procedures have no default arguments, so all optional
+values are in one JSON object. A body of several statements is one transaction: the caller's, or
+its own if the caller has none.
 """
 
 from typing import Any
@@ -10,15 +10,15 @@ from typing import Any
 from sqlalchemy.dialects import mysql
 
 from faststream_sqlbroker.schema.functions.names import (
-    LONGEST,
-    NO_QUEUE,
+    INVALID_QUEUE,
+    MAX_LENGTH,
     UNCHANGED_COLUMNS,
-    parts_of,
+    build_parts,
 )
 from faststream_sqlbroker.schema.tables import Tables
 
 _TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-_KINDS = {
+_OPTIONS = {
     "headers": ("'OBJECT'", "a JSON object"),
     "priority": ("'INTEGER'", "a whole number"),
     "key": ("'STRING'", "a text"),
@@ -29,59 +29,59 @@ _KINDS = {
     "correlation_id": ("'STRING'", "a text"),
     "reply_to": ("'STRING'", "a text"),
 }
-"""The options, the JSON types that each may have, and what they are called."""
+"""The options, their allowed JSON types, and the description of these types."""
 
-_MOMENT = "^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?)?$"
-"""No other form, and no offset: MySQL would take it for one from the session's time zone."""
+_TIME_PATTERN = "^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?)?$"
+"""No other format, and no offset: MySQL would convert it from the session's time zone."""
 
 
-def _refuse(condition: str, text: str) -> str:
-    """Statements that raise `text`, an expression, where `condition` is true."""
+def _build_check(condition: str, text: str) -> str:
+    """Return statements that raise `text`, an expression, if `condition` is true."""
     return (
         f"  IF {condition} THEN\n"
-        # The server takes no longer text.
+        # The server refuses longer text.
         f"    SET v_text = LEFT({text}, 128);\n"
         "    SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;\n"
         "  END IF;\n"
     )
 
 
-def _read_options() -> str:
-    """Statements that check the options and put them into variables."""
-    paths = ", ".join(f"'$.{name}'" for name in _KINDS)
-    found = _refuse(
+def _build_option_reader() -> str:
+    """Return statements that check the options and assign the variables."""
+    paths = ", ".join(f"'$.{name}'" for name in _OPTIONS)
+    sql = _build_check(
         "JSON_VALID(p_options) = 0 OR JSON_TYPE(p_options) <> 'OBJECT'",
         "CONCAT('options must be NULL or a JSON object, got ', p_options)",
     )
-    found += f"  SET v_text = JSON_REMOVE(p_options, {paths});\n"
-    found += _refuse("JSON_LENGTH(v_text) > 0", "CONCAT('unknown options ', JSON_KEYS(v_text))")
-    for name, (types, meaning) in _KINDS.items():
-        found += f"  SET v_json = JSON_EXTRACT(p_options, '$.{name}');\n"
-        found += _refuse(
+    sql += f"  SET v_text = JSON_REMOVE(p_options, {paths});\n"
+    sql += _build_check("JSON_LENGTH(v_text) > 0", "CONCAT('unknown options ', JSON_KEYS(v_text))")
+    for name, (types, meaning) in _OPTIONS.items():
+        sql += f"  SET v_json = JSON_EXTRACT(p_options, '$.{name}');\n"
+        sql += _build_check(
             f"JSON_TYPE(v_json) NOT IN ('NULL', {types})",
             f"CONCAT('{name} must be {meaning}, got ', v_json)",
         )
-        # JSON's null is the same as leaving the option out.
+        # JSON's null means that the option was left out.
         value = "v_json" if name == "headers" else "JSON_UNQUOTE(v_json)"
-        found += f"  SET v_{name} = IF(JSON_TYPE(v_json) = 'NULL', NULL, {value});\n"
-    return found
+        sql += f"  SET v_{name} = IF(JSON_TYPE(v_json) = 'NULL', NULL, {value});\n"
+    return sql
 
 
-def _check_values() -> str:
-    """Statements that refuse values which cannot be stored."""
-    found = ""
+def _build_value_checks() -> str:
+    """Return statements that refuse values which cannot be stored."""
+    sql = ""
     for name in ("queue", "key", "dedup_id"):
-        of = f"v_{name}"
-        length = f"CHAR_LENGTH({of}) NOT BETWEEN 1 AND {LONGEST}"
+        variable = f"v_{name}"
+        length = f"CHAR_LENGTH({variable}) NOT BETWEEN 1 AND {MAX_LENGTH}"
         missing = "v_queue IS NULL OR " if name == "queue" else ""
-        found += _refuse(
-            f"{missing}{length} OR {of} LIKE '% ' OR LOCATE(CHAR(0), {of})",
-            f"CONCAT('{name} must be a text of 1 to {LONGEST} characters without NUL and without "
-            f"a space at its end, got ', COALESCE(QUOTE({of}), 'NULL'))",
+        sql += _build_check(
+            f"{missing}{length} OR {variable} LIKE '% ' OR LOCATE(CHAR(0), {variable})",
+            f"CONCAT('{name} must be a text of 1 to {MAX_LENGTH} characters without NUL and "
+            f"without a space at its end, got ', COALESCE(QUOTE({variable}), 'NULL'))",
         )
     checks = (
         (
-            f"v_queue REGEXP '{NO_QUEUE}'",
+            f"v_queue REGEXP '{INVALID_QUEUE}'",
             "CONCAT('queue must be no template with a name in braces, . or .., got ', v_queue)",
         ),
         ("p_body IS NULL", "'body cannot be NULL: an empty body is an empty text'"),
@@ -91,7 +91,7 @@ def _check_values() -> str:
         ),
         ("v_delay IS NOT NULL AND v_due_at IS NOT NULL", "'give delay or due_at, not both'"),
         (
-            f"v_due_at NOT REGEXP '{_MOMENT}'",
+            f"v_due_at NOT REGEXP '{_TIME_PATTERN}'",
             "CONCAT('due_at must be a text such as 2026-03-01 12:00:00, in UTC, got ', v_due_at)",
         ),
         (
@@ -99,7 +99,7 @@ def _check_values() -> str:
             "CONCAT('expires_in must be more than 0 seconds, got ', v_expires_in)",
         ),
     )
-    return found + "".join(_refuse(*each) for each in checks)
+    return sql + "".join(_build_check(*check) for check in checks)
 
 
 _PUBLISH_BYTES = """
@@ -157,8 +157,8 @@ BEGIN
     p_id);
 END
 """
-# A savepoint lasts only in a transaction: without one it is committed at once, and its release
-# fails. So the procedure learns whether the caller has begun one, which it must not end.
+# A savepoint only exists within a transaction; otherwise its release fails. So the procedure
+# detects a transaction of the caller, which it must not end.
 _CANCEL = """
 CREATE PROCEDURE {cancel}(
   IN p_id BIGINT,
@@ -231,31 +231,35 @@ END
 """
 
 
-def statements(tables: Tables) -> list[str]:
-    """The statements that create the procedures and the function, in place of older ones."""
+def build_statements(tables: Tables) -> list[str]:
+    """Return the statements that create or replace the procedures and the function."""
     make: Any = mysql.dialect
     quote = make().identifier_preparer.quote_identifier
     config = tables.config
     prefix = "" if config.schema is None else quote(config.schema) + "."
 
-    def of(name: str) -> str:
+    def quote_name(name: str) -> str:
         return f"{prefix}{quote(name)}"
 
     table = tables.message.name
     parts = {
-        **parts_of(tables, of),
+        **build_parts(tables, quote_name),
         "text": _TEXT,
         "columns": ", ".join(f"`{name}`" for name in UNCHANGED_COLUMNS),
         "ready_index": quote(f"{table}_ready"),
         "leased_index": quote(f"{table}_leased"),
     }
     parts["archived"] = _ARCHIVED.format(**parts) if parts["archive"] else ""
-    parts["read_options"] = _read_options()
-    parts["check_values"] = _check_values()
-    too_far = "v_due IS NULL OR (v_expires_in IS NOT NULL AND v_expires_at IS NULL)"
-    parts["check_times"] = _refuse(too_far, "'a time is beyond the year 9999, or no time at all'")
-    parts["valid"] = _refuse("JSON_VALID(p_body) = 0", "CONCAT('body must be JSON, got ', p_body)")
-    found = []
+    parts["read_options"] = _build_option_reader()
+    parts["check_values"] = _build_value_checks()
+    is_invalid_time = "v_due IS NULL OR (v_expires_in IS NOT NULL AND v_expires_at IS NULL)"
+    parts["check_times"] = _build_check(
+        is_invalid_time, "'a time is beyond the year 9999, or no time at all'"
+    )
+    parts["valid"] = _build_check(
+        "JSON_VALID(p_body) = 0", "CONCAT('body must be JSON, got ', p_body)"
+    )
+    statements = []
     for name, body in (
         ("publish_bytes", _PUBLISH_BYTES),
         ("publish", _PUBLISH),
@@ -263,7 +267,7 @@ def statements(tables: Tables) -> list[str]:
         ("load", _LOAD),
     ):
         kind = "FUNCTION" if name == "load" else "PROCEDURE"
-        # MySQL cannot replace them.
-        found.append(f"DROP {kind} IF EXISTS {parts[name]}")
-        found.append(body.format(**parts).strip())
-    return found
+        # MySQL has no CREATE OR REPLACE for routines.
+        statements.append(f"DROP {kind} IF EXISTS {parts[name]}")
+        statements.append(body.format(**parts).strip())
+    return statements

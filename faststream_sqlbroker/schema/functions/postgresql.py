@@ -1,8 +1,8 @@
 """The functions of PostgreSQL.
 
-They run with the rights of their owner (SECURITY DEFINER). So a caller must not be able to put
-anything in the place of what they use: each table is named with its schema, and no schema but
-PostgreSQL's own is searched.
+They run with the rights of their owner (SECURITY DEFINER). So a caller must not be able to
+replace anything they use: each table is named with its schema, and only PostgreSQL's own schema
+is searched.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from sqlalchemy.dialects import postgresql
 
 from faststream_sqlbroker.schema.functions.names import (
     COMMENT,
-    LONGEST,
-    NO_QUEUE,
+    INVALID_QUEUE,
+    MAX_LENGTH,
     UNCHANGED_COLUMNS,
-    parts_of,
+    build_parts,
 )
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -33,7 +33,7 @@ _OPTIONS = """\
   notify boolean DEFAULT false"""
 _OPTION_TYPES = "jsonb, integer, text, text, interval, timestamptz, interval, text, text, boolean"
 
-# The arguments have the names of columns, so they are written as $1, $2, and so on.
+# The arguments have the names of columns, so the bodies use $1, $2, and so on.
 _PUBLISH_BYTES = """
 CREATE OR REPLACE FUNCTION {publish_bytes}(
   queue text,
@@ -109,7 +109,7 @@ CREATE OR REPLACE FUNCTION {publish}(
     $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 {tag}
 """
-# Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
+# Skip a locked row instead of waiting: a handler's transaction may hold its row for a long time.
 _CANCEL = """
 CREATE OR REPLACE FUNCTION {cancel}(
   id bigint,
@@ -166,44 +166,44 @@ END {tag}
 """
 
 
-def statements(tables: Tables, schema: str) -> list[str]:
-    """The statements that create the functions, or replace them, in `schema`."""
+def build_statements(tables: Tables, schema: str) -> list[str]:
+    """Return the statements that create or replace the functions in `schema`."""
     make: Any = postgresql.dialect
     quote = make().identifier_preparer.quote_identifier
 
-    def of(name: str) -> str:
+    def quote_name(name: str) -> str:
         return f"{quote(schema)}.{quote(name)}"
 
-    tag = _tag([schema, *(table.name for table in tables.ours)])
+    tag = _find_tag([schema, *(table.name for table in tables.ours)])
     parts = {
-        **parts_of(tables, of),
+        **build_parts(tables, quote_name),
         "head": _HEAD + tag,
         "tag": tag,
         "options": _OPTIONS,
-        "longest": LONGEST,
-        "no_queue": NO_QUEUE,
+        "longest": MAX_LENGTH,
+        "no_queue": INVALID_QUEUE,
         "channel": tables.config.channel,
         "columns": ", ".join(UNCHANGED_COLUMNS),
         "values": ", ".join(f"g.{name}" for name in UNCHANGED_COLUMNS),
     }
     parts["archived"] = _ARCHIVED.format(**parts) if parts["archive"] else ""
-    made = [
+    functions = [
         (_PUBLISH_BYTES, f"{parts['publish_bytes']}(text, bytea, text, {_OPTION_TYPES})"),
         (_PUBLISH, f"{parts['publish']}(text, jsonb, {_OPTION_TYPES})"),
         (_CANCEL, f"{parts['cancel']}(bigint, text)"),
         (_LOAD, f"{parts['load']}(text, integer)"),
     ]
-    found = []
-    for body, signature in made:
-        found.append(body.format(**parts).strip())
-        # New functions may be called by every user, unless that is taken back.
-        found.append(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC")
-        found.append(f"COMMENT ON FUNCTION {signature} IS '{COMMENT}'")
-    return found
+    statements = []
+    for body, signature in functions:
+        statements.append(body.format(**parts).strip())
+        # By default every user may call a new function.
+        statements.append(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC")
+        statements.append(f"COMMENT ON FUNCTION {signature} IS '{COMMENT}'")
+    return statements
 
 
-def _tag(names: Sequence[str]) -> str:
-    """What begins and ends the body of a function: names may hold dollar signs, too."""
+def _find_tag(names: Sequence[str]) -> str:
+    """Return the delimiter of the body of a function: names may contain dollar signs, too."""
     tag = "$sqlbroker$"
     while any(tag in name for name in names):
         tag = f"{tag[:-1]}_$"

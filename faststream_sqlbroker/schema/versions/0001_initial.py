@@ -1,4 +1,4 @@
-"""The tables of messages and of their archive."""
+"""Create the tables of messages and of their archive."""
 
 from alembic import op
 
@@ -19,6 +19,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the tables with every message in them."""
+    """Drop the tables with all messages."""
     for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"]).ours):
         op.drop_table(table.name, schema=table.schema)
