@@ -111,8 +111,8 @@ def checked_name(value: Name, subject: str = "the name of a queue") -> Name:
     Raises:
         SetupError: the value cannot be `subject`.
     """
-    if problem := name_problem(value):
-        raise SetupError(f"{short(value)} cannot be {subject}: {problem}")
+    if error := name_problem(value):
+        raise SetupError(f"{short(value)} cannot be {subject}: {error}")
     return value
 
 
@@ -122,8 +122,8 @@ def checked_queue(value: Name) -> Name:
     Raises:
         SetupError: the name is invalid.
     """
-    if problem := queue_problem(value):
-        raise SetupError(f"{short(value)} cannot be the name of a queue: {problem}")
+    if error := queue_problem(value):
+        raise SetupError(f"{short(value)} cannot be the name of a queue: {error}")
     return value
 
 

@@ -12,9 +12,9 @@ import os
 import re
 
 _PATTERN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}")
-_PLAIN = 1 << 48
+_LAST_PART_LIMIT = 1 << 48
 """Ids below this fit into the last part, as do all ids drawn from a sequence."""
-_LIMIT = 1 << 62
+_ID_LIMIT = 1 << 62
 """Capacity of the last two parts; a greater or negative id is cut."""
 
 
@@ -52,7 +52,7 @@ class CorrelationIds:
         template = self._template
         if template is None:
             return str(message_id)
-        if 0 <= message_id < _PLAIN:
+        if 0 <= message_id < _LAST_PART_LIMIT:
             return template % message_id
-        high, low = divmod(message_id % _LIMIT, _PLAIN)
+        high, low = divmod(message_id % _ID_LIMIT, _LAST_PART_LIMIT)
         return f"{self._database_id}-{0x8000 | high:04x}-{low:012x}"

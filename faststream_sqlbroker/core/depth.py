@@ -86,8 +86,8 @@ def checked_depths(value: object) -> dict[str, MaxDepth]:
         )
     depths: dict[str, MaxDepth] = {}
     for queue, limit in value.items():
-        if (problem := queue_problem(queue)) is not None:
-            raise SetupError(f"max_depth names the queue {short(queue)}: {problem}")
+        if (error := queue_problem(queue)) is not None:
+            raise SetupError(f"max_depth names the queue {short(queue)}: {error}")
         if isinstance(limit, int) and not isinstance(limit, bool):
             limit = MaxDepth(limit)  # noqa: PLW2901 - a number is a short form
         if not isinstance(limit, MaxDepth):

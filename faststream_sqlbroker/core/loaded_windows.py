@@ -96,6 +96,6 @@ def checked_lake(option: str, name: object) -> str | None:
     """
     if name is None:
         return None
-    if problem := name_problem(name):
-        raise SetupError(f"{option} must be the name of a lake, got {name!r}: {problem}")
+    if error := name_problem(name):
+        raise SetupError(f"{option} must be the name of a lake, got {name!r}: {error}")
     return str(name)

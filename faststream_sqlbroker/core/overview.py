@@ -209,15 +209,15 @@ class JobCounts:
     """Seconds since the oldest queued job became due; 0 without one."""
 
 
-def nearest_name(name: str, others: Iterable[str]) -> str | None:
+def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
     """Return the name that is most similar to `name`, or None."""
-    return next(iter(nearest_names(name, others, 1)), None)
+    return next(iter(nearest_names(name, candidates, 1)), None)
 
 
-def nearest_names(name: str, others: Iterable[str], limit: int = 3) -> list[str]:
+def nearest_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     """Return up to `limit` names that are similar to `name`, the most similar first."""
     return get_close_matches(
-        name, [other for other in others if other != name], limit, MIN_SIMILARITY
+        name, [candidate for candidate in candidates if candidate != name], limit, MIN_SIMILARITY
     )
 
 

@@ -96,8 +96,8 @@ def copy_row(row: Mapping[str, Any], plan: Plan) -> Copy:
 
 
 def _validate_name(origin: int, option: str, value: object) -> str:
-    if (problem := name_problem(value)) is not None:
-        raise PublishError(f"row {origin}: its {option} cannot be {short(value)}: {problem}")
+    if (error := name_problem(value)) is not None:
+        raise PublishError(f"row {origin}: its {option} cannot be {short(value)}: {error}")
     return str(value)
 
 

@@ -81,8 +81,8 @@ def destination_of(headers: Mapping[str, Any], source_queues: Collection[str]) -
     """
     if (name := headers.get(DESTINATION_HEADER)) is None:
         raise ValueError(f"it has no header {DESTINATION_HEADER!r}")
-    if (problem := queue_problem(name)) is not None:
-        raise ValueError(f"its header {DESTINATION_HEADER!r} is {short(name)}: {problem}")
+    if (error := queue_problem(name)) is not None:
+        raise ValueError(f"its header {DESTINATION_HEADER!r} is {short(name)}: {error}")
     if name in source_queues:
         raise ValueError(
             f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from"

@@ -126,7 +126,9 @@ def write_directives(
             ]
         for upgrade in script.upgrade_ops_list:
             upgrade.ops[:] = [
-                new for op in upgrade.ops for new in _expand_operation(tables, context, op)
+                operation
+                for op in upgrade.ops
+                for operation in _expand_operation(tables, context, op)
             ]
     if app_directives is not None:
         app_directives(context, revision, scripts)

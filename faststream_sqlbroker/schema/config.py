@@ -92,8 +92,12 @@ class SqlBrokerSchemaConfig:
                     "archive_partitions needs an archive: give message_archive_table_name, or "
                     "leave archive_partitions out"
                 )
-        taken = {self.message_table_name, self.version_table_name, self.policy_state_table_name}
-        if self.message_archive_table_name in taken:
+        used_names = {
+            self.message_table_name,
+            self.version_table_name,
+            self.policy_state_table_name,
+        }
+        if self.message_archive_table_name in used_names:
             msg = (
                 f"message_archive_table_name {self.message_archive_table_name!r} is already the "
                 "name of another table of the broker: choose another, or None for no archive"

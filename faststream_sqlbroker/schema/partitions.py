@@ -30,7 +30,7 @@ CHECK_SUFFIX = "until"
 """Suffixes of a conversion after the archive's name: the unique index, the partition with the
 existing rows, and the check that these are older than the partition's end."""
 _BOUNDS = re.compile(r"FOR VALUES FROM \((MINVALUE|'[^']*')\) TO \('([^']*)'\)")
-_FIND = """
+_LIST_PARTITIONS = """
 SELECT c.relname, c.oid::regclass::text AS name, pg_get_expr(c.relpartbound, c.oid) AS bounds
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = to_regclass(:archive) ORDER BY name
@@ -79,7 +79,9 @@ def list_partitions(connection: Connection, archive: Table) -> list[ArchiveParti
         text("SELECT set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true)")
     )
     partitions = []
-    for _, name, bounds in connection.execute(text(_FIND), {"archive": _quote_name(archive)}):
+    for _, name, bounds in connection.execute(
+        text(_LIST_PARTITIONS), {"archive": _quote_name(archive)}
+    ):
         match = _BOUNDS.fullmatch(bounds or "")
         if match is None:
             continue
@@ -92,7 +94,7 @@ def list_partitions(connection: Connection, archive: Table) -> list[ArchiveParti
 
 def list_partition_names(connection: Connection, archive: Table) -> list[str]:
     """Return the names of all partitions, including the DEFAULT partition."""
-    return list(connection.scalars(text(_FIND), {"archive": _quote_name(archive)}))
+    return list(connection.scalars(text(_LIST_PARTITIONS), {"archive": _quote_name(archive)}))
 
 
 def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str | None:

@@ -262,21 +262,21 @@ def _build_message_table(
         **options.build_table_options(autoincrement=True),
     )
     c = table.c
-    where = options.build_where
+    build_where = options.build_where
     ready = (
         (c.claimable, c.queue, c.priority, c.next_attempt_at, c.id)
         if mysql
         else (c.queue, c.priority.desc(), c.next_attempt_at, c.id)
     )
-    Index(f"{name}_ready", *ready, **where(f"state IN ({_format_states(CLAIMABLE_STATES)})"))
-    Index(f"{name}_leased", c.queue, c.lease_expires_at, **where("state = 'PROCESSING'"))
-    keyed = where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
+    Index(f"{name}_ready", *ready, **build_where(f"state IN ({_format_states(CLAIMABLE_STATES)})"))
+    Index(f"{name}_leased", c.queue, c.lease_expires_at, **build_where("state = 'PROCESSING'"))
+    keyed = build_where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
     Index(f"{name}_key", c.queue, c.key, c.id, **keyed)
-    partial = where("policy_key IS NOT NULL")
+    partial = build_where("policy_key IS NOT NULL")
     Index(f"{name}_policy_key", c.queue, c.policy_key, c.id, **partial)
     # Few messages have a dedup_id; index entries for all messages would cost a quarter of the time
     # of every claim.
-    Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True, **where("dedup_id IS NOT NULL"))
+    Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True, **build_where("dedup_id IS NOT NULL"))
     return table
 
 

@@ -24,7 +24,7 @@ CREATE TRIGGER {trigger} AFTER {event} ON {table} REFERENCING NEW TABLE AS new_r
 FOR EACH STATEMENT EXECUTE FUNCTION {function}('{channel}')
 """
 _EVENTS = ("insert", "update")
-_FIND = text(
+_COUNT_TRIGGERS = text(
     "SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = to_regclass(:name) "
     "AND t.tgname = ANY(string_to_array(:triggers, ' ')) AND t.tgenabled IN ('O', 'A')"
 )
@@ -64,4 +64,4 @@ def has_notify_trigger(connection: Connection, tables: Tables) -> bool:
     """Return True if PostgreSQL has both triggers in an enabled state."""
     table = connection.dialect.identifier_preparer.format_table(tables.message)
     binds = {"name": table, "triggers": " ".join(_build_trigger_names(tables))}
-    return bool(connection.execute(_FIND, binds).scalar_one() == len(_EVENTS))
+    return bool(connection.execute(_COUNT_TRIGGERS, binds).scalar_one() == len(_EVENTS))

@@ -95,14 +95,14 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
     return errors
 
 
-def advice(problems: Sequence[str]) -> str:
-    """Format the results of `find_differences` together with the remedy."""
+def advice(differences: Sequence[str]) -> str:
+    """Format the result of `find_differences` together with the remedy."""
     upgrade = (
         "`sqlbroker migrate` or faststream_sqlbroker.schema.migrate.upgrade(connection), "
         "which need the extra 'migrations'"
     )
     own_alembic = "your own Alembic with include_tables(metadata)"
-    if are_missing(problems):
+    if are_missing(differences):
         heading = (
             "the broker's tables are missing: while developing, create them by FastStream(broker, "
             f"on_startup=[broker.create_tables]); in production, by {upgrade}, or by {own_alembic}"
@@ -112,13 +112,16 @@ def advice(problems: Sequence[str]) -> str:
             f"the tables are not those that this version needs: upgrade them by {upgrade}, by "
             f"{own_alembic}, or by the statements named here"
         )
-    listed = "\n".join(f"  - {problem}" for problem in problems)
+    listed = "\n".join(f"  - {difference}" for difference in differences)
     return f"{heading}\n{listed}"
 
 
-def are_missing(problems: Sequence[str]) -> bool:
-    """Return True if all of the `problems` are tables that do not exist."""
-    return all(problem.startswith("table ") and _MISSING_TABLE in problem for problem in problems)
+def are_missing(differences: Sequence[str]) -> bool:
+    """Return True if all of the `differences` are tables that do not exist."""
+    return all(
+        difference.startswith("table ") and _MISSING_TABLE in difference
+        for difference in differences
+    )
 
 
 def _can_read_definition(inspector: Any, table: Table) -> bool:

@@ -22,7 +22,7 @@ KINDS: tuple[type, ...] = (
     Concurrency,
     BlockingWait,
 )
-_SPENDING = Throttle, Concurrency, Once
+_CONSUMING_POLICIES = Throttle, Concurrency, Once
 
 
 def checked_policies(policies: object) -> tuple[Policy, ...]:
@@ -52,10 +52,12 @@ def checked_policies(policies: object) -> tuple[Policy, ...]:
 
 
 def _check_repeated(policies: Sequence[Policy]) -> None:
-    for kind in (Delay, Window, Once, BlockingWait):
-        _check_single(f"a {kind.__name__}", [p for p in policies if isinstance(p, kind)])
-    newest = [p for p in policies if isinstance(p, Debounce | KeepLast)]
-    _check_single("a Debounce or KeepLast", newest)
+    for policy_class in (Delay, Window, Once, BlockingWait):
+        _check_single(
+            f"a {policy_class.__name__}", [p for p in policies if isinstance(p, policy_class)]
+        )
+    standby_policies = [p for p in policies if isinstance(p, Debounce | KeepLast)]
+    _check_single("a Debounce or KeepLast", standby_policies)
     slots_per_message = [p for p in policies if isinstance(p, Throttle) and not p.gates]
     _check_single(
         "a Throttle per key, or one that backs off, drops or dead-letters,", slots_per_message
@@ -71,15 +73,15 @@ def _check_scopes(policies: Sequence[Policy]) -> None:
         _check_single(f"a Throttle of the scope {scope!r}", [p for p in scoped if p.scope == scope])
 
 
-def _check_single(what: str, policies: Sequence[Policy]) -> None:
+def _check_single(label: str, policies: Sequence[Policy]) -> None:
     if len(policies) > 1:
         names = " and ".join(str(policy) for policy in policies)
-        raise SetupError(f"{what} can be given once, got {names}: keep the one that you mean")
+        raise SetupError(f"{label} can be given once, got {names}: keep the one that you mean")
 
 
 def _check_order(policies: Sequence[Policy]) -> None:
     for n, policy in enumerate(policies):
-        earlier = [p for p in policies[:n] if isinstance(p, _SPENDING)]
+        earlier = [p for p in policies[:n] if isinstance(p, _CONSUMING_POLICIES)]
         if isinstance(policy, Debounce | KeepLast | Delay) and earlier:
             raise SetupError(
                 f"{policy} comes after {earlier[0]}, which would be spent on messages that wait or "

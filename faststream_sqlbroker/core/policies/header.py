@@ -20,8 +20,8 @@ class Header:
 
     def __post_init__(self) -> None:
         """Raise SetupError if the name is invalid for a header."""
-        if (problem := name_problem(self.name)) is not None:
-            raise SetupError(f"Header({self.name!r}) names no header: {problem}")
+        if (error := name_problem(self.name)) is not None:
+            raise SetupError(f"Header({self.name!r}) names no header: {error}")
 
     def __str__(self) -> str:
         return f"Header({self.name!r})"
@@ -40,7 +40,7 @@ Key = bool | Header
 
 
 def validate_key(name: str, value: object) -> Key:
-    """Return `value` if it is a valid key option.
+    """Check and return a key option.
 
     Raises:
         SetupError: the value is neither a bool nor a Header.

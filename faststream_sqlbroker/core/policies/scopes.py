@@ -18,7 +18,7 @@ MEMBER_RENEWED = 15 * MICROSECONDS
 
 
 def validate_scope(policy: str, scope: object, *, conflict: str | None) -> str | None:
-    """Return `scope` (may be None) if it is valid.
+    """Check and return a scope, which may be None.
 
     Args:
         policy: The name of the policy.
@@ -30,8 +30,8 @@ def validate_scope(policy: str, scope: object, *, conflict: str | None) -> str |
     """
     if scope is None:
         return None
-    if (problem := name_problem(scope)) is not None:
-        raise SetupError(f"{short(scope)} cannot be the scope of a {policy}: {problem}")
+    if (error := name_problem(scope)) is not None:
+        raise SetupError(f"{short(scope)} cannot be the scope of a {policy}: {error}")
     if conflict is not None:
         raise SetupError(
             f"{policy}'s scope is one budget of several queues, which {conflict} is not: leave one "

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.exceptions import SetupError
 
-_KINDS = {kind.__name__: kind for kind in KINDS}
+_CLASSES_BY_NAME = {kind.__name__: kind for kind in KINDS}
 _LENGTHS = frozenset({"delay", "max_wait", "per", "ttl", "wait", "window"})
 """Arguments that are durations; they are stored as microseconds."""
 
@@ -65,9 +65,9 @@ def _build_policy(stored: str) -> Policy:
     Cached, because all registrations are read once a second and are mostly equal.
     """
     arguments = json.loads(stored)
-    kind = _KINDS[arguments.pop("kind")]
-    parameters = inspect.signature(kind).parameters
-    policy: Policy = kind(
+    policy_class = _CLASSES_BY_NAME[arguments.pop("kind")]
+    parameters = inspect.signature(policy_class).parameters
+    policy: Policy = policy_class(
         **{
             name: _parse_value(name, value)
             for name, value in arguments.items()

@@ -75,15 +75,15 @@ def validate_error_classes(value: object, name: str) -> tuple[type[BaseException
         item for item in classes if not (isinstance(item, type) and issubclass(item, BaseException))
     ]
     if invalid or not classes:
-        got = (
+        display_value = (
             f"{short(invalid[0])} in {short(value)}"
             if invalid and value is not invalid[0]
             else short(value)
         )
         raise SetupError(
             f"{name} must be an exception class, or a tuple or list of one or more, such as "
-            f"(ConnectionError, TimeoutError), got {got}; leave it out to make no difference "
-            "between errors"
+            f"(ConnectionError, TimeoutError), got {display_value}; leave it out to make no "
+            "difference between errors"
         )
     return classes
 
