@@ -57,7 +57,7 @@ FINGERPRINT_LENGTH = 16
 """Hexadecimal digits (64 bits), so that a million different errors hardly ever collide."""
 
 
-def compute_fingerprint(error: BaseException) -> str:
+def error_fingerprint(error: BaseException) -> str:
     """Return 16 hexadecimal digits, equal for errors of one type raised at the same place.
 
     The hash covers the module and function of the three innermost frames of the traceback. It does
@@ -82,7 +82,7 @@ def _iter_fingerprint_parts(error: BaseException) -> Iterator[str]:
     yield from frames
     if isinstance(error, BaseExceptionGroup):
         for member in islice(error.exceptions, _FINGERPRINT_MEMBERS):
-            yield compute_fingerprint(member)
+            yield error_fingerprint(member)
 
 
 DEAD_LETTER = "dead-letter"
@@ -247,7 +247,7 @@ def _fail(
 def _set_error(base: Settlement, error: BaseException | None) -> None:
     if error is not None:
         base.error = describe_exception(error)
-        base.fingerprint = compute_fingerprint(error)
+        base.fingerprint = error_fingerprint(error)
 
 
 def _postpone(
