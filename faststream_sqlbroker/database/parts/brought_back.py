@@ -1,9 +1,9 @@
-"""Keeps what exports have recorded true while messages leave the archive for their queues.
+"""Keep the records of exports true while messages leave the archive for their queues.
 
-A message that is brought back is no longer in the window in which it ended. So the transaction
-that moves it also lowers the window's record, as a prune does. If it ends again, or an undo puts it
-back, that is a row of a later window. A prune locks the record first and the rows after it, and so
-must a caller here, or the two can deadlock.
+A restored message is no longer in the window in which it ended. So the transaction that moves
+it also lowers the window's record, as a prune does. If the message ends again, or an undo puts
+it back, that is a row of a later window. A prune locks the record before the rows. A caller of
+this module must do the same, or the two can deadlock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,10 @@ from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.loaded_windows import sum_of
 from faststream_sqlbroker.database.parts.sizes import chunks
 
-LISTED = 100
+RECORD_PAGE = 100
 """Records that one statement reads."""
-END = LOADED[:-1] + chr(ord(LOADED[-1]) + 1)
-"""Scopes of records sort before it."""
+SCOPE_END = LOADED[:-1] + chr(ord(LOADED[-1]) + 1)
+"""Scopes of records sort before this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class LockedRecord:
     scope: str
     window: LoadedWindow
 
-    def has(self, moment: datetime) -> bool:
-        """Whether what ended at `moment` is in the window."""
-        return self.window.start <= moment < self.window.end
+    def has(self, timestamp: datetime) -> bool:
+        """Return True if a message that ended at `timestamp` is in the window."""
+        return self.window.start <= timestamp < self.window.end
 
 
 def lock_records(
@@ -41,64 +41,65 @@ def lock_records(
 ) -> list[LockedRecord]:
     """Lock the records of the windows in which the archived messages `ids` ended.
 
-    Call it before the messages are locked. Most databases have no records: that is one statement.
+    Call it before locking the messages. Most databases have no records: that is one statement.
     """
     archive = dialect.tables.archive
-    scopes = _scopes(connection, dialect.tables.policy_state) if ids else []
+    scopes = _list_scopes(connection, dialect.tables.policy_state) if ids else []
     if archive is None or not scopes:
         return []
-    moments: list[datetime] = []
-    for some in chunks(list(ids)):
-        ended = select(archive.c.archived_at).where(archive.c.id.in_(some))
-        moments += connection.execute(ended).scalars()
+    timestamps: list[datetime] = []
+    for batch in chunks(list(ids)):
+        ended = select(archive.c.archived_at).where(archive.c.id.in_(batch))
+        timestamps += connection.execute(ended).scalars()
     table = dialect.tables.policy_state
-    found: list[LockedRecord] = []
-    # By scope, then by name: two redrives that lock the same records do it in the same order.
-    for scope in scopes if moments else ():
-        names = sorted(_names(connection, table, scope, moments))
+    records: list[LockedRecord] = []
+    # In the order of scope and name: two redrives lock the same records in the same order.
+    for scope in scopes if timestamps else ():
+        names = sorted(_iter_window_names(connection, table, scope, timestamps))
         for part in chunks(names):
             rows = select(table.c.key, table.c.info, table.c.counter).where(
                 table.c.scope == scope, table.c.key.in_(part), table.c.due_at.is_not(None)
             )
             locked = connection.execute(rows.order_by(table.c.key).with_for_update())
-            found += [LockedRecord(scope, window_of(*row)) for row in locked]
-    return found
+            records += [LockedRecord(scope, window_of(*row)) for row in locked]
+    return records
 
 
-def _scopes(connection: Connection, table: Table) -> list[str]:
-    found: list[str] = []
+def _list_scopes(connection: Connection, table: Table) -> list[str]:
+    scopes: list[str] = []
     while True:
-        behind = table.c.scope > found[-1] if found else table.c.scope >= LOADED
-        first = select(func.min(table.c.scope)).where(behind, table.c.scope < END)
+        after = table.c.scope > scopes[-1] if scopes else table.c.scope >= LOADED
+        first = select(func.min(table.c.scope)).where(after, table.c.scope < SCOPE_END)
         scope = connection.execute(first).scalar()
         if scope is None:
-            return found
-        found.append(scope)
+            return scopes
+        scopes.append(scope)
 
 
-def _names(
-    connection: Connection, table: Table, scope: str, moments: Sequence[datetime]
+def _iter_window_names(
+    connection: Connection, table: Table, scope: str, timestamps: Sequence[datetime]
 ) -> Iterable[str]:
-    """Windows of one lake that have one of the moments; those that have ended by the first one are
-    not read.
+    """Yield the windows of a lake that contain any of the timestamps.
+
+    Windows that ended before the first timestamp are not read.
     """
     c = table.c
-    first = min(moments)
-    last = max(moments)
+    first = min(timestamps)
+    last = max(timestamps)
     after: tuple[datetime, str] | None = None
     while True:
-        further = c.due_at > first
+        condition = c.due_at > first
         if after is not None:
             end, name = after
-            further = or_(c.due_at > end, and_(c.due_at == end, c.key > name))
-        statement = select(c.key, c.info, c.counter, c.due_at).where(c.scope == scope, further)
-        rows = connection.execute(statement.order_by(c.due_at, c.key).limit(LISTED)).all()
+            condition = or_(c.due_at > end, and_(c.due_at == end, c.key > name))
+        statement = select(c.key, c.info, c.counter, c.due_at).where(c.scope == scope, condition)
+        rows = connection.execute(statement.order_by(c.due_at, c.key).limit(RECORD_PAGE)).all()
         for row in rows:
             window = window_of(row.key, row.info, row.counter)
-            if any(window.start <= moment < window.end for moment in moments):
+            if any(window.start <= timestamp < window.end for timestamp in timestamps):
                 yield row.key
             after = row.due_at, row.key
-        if len(rows) < LISTED or window_of(*rows[-1][:3]).start > last:
+        if len(rows) < RECORD_PAGE or window_of(*rows[-1][:3]).start > last:
             return
 
 
@@ -106,45 +107,50 @@ def bring_back(
     connection: Connection,
     dialect: Operations,
     ids: Sequence[int],
-    new: Mapping[str, Any],
+    new_values: Mapping[str, Any],
     records: Sequence[LockedRecord],
 ) -> None:
-    """Move archived messages, which the transaction has locked, to the message table; `new` are
-    expressions for columns that change, None for those that are left empty. `records` are those of
-    their windows, which were locked before the messages.
+    """Move archived messages, locked by the transaction, to the message table.
+
+    `new_values` has expressions for changed columns, and None for columns that stay empty.
+    `records` are the records of their windows, which were locked before the messages.
     """
     tables = dialect.tables
     assert tables.archive is not None  # noqa: S101 - the store has looked
-    left_out = {name for name, value in new.items() if value is None}
-    both = [c.name for c in tables.archive.c if c.name in tables.message.c]
-    names = [name for name in both if name not in left_out]
-    columns = [new.get(name, tables.archive.c[name]) for name in names]
-    these = tables.archive.c.id.in_(ids)
+    left_out = {name for name, value in new_values.items() if value is None}
+    shared_names = [c.name for c in tables.archive.c if c.name in tables.message.c]
+    names = [name for name in shared_names if name not in left_out]
+    columns = [new_values.get(name, tables.archive.c[name]) for name in names]
+    condition = tables.archive.c.id.in_(ids)
     if ids:
         # All statements see the same rows: they are locked.
         if records:
-            ended = select(tables.archive.c.id, tables.archive.c.archived_at).where(these)
-            _lower(connection, dialect, records, connection.execute(ended).all())
-        copy = select(*columns).where(these)
+            ended = select(tables.archive.c.id, tables.archive.c.archived_at).where(condition)
+            _lower_records(connection, dialect, records, connection.execute(ended).all())
+        copy = select(*columns).where(condition)
         connection.execute(insert(tables.message).from_select(names, copy))
-        connection.execute(delete(tables.archive).where(these))
+        connection.execute(delete(tables.archive).where(condition))
 
 
-def _lower(
+def _lower_records(
     connection: Connection,
     dialect: Operations,
     records: Iterable[LockedRecord],
     rows: Sequence[Any],
 ) -> None:
-    """Take messages, by id and `archived_at`, out of the windows; they leave the archive now."""
+    """Subtract messages that leave the archive, given by id and `archived_at`, from the windows."""
     table: Table = dialect.tables.policy_state
     for record in records:
-        inside = sum_of([row for row in rows if record.has(row.archived_at)])
-        if inside.rows:
-            w = record.window
-            window = replace(w, left=w.left - inside, back=w.back + inside)
-            values: dict[str, Any] = {"info": window.info(), "counter": w.version + 1}
+        row_sum = sum_of([row for row in rows if record.has(row.archived_at)])
+        if row_sum.rows:
+            old_window = record.window
+            window = replace(
+                old_window, left=old_window.left - row_sum, back=old_window.back + row_sum
+            )
+            values: dict[str, Any] = {"info": window.info(), "counter": old_window.version + 1}
             if not window.left.rows:
                 values["due_at"] = null()
-            this = update(table).where(table.c.scope == record.scope, table.c.key == w.name)
-            connection.execute(this.values(**values))
+            statement = update(table).where(
+                table.c.scope == record.scope, table.c.key == old_window.name
+            )
+            connection.execute(statement.values(**values))

@@ -1,9 +1,9 @@
-"""Requests to cancel messages that are leased: rows of the policy state.
+"""Requests to cancel leased messages, stored in the policy state.
 
 The statements are the same on every database.
 
-A request names one lease by its token. Its holder reads it and ends the handler. If the lease ends
-before that, who releases expired leases discards the message instead.
+A request names one lease by its token. The lease holder reads the request and ends the handler.
+If the lease ends before that, the process that releases expired leases discards the message.
 """
 
 from collections.abc import Sequence
@@ -23,50 +23,52 @@ from faststream_sqlbroker.schema.types import clock, later
 
 CANCEL = "cancel"
 """Scope of the requests; the key is the message's id."""
-_KEPT = 7 * 86_400 * 1_000_000
-"""Microseconds: a lease that is renewed for longer ends by its handler only."""
+_REQUEST_RETENTION = 7 * 86_400 * 1_000_000
+"""Microseconds for which a request is stored. A lease renewed for longer ends only with its
+handler.
+"""
 
 
 def ask(connection: Connection, table: Table, request: CancelRequest) -> None:
-    """Store the request, in place of one for an earlier lease of the message."""
+    """Store the request, replacing a request for an earlier lease of the message."""
     info = {"token": request.lease_token.hex, "text": request.text}
     binds = {
         "scope": CANCEL,
         "key": str(request.message_id),
         "lease_token": request.lease_token,
         "info": info,
-        "kept": _KEPT,
+        "kept": _REQUEST_RETENTION,
     }
     values = {"created_at": clock(), "expires_at": later(bindparam("kept"))}
     upsert(connection, table, [binds], replaced=(*values, "lease_token", "info"), **values)
 
 
 def requests(connection: Connection, table: Table) -> tuple[CancelRequest, ...]:
-    """The requests, also those whose leases are over: those are removed within a minute or two."""
-    # Without a limit: what it left out would not be honoured while the others are open.
+    """Return all requests, including obsolete requests (removed within a minute or two)."""
+    # No limit: requests left out by it would be ignored while the others are open.
     c = table.c
-    found = connection.execute(select(c.key, c.info).where(c.scope == CANCEL))
-    return tuple(request_of(row.key, row.info) for row in found)
+    rows = connection.execute(select(c.key, c.info).where(c.scope == CANCEL))
+    return tuple(request_of(row.key, row.info) for row in rows)
 
 
 def of_leases(
     connection: Connection, table: Table, leases: Sequence[tuple[int, UUID]]
 ) -> dict[int, CancelRequest]:
-    """The requests for these leases, by message."""
+    """Return the requests for `leases` by message."""
     tokens = dict(leases)
-    found: dict[int, CancelRequest] = {}
+    requests: dict[int, CancelRequest] = {}
     c = table.c
     for keys in chunks([str(message_id) for message_id in sorted(tokens)]):
-        asked = select(c.key, c.info).where(c.scope == CANCEL, c.key.in_(keys))
-        for row in connection.execute(asked):
+        statement = select(c.key, c.info).where(c.scope == CANCEL, c.key.in_(keys))
+        for row in connection.execute(statement):
             request = request_of(row.key, row.info)
             if request.lease_token == tokens[request.message_id]:
-                found[request.message_id] = request
-    return found
+                requests[request.message_id] = request
+    return requests
 
 
 def request_of(key: str, info: Any) -> CancelRequest:
-    """The request that is stored so."""
+    """Return the request stored in a row."""
     return CancelRequest(int(key), UUID(info["token"]), info["text"])
 
 
@@ -78,36 +80,39 @@ def end_expired(
     *,
     archive: bool,
 ) -> int:
-    """Discard the messages of `queues` whose lease has run out, if that lease is one of those
-    `requested` to be cancelled; how many.
+    """Discard messages of `queues` whose expired lease is in `requested`; return their number.
 
-    Rows that another transaction has locked are left out.
+    Rows locked by another transaction are left out.
     """
-    asked = {each.message_id: each for each in requested}
-    if not asked:
+    requests = {request.message_id: request for request in requested}
+    if not requests:
         return 0
     c = dialect.tables.message.c
-    wanted = set(queues)
+    queue_names = set(queues)
     expired: list[CancelRequest] = []
-    for ids in chunks(sorted(asked)):
-        # Read without locks: the lock below asks for the same tokens.
+    for ids in chunks(sorted(requests)):
+        # Read without locks: the lock below checks the same tokens.
         leased = select(c.id, c.queue, c.lease_token).where(
             c.id.in_(ids), c.lease_expires_at < clock()
         )
         expired += [
-            asked[row.id]
+            requests[row.id]
             for row in connection.execute(leased)
-            if row.queue in wanted and row.lease_token == asked[row.id].lease_token
+            if row.queue in queue_names and row.lease_token == requests[row.id].lease_token
         ]
-    held = dialect.lock(
-        connection, [(each.message_id, each.lease_token) for each in expired], skip_locked=True
+    locked = dialect.lock(
+        connection,
+        [(request.message_id, request.lease_token) for request in expired],
+        skip_locked=True,
     )
-    ended = [discarded(each, archive=archive) for each in expired if each.message_id in held]
-    return len(dialect.settle(connection, ended).settled) if ended else 0
+    settlements = [
+        discarded(request, archive=archive) for request in expired if request.message_id in locked
+    ]
+    return len(dialect.settle(connection, settlements).settled) if settlements else 0
 
 
 def discarded(request: CancelRequest, *, archive: bool) -> Settlement:
-    """What is written for the message once its lease is over."""
+    """Return the settlement of a cancelled message whose lease is over."""
     return Settlement(
         request.message_id,
         request.lease_token,
@@ -119,22 +124,22 @@ def discarded(request: CancelRequest, *, archive: bool) -> Settlement:
     )
 
 
-def clean(connection: Connection, dialect: Operations, asked: Sequence[CancelRequest]) -> None:
-    """Remove those requests whose leases are over."""
-    if not asked:
+def clean(connection: Connection, dialect: Operations, requests: Sequence[CancelRequest]) -> None:
+    """Remove the `requests` whose leases are over."""
+    if not requests:
         return
     table = dialect.tables.policy_state
-    leases = [(each.message_id, each.lease_token) for each in asked]
-    held = dialect.still_held(connection, leases)
-    over = [
-        {"of_key": str(each.message_id), "of_token": each.lease_token}
-        for each in asked
-        if each.message_id not in held
+    leases = [(request.message_id, request.lease_token) for request in requests]
+    leased = dialect.still_held(connection, leases)
+    binds = [
+        {"of_key": str(request.message_id), "of_token": request.lease_token}
+        for request in requests
+        if request.message_id not in leased
     ]
-    if over:
-        one = and_(
+    if binds:
+        condition = and_(
             table.c.scope == CANCEL,
             table.c.key == bindparam("of_key"),
             table.c.lease_token == bindparam("of_token"),
         )
-        connection.execute(delete(table).where(one), over)
+        connection.execute(delete(table).where(condition), binds)

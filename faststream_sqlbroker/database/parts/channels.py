@@ -1,4 +1,4 @@
-"""Channels, their consumers and queues with tokens: where their rows are in the policy state."""
+"""Channels, their consumers and queues with tokens: the keys of their rows in the policy state."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,74 +11,74 @@ from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.query import Query
 
 Place = tuple[str, str]
-"""Scope and key of a row."""
+"""Scope and key of a row of the policy state."""
 CONSUMER = "consumer:"
 """The scope of a channel's consumers is this and its id; the key is the consumer's."""
-READ_AT_ONCE = 1_000
+CONSUMER_PAGE = 1_000
 """Consumers of all channels that one statement reads."""
 
 
 def place_of_channel(channel: str) -> Place:
-    """Of a channel."""
+    """Return the key of a channel."""
     return "channel", channel
 
 
 def place_of_consumer(channel: str, consumer: str) -> Place:
-    """Of a consumer."""
+    """Return the key of a consumer."""
     return CONSUMER + channel, consumer
 
 
 def place_of_role(queue: str, role: QueueRole) -> Place:
-    """Of a queue's token for `role`."""
+    """Return the key of a queue's token for `role`."""
     return f"queue:{role}", queue
 
 
-def finding(dialect: Operations, *places: Place) -> Query[list[Registered | None]]:
-    """What is at these one or two places, in this order."""
+def finding(dialect: Operations, *keys: Place) -> Query[list[Registered | None]]:
+    """Create a query of the rows of `keys`, in this order: a single key or two."""
 
     def read(rows: Iterable[Sequence[Any]]) -> list[Registered | None]:
-        found = {(scope, key): registered(key, info) for scope, key, info in rows}
-        return [found.get(place) for place in places]
+        registrations = {(scope, key): registered(key, info) for scope, key, info in rows}
+        return [registrations.get(state_key) for state_key in keys]
 
     binds = {}
-    for number, (scope, key) in enumerate(places, 1):
+    for number, (scope, key) in enumerate(keys, 1):
         binds[f"scope{number}"] = scope
         binds[f"key{number}"] = key
-    name = "registered" if len(places) == 1 else "both_registered"
+    name = "registered" if len(keys) == 1 else "both_registered"
     return Query(dialect.sql[name], binds, read)
 
 
 def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
-    """Channel and id of all pull consumers."""
+    """Return channel and id of all pull consumers."""
     c = table.c
-    # A range, which the primary key serves on every database; ";" comes after ":".
-    ours: list[Any] = [c.scope > CONSUMER, c.scope < CONSUMER[:-1] + ";"]
-    found: list[tuple[str, str]] = []
-    behind: list[Any] = []
-    # Push ones are read, too: no index knows the type, and there are few of both.
+    # A range of scopes, which the primary key serves on every database; ";" comes after ":".
+    scope_range: list[Any] = [c.scope > CONSUMER, c.scope < CONSUMER[:-1] + ";"]
+    consumers: list[tuple[str, str]] = []
+    after: list[Any] = []
+    # Push consumers are read, too: no index contains the type, and there are few of both.
     while True:
-        statement = select(c.scope, c.key, c.info).where(*ours, *behind)
-        statement = statement.order_by(c.scope, c.key).limit(READ_AT_ONCE)
+        statement = select(c.scope, c.key, c.info).where(*scope_range, *after)
+        statement = statement.order_by(c.scope, c.key).limit(CONSUMER_PAGE)
         rows = connection.execute(statement).all()
-        found += [
+        consumers += [
             (row.scope.removeprefix(CONSUMER), row.key)
             for row in rows
             if (row.info or {}).get("type") == "pull"
         ]
-        if len(rows) < READ_AT_ONCE:
-            return found
+        if len(rows) < CONSUMER_PAGE:
+            return consumers
         last = rows[-1]
-        behind = [or_(c.scope > last.scope, and_(c.scope == last.scope, c.key > last.key))]
+        after = [or_(c.scope > last.scope, and_(c.scope == last.scope, c.key > last.key))]
 
 
 def consumed_over_http(connection: Connection, table: Table) -> set[str]:
-    """Return the queues with a token to take their messages."""
+    """Return the queues that have a token to consume their messages."""
     scope, _ = place_of_role("", "consume")
     return set(connection.execute(select(table.c.key).where(table.c.scope == scope)).scalars())
 
 
 def registered(key: str, info: Any) -> Registered:
-    """The channel, consumer or token of a queue as its row has it."""
-    # The driver may give the JSON as its text.
+    """Return the channel, the consumer or the queue's token stored in a row."""
+    # The driver may return the JSON as text.
     fields = load_headers(info)
     return Registered(key, str(fields.get("token", "")), str(fields.get("type", "")))

@@ -1,7 +1,7 @@
-"""The columns of the message table as they are selected, and messages made of the rows.
+"""The selected columns of the message table, and conversion of their rows to messages.
 
-Other programs may insert rows with plain SQL. A row that holds what no message can have is rejected
-by itself: it must not keep the others of its claim from being handled.
+Other programs may insert rows with plain SQL. A row with values that no message can have is
+rejected alone, so that the other rows of its claim are handled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ CLAIMED_COLUMNS = (
 )
 
 
-UNREADABLE = (ArithmeticError, AttributeError, TypeError, ValueError)
+READ_ERRORS = (ArithmeticError, AttributeError, TypeError, ValueError)
 """Errors raised by reading a value that its column should not hold."""
 NEEDED_TIMES = ("created_at", "next_attempt_at")
 """Times that every message has. An invalid one counts as now; any other invalid time as NULL."""
@@ -46,38 +46,40 @@ _TIMES = range(CLAIMED_COLUMNS.index("created_at"), CLAIMED_COLUMNS.index("acqui
 
 
 class ClaimedRows:
-    """Reads the rows of one database."""
+    """Converts the rows of a database to messages."""
 
     warn: Callable[[str], None]
     """Called with a warning about a row with an invalid time; set by the broker."""
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """Make messages of rows selected as `CLAIMED_COLUMNS`; unreadable ones are rejected."""
+        """Convert rows selected as `CLAIMED_COLUMNS` to messages; unreadable rows are rejected."""
         return [self._claimed_row(row, token) for row in rows]
 
-    def _claimed_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
+    def _claimed_row(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
         try:
-            return self._read_row(r, token)
-        except UNREADABLE:
+            return self._build_message(values, token)
+        except READ_ERRORS:
             pass
-        # Another program has written this row. It must not fail the claim, as then the other rows
-        # of the claim would not be handled either.
-        wrong = [
-            n for n in _TIMES if not self._is_time(r[n], needed=CLAIMED_COLUMNS[n] in NEEDED_TIMES)
+        # Another program has written this row. It must not fail the claim: the other rows of the
+        # claim would not be handled either.
+        invalid = [
+            n
+            for n in _TIMES
+            if not self._is_time(values[n], required=CLAIMED_COLUMNS[n] in NEEDED_TIMES)
         ]
-        usable = list(r)
-        for n in wrong:
-            usable[n] = r[14] if CLAIMED_COLUMNS[n] in NEEDED_TIMES else None
+        usable = list(values)
+        for n in invalid:
+            usable[n] = values[14] if CLAIMED_COLUMNS[n] in NEEDED_TIMES else None
         try:
-            row = self._read_row(usable, token)
-        except UNREADABLE as error:
-            now = self.time(r[14])
+            row = self._build_message(usable, token)
+        except READ_ERRORS as error:
+            now = self.time(values[14])
             return ClaimedMessage(
-                r[0],
-                r[1],
+                values[0],
+                values[1],
                 b"",
-                r[3],
-                r[4],
+                values[3],
+                values[4],
                 None,
                 0,
                 1,
@@ -91,66 +93,68 @@ class ClaimedRows:
                 token,
                 outcome=Reject(UNDECODABLE, error),
             )
-        names = [CLAIMED_COLUMNS[n] for n in wrong]
+        names = [CLAIMED_COLUMNS[n] for n in invalid]
         self.note_unusable(row.id, names)
-        found = ", ".join(f"{name} is {short(r[n])}" for n, name in zip(wrong, names, strict=True))
+        description = ", ".join(
+            f"{name} is {short(values[n])}" for n, name in zip(invalid, names, strict=True)
+        )
         self.warn(
-            f"message {row.id} of queue {row.queue!r} is delivered at once: its {found}, which is "
-            "no time"
+            f"message {row.id} of queue {row.queue!r} is delivered at once: its {description}, "
+            "which is no time"
         )
         return row
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:
-        """Record that these columns of a message that was just claimed hold invalid times."""
+        """Record that the columns `names` of a message that was just claimed hold invalid times."""
 
-    def _is_time(self, value: Any, *, needed: bool) -> bool:
+    def _is_time(self, value: Any, *, required: bool) -> bool:
         if value is None:
-            return not needed
+            return not required
         try:
             self.time(value).astimezone(timezone.utc)
-        except UNREADABLE:
+        except READ_ERRORS:
             return False
         return True
 
-    def _read_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
-        at = self.time
+    def _build_message(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
+        to_time = self.time
         return ClaimedMessage(
-            r[0],
-            r[1],
-            load_payload(r[2]),
-            r[3],
-            r[4],
-            load_text(r[5]),
-            int(r[6]),
-            int(r[7]),
-            int(r[8]),
-            at(r[9]),
-            at(r[10]),
-            None if r[11] is None else at(r[11]),
-            None if r[12] is None else at(r[12]),
-            None if r[13] is None else at(r[13]),
-            at(r[14]),
+            values[0],
+            values[1],
+            load_payload(values[2]),
+            values[3],
+            values[4],
+            load_text(values[5]),
+            int(values[6]),
+            int(values[7]),
+            int(values[8]),
+            to_time(values[9]),
+            to_time(values[10]),
+            None if values[11] is None else to_time(values[11]),
+            None if values[12] is None else to_time(values[12]),
+            None if values[13] is None else to_time(values[13]),
+            to_time(values[14]),
             token,
-            int(r[15]),
+            int(values[15]),
         )
 
     def time(self, value: Any) -> Any:
-        """A selected time as an aware datetime (UTC)."""
+        """Return a selected time as an aware datetime (UTC)."""
         return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
 
 
 def load_payload(value: Any) -> bytes:
-    """The body as selected: bytes; SQLite also stores text and numbers there."""
+    """Return the selected body as bytes; SQLite may also have text and numbers there."""
     if isinstance(value, bytes):
         return value
     return bytes(value) if isinstance(value, bytearray | memoryview) else str(value).encode()
 
 
-# Suspects that a claim has found; statements tell them as `Suspicion.of` does.
+# Suspects found by a claim; statements use the same rule as `Suspicion.of`.
 
 
 def statement_end(suspicion: Suspicion | None) -> str:
-    """The end of the name of the claim statement for `suspicion`."""
+    """Return the end of the name of the claim statement for `suspicion`."""
     if suspicion is None:
         return ""
     return "_apart" if suspicion.told else "_others"
@@ -159,7 +163,7 @@ def statement_end(suspicion: Suspicion | None) -> str:
 def split_suspects(
     rows: Iterable[Sequence[Any]], suspicion: Suspicion | None
 ) -> tuple[list[Sequence[Any]], dict[int, Suspect]]:
-    """The rows that were leased, and by id the suspects, which have no `acquired_at`."""
+    """Return the leased rows, and by id the suspects, which have no `acquired_at`."""
     if suspicion is None:
         return list(rows), {}
     leased: list[Sequence[Any]] = []
@@ -167,13 +171,13 @@ def split_suspects(
     for row in rows:
         if row[_ACQUIRED] is not None:
             leased.append(row)
-        elif suspicion.told and (suspect := _suspect(row, suspicion)) is not None:
+        elif suspicion.told and (suspect := _find_suspect(row, suspicion)) is not None:
             suspects[row[0]] = suspect
     return leased, suspects
 
 
-def _suspect(row: Sequence[Any], suspicion: Suspicion) -> Suspect | None:
+def _find_suspect(row: Sequence[Any], suspicion: Suspicion) -> Suspect | None:
     try:
         return suspicion.of(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
-    except (TypeError, ValueError):  # SQLite keeps any value that another program has written
+    except (TypeError, ValueError):  # SQLite stores any value that another program writes
         return Suspect(suspicion.losses)

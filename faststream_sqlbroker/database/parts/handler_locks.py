@@ -1,15 +1,15 @@
-"""The lock that a handler's transaction begins with, and the proof before the ack that it holds.
+"""Lock rows at the start of a handler's transaction, and prove before the ack that the lock holds.
 
-A handler may end the transaction that it was given, by ROLLBACK or COMMIT. On MySQL and MariaDB a
-deadlock ends it too, which rolls back, and DDL, which commits. Statements after that run in another
-transaction. An ack among them would be committed without the earlier work of the handler. So the
-broker proves before the ack that the transaction is still the same. If it is not, the broker must
-know how it ended: after a rollback the message may be tried again, after a commit half of its work
-is done.
+A handler may end its transaction by ROLLBACK or COMMIT. On MySQL and MariaDB a deadlock, which
+rolls back, and DDL, which commits, end it too. Later statements run in another transaction. An
+ack among them would be committed without the earlier work of the handler. So the broker proves
+before the ack that the transaction is still the same. If it is not, the broker must know how it
+ended: after a rollback the message may be tried again, after a commit half of its work is done.
 
-PostgreSQL numbers its transactions and remembers how each ended, unless it crashes. On the other
-databases a savepoint after the lock proves the transaction, as it vanishes with it. There the rows
-are locked by writing a mark into them: other transactions see the mark only if it was committed.
+PostgreSQL numbers its transactions and remembers how each ended, unless it crashes. On the
+other databases a savepoint after the lock proves the transaction, as it vanishes with it. There
+the rows are locked by writing a mark into them: other transactions see the mark only if it was
+committed.
 """
 
 from abc import ABC, abstractmethod
@@ -26,19 +26,19 @@ ENDED = "the transaction that the handler was given has ended before its ack"
 
 @dataclass(frozen=True, slots=True)
 class HandlerLock:
-    """The rows that a handler's transaction has locked, and what identifies the transaction."""
+    """The rows locked by a handler's transaction, and the identity of that transaction."""
 
     leases: Leases
     held: set[int]
-    """Ids of the rows that are locked; the leases of the others are lost."""
+    """Ids of the locked rows; the leases of other rows are lost."""
     number: str = ""
     """PostgreSQL's number of the transaction."""
     since: datetime | None = None
-    """PostgreSQL's time when it was locked."""
+    """PostgreSQL's time of the lock."""
 
 
 class HandlerLocks(ABC):
-    """How one database locks rows for handlers, and proves and settles under the lock."""
+    """Locks rows for handlers on a database, and proves and settles under the lock."""
 
     @abstractmethod
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
@@ -49,18 +49,19 @@ class HandlerLocks(ABC):
 
     @abstractmethod
     def prove(self, connection: Connection, lock: HandlerLock) -> None:
-        """Check that the transaction is still the one that has taken `lock`; call it once only.
+        """Check that the transaction still holds `lock`; call this once only.
 
         Raises:
-            TransactionEndedError: it is not.
+            TransactionEndedError: it is another transaction.
         """
 
     @abstractmethod
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
     ) -> SettleResult:
-        """Prove the transaction, then write `settlements` of rows that `lock` holds, and what is
-        published on ack.
+        """Prove the transaction, then write `settlements` of rows that `lock` holds.
+
+        Also inserts the messages that are published on ack.
 
         Raises:
             TransactionEndedError: the transaction is another one; nothing was written.
@@ -68,7 +69,7 @@ class HandlerLocks(ABC):
 
     @abstractmethod
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
-        """Whether the ended transaction that had taken `lock` was committed.
+        """Return True if the ended transaction that held `lock` was committed.
 
-        Asked in another transaction.
+        Call it in another transaction.
         """

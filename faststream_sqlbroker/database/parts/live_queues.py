@@ -1,6 +1,4 @@
-"""The queues that there are, those that have a message or a live subscriber; and how many messages
-of one are due.
-"""
+"""Queues that have a message or a live subscriber, and the number of due messages of a queue."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -13,7 +11,7 @@ from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 
 MAX_QUEUES = 500
-"""Queues that are looked at: more would be too many series for most collections of metrics."""
+"""Maximum queues in the result: more would be too many series for most collections of metrics."""
 
 
 class LiveQueues(NamedTuple):
@@ -21,58 +19,64 @@ class LiveQueues(NamedTuple):
 
     names: list[str]
     subscribers: Counter[str]
-    """How many live subscribers each has."""
+    """Number of live subscribers by queue."""
     ended: dict[str, float]
-    """Messages that ended in each a minute, as its live subscribers tell; without the queues of
-    which one does not tell."""
+    """Ended messages a minute by queue, as reported by live subscribers. Queues with a subscriber
+    that reports no rate are left out.
+    """
     drained: Counter[str]
-    """How many of the live subscribers an operator has drained."""
+    """Number of live subscribers by queue that an operator has drained."""
 
 
 def read_live_queues(
     connection: Connection, dialect: Operations, *, walk: bool = True
 ) -> LiveQueues:
-    """Up to `MAX_QUEUES` queues; without the `walk`, those with a live subscriber only.
+    """Return up to `MAX_QUEUES` queues; without `walk`, only queues with a live subscriber.
 
-    Queues of replies to requests are left out.
+    Reply queues are left out.
     """
-    living = read_subscribers(connection, dialect.tables.policy_state)
-    subscribers = Counter(queue for each in living for queue in each.queues)
+    registered = read_subscribers(connection, dialect.tables.policy_state)
+    subscribers = Counter(queue for subscriber in registered for queue in subscriber.queues)
     names = set(subscribers) | (read_queue_names(connection, dialect) if walk else set())
-    ended = summed((each.queues, each.ended_per_minute) for each in living)
-    drained = Counter(queue for each in living if each.drained for queue in each.queues)
-    return LiveQueues(sorted(names)[:MAX_QUEUES], subscribers, ended, drained)
+    ended_per_minute = summed(
+        (subscriber.queues, subscriber.ended_per_minute) for subscriber in registered
+    )
+    drained = Counter(
+        queue for subscriber in registered if subscriber.drained for queue in subscriber.queues
+    )
+    return LiveQueues(sorted(names)[:MAX_QUEUES], subscribers, ended_per_minute, drained)
 
 
 def read_queue_names(connection: Connection, dialect: Operations, after: str = "") -> set[str]:
-    """The first `MAX_QUEUES` queues behind `after` that have a message, by name; those of replies
-    to requests are left out.
+    """Return the first `MAX_QUEUES` queues after `after` that have a message, by name.
+
+    Reply queues are left out.
     """
-    # A step from each name to the next, in an index: DISTINCT would read every message.
+    # Step from each name to the next in an index: DISTINCT would read every message.
     names = set[str]()
-    for walk in ("next_queue", "next_leased_queue"):
-        if not dialect.sql.has(walk):
+    for statement_name in ("next_queue", "next_leased_queue"):
+        if not dialect.sql.has(statement_name):
             continue
-        place: str | None = after
+        name: str | None = after
         for _ in range(MAX_QUEUES):
-            place = connection.execute(dialect.sql[walk], {"after": place}).scalar()
-            # In SQLite another program may have stored bytes, which come last: no queue is theirs.
-            if not isinstance(place, str):
+            name = connection.execute(dialect.sql[statement_name], {"after": name}).scalar()
+            # In SQLite another program may have stored bytes, which sort last and name no queue.
+            if not isinstance(name, str):
                 break
-            if not place.startswith(REPLY_QUEUES):  # a series for each process
-                names.add(place)
+            if not name.startswith(REPLY_QUEUES):  # would be a series for each process
+                names.add(name)
     return names
 
 
-def due_messages(connection: Connection, dialect: Operations, queue: str, most: int) -> int:
-    """How many messages of `queue` are due and not leased; `most` if there are more.
+def due_messages(connection: Connection, dialect: Operations, queue: str, maximum: int) -> int:
+    """Count the messages of `queue` that are due and not leased, up to `maximum`.
 
-    Each range is one of an index, and is left as soon as the limit is reached.
+    Each range is in an index, and the scan stops as soon as the limit is reached.
     """
-    found = 0
+    count = 0
     for pair in dialect.ready_pairs(connection, [queue]):
-        if pair.due_in > 0 or found >= most:
+        if pair.due_in > 0 or count >= maximum:
             continue
-        binds = {"queue": queue, "priority": pair.priority, "most": most - found}
-        found += int(connection.execute(dialect.sql["count_due"], binds).scalar_one())
-    return found
+        binds = {"queue": queue, "priority": pair.priority, "most": maximum - count}
+        count += int(connection.execute(dialect.sql["count_due"], binds).scalar_one())
+    return count

@@ -1,4 +1,4 @@
-"""Registrations of live subscribers and pauses of queues: rows of the policy state.
+"""Registrations of live subscribers and pauses of queues, stored in the policy state.
 
 The statements are the same on every database.
 """
@@ -23,23 +23,24 @@ STATE_CHANGED = " "
 running message is to be cancelled, or a schedule is redefined. No queue can have this name."""
 
 KEPT_SECONDS = 3600
-"""How long the registration of a crashed subscriber is kept after its lease has run out, so that
-`explain` can name the holder of its messages."""
+"""Seconds for which the registration of a crashed subscriber is stored after its lease has
+expired, so that `explain` can name the holder of its messages.
+"""
 MAX_SUBSCRIBERS = 10_000
-"""Registrations that are read at most, the first by name."""
+"""Maximum registrations that are read, the first by name."""
 
 Known = Mapping[str, Mapping[str, Any]]
-"""Each subscriber's description of itself, by its name."""
+"""The description of each subscriber by its name."""
 
 
 def announce(
-    connection: Connection, table: Table, known: Known, changed: set[str], lease: float
+    connection: Connection, table: Table, descriptions: Known, changed: set[str], lease: float
 ) -> None:
-    """Renew the registrations of the subscribers `known` for `lease` seconds from now.
+    """Renew the registrations of the subscribers in `descriptions` for `lease` seconds from now.
 
-    The description is rewritten only for those in `changed`.
+    The description is rewritten only for names in `changed`.
     """
-    ends = {
+    expiries = {
         "lease_expires_at": later(bindparam("lease")),
         "expires_at": later(bindparam("kept")),
     }
@@ -48,70 +49,72 @@ def announce(
         "kept": round((lease + KEPT_SECONDS) * 1_000_000),
     }
     for names, replaced in (
-        (sorted(changed), (*ends, "info")),
-        (sorted(known.keys() - changed), tuple(ends)),
+        (sorted(changed), (*expiries, "info")),
+        (sorted(descriptions.keys() - changed), tuple(expiries)),
     ):
         binds = [
-            {"scope": SUBSCRIBER, "key": name, "info": dict(known[name]), **times} for name in names
+            {"scope": SUBSCRIBER, "key": name, "info": dict(descriptions[name]), **times}
+            for name in names
         ]
         if binds:
-            upsert(connection, table, binds, replaced=replaced, created_at=clock(), **ends)
+            upsert(connection, table, binds, replaced=replaced, created_at=clock(), **expiries)
 
 
 def read_subscribers(
     connection: Connection, table: Table, *, ended: bool = False
 ) -> list[LiveSubscriber]:
-    """The live subscribers, with `ended` also crashed ones; the latest heartbeat first."""
+    """Return live subscribers, with `ended` also crashed ones, the latest heartbeat first."""
     statement = select_registrations(table)
     if not ended:
         statement = statement.where(table.c.lease_expires_at > clock())
-    # Along the primary key: leases have no index, so an order by them would read and sort all.
+    # In the order of the primary key: leases have no index, so ordering by them would read and sort
+    # all rows.
     rows = connection.execute(statement.order_by(table.c.key).limit(MAX_SUBSCRIBERS))
     subscribers = [read_subscriber(row) for row in rows]
-    return sorted(subscribers, key=lambda each: each.lease_expires_at, reverse=True)
+    return sorted(subscribers, key=lambda subscriber: subscriber.lease_expires_at, reverse=True)
 
 
 def select_registrations(table: Table, *columns: Any) -> Select[Any]:
-    """Select the rows that `read_subscriber` reads, with `columns` added."""
-    # The counter of a registration says whether an operator has drained it: signs of life leave it
-    # as it is, and it goes with the row.
+    """Select the columns of `read_subscriber`, with `columns` added."""
+    # The counter of a registration says whether an operator has drained it. Heartbeats do not
+    # change it, and it is removed with the row.
     c = table.c
     registration = (c.key, c.info, c.created_at, c.lease_expires_at, c.counter)
     return select(*registration, *columns).where(c.scope == SUBSCRIBER)
 
 
 def read_subscriber(row: Any) -> LiveSubscriber:
-    """Read a row of `select_registrations`."""
+    """Convert a row of `select_registrations`."""
     return subscriber_of(
         row.key, row.info or {}, row.created_at, row.lease_expires_at, drained=row.counter > 0
     )
 
 
 def select_pauses(table: Table) -> Select[Any]:
-    """Select the pauses that last, by queue; `read_pause` reads them."""
+    """Select the active pauses by queue; `read_pause` converts the rows."""
     c = table.c
     statement = select(c.key, c.created_at, c.expires_at, c.info)
     return statement.where(c.scope == PAUSED, is_lasting(table)).order_by(c.key)
 
 
 def read_pause(row: Any) -> PausedQueue:
-    """Read a row of `select_pauses`."""
+    """Convert a row of `select_pauses`."""
     info: Mapping[str, Any] = row.info or {}
     by = str(info.get("by", "an operator"))
     return PausedQueue(row.key, row.created_at, row.expires_at, by, info.get("reason"))
 
 
-def orders(connection: Connection, table: Table, ours: Sequence[str] = ()) -> Orders:
-    """What operators have asked of the fleet, and of the subscribers `ours` of this process."""
+def orders(connection: Connection, table: Table, local_names: Sequence[str] = ()) -> Orders:
+    """Return the orders of operators for the fleet, and for the subscribers `local_names`."""
     c = table.c
-    either = or_(
+    condition = or_(
         and_(c.scope == PAUSED, is_lasting(table)),
         c.scope == cancels.CANCEL,
-        and_(c.scope == SUBSCRIBER, c.key.in_(sorted(ours)), c.counter > 0),
+        and_(c.scope == SUBSCRIBER, c.key.in_(sorted(local_names)), c.counter > 0),
     )
     names: dict[str, set[str]] = {PAUSED: set(), SUBSCRIBER: set()}
     requests: list[CancelRequest] = []
-    for row in connection.execute(select(c.scope, c.key, c.info).where(either)):
+    for row in connection.execute(select(c.scope, c.key, c.info).where(condition)):
         if row.scope == cancels.CANCEL:
             requests.append(cancels.request_of(row.key, row.info))
         else:
@@ -120,17 +123,15 @@ def orders(connection: Connection, table: Table, ours: Sequence[str] = ()) -> Or
 
 
 def notify_state_changed(connection: Connection, channel: str) -> None:
-    """Tell listeners, when the transaction is committed, that pauses, drains or schedules have
-    changed (PostgreSQL).
-    """
+    """Notify listeners at commit that pauses, drains or schedules have changed (PostgreSQL)."""
     connection.execute(select(func.pg_notify(channel, STATE_CHANGED)))
 
 
 def pause_of(table: Table, queue: Any) -> Any:
-    """The row of a pause of `queue`, a name or a bind."""
+    """Return the condition of the pause of `queue`, a name or a bind."""
     return and_(table.c.scope == PAUSED, table.c.key == queue)
 
 
 def is_lasting(table: Table) -> Any:
-    """Whether a row is not over yet."""
+    """Return the condition that a row has not expired."""
     return or_(table.c.expires_at.is_(None), table.c.expires_at > clock())

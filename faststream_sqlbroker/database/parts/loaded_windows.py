@@ -1,4 +1,4 @@
-"""The archive's rows of a window of an export, page by page, and the places between them."""
+"""The archive's rows of a window of an export, in pages."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows of a window that follow each other by (archived_at, id)."""
+    """Consecutive rows of a window by (archived_at, id)."""
 
     after: Place | None
-    """It begins behind this row; None: at the window's begin."""
+    """The page begins after this row; None for the start of the window."""
     last: Place | None
-    """It ends with this row; None: with the window."""
+    """The page ends with this row; None for the end of the window."""
     rows: RowSum
     states: Counter[MessageState]
 
@@ -32,7 +32,7 @@ class Page:
 def read_page(
     connection: Connection, dialect: Operations, window: LoadedWindow, after: Place | None
 ) -> Page:
-    """The next rows of the window; fewer than `PAGE` are the last ones, and end with the window."""
+    """Return the next rows of the window; the last page has fewer than `PAGE_SIZE` rows."""
     rows = connection.execute(rows_between(dialect, window, after, None).limit(PAGE)).all()
     last = Place(rows[-1].archived_at, rows[-1].id) if len(rows) == PAGE else None
     return Page(after, last, sum_of(rows), Counter(MessageState[row.state] for row in rows))
@@ -41,11 +41,13 @@ def read_page(
 def rows_between(
     dialect: Operations, window: LoadedWindow, after: Place | None, last: Place | None
 ) -> Any:
-    """Select rows of the window behind `after`, `last` the last one; None: its begin, its end."""
+    """Select rows of the window after `after` up to `last`; None for the start or end of the
+    window.
+    """
     archive = archive_of(dialect)
     c = archive.c
     statement = select(c.archived_at, c.id, c.state)
-    # For a large window MySQL would read the whole index from its begin, for each page.
+    # For a large window MySQL would read the whole index from its start, for each page.
     statement = dialect.use_index(statement, archive, "archived_index")
     statement = statement.where(
         c.archived_at >= window.start if after is None else behind(dialect, after),
@@ -57,27 +59,27 @@ def rows_between(
 
 
 def sum_of(rows: Sequence[Any]) -> RowSum:
-    """The number of the rows, and the sum of their ids."""
+    """Return the number of the rows and the sum of their ids."""
     return RowSum(len(rows), sum(row.id for row in rows))
 
 
 def archive_of(dialect: Operations) -> Table:
-    """The archive; the caller knows that there is one."""
+    """Return the archive, which the caller knows to exist."""
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has looked
     return archive
 
 
-def behind(dialect: Operations, place: Place | None) -> Any:
-    """The condition that a row of the archive comes after `place`, by (archived_at, id)."""
-    if place is None:
+def behind(dialect: Operations, position: Place | None) -> Any:
+    """Return the condition that an archived row comes after `position`, by (archived_at, id)."""
+    if position is None:
         return true()
     c = archive_of(dialect).c
     if dialect.name not in MYSQL:
-        return tuple_(c.archived_at, c.id) > (place.at, place.id)
-    # MySQL and MariaDB find no index for rows as values. The first condition alone would do for the
-    # rows; the second lets an index begin there.
+        return tuple_(c.archived_at, c.id) > (position.at, position.id)
+    # MySQL and MariaDB use no index for row values. The first condition alone selects the right
+    # rows; the second lets an index range start there.
     return and_(
-        or_(c.archived_at > place.at, and_(c.archived_at == place.at, c.id > place.id)),
-        c.archived_at >= place.at,
+        or_(c.archived_at > position.at, and_(c.archived_at == position.at, c.id > position.id)),
+        c.archived_at >= position.at,
     )

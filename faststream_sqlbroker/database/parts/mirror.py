@@ -1,7 +1,7 @@
-"""The mirror: a row of the policy state for each message that was published with a lookup value.
+"""The mirror: a row of the policy state for each message published with a lookup value.
 
-The row counts only while its message lives, so nothing that settles, moves or cancels messages
-knows of it, but for the move to a message's destination. What has lost its message is removed
+The row counts only while its message lives. So nothing that settles, moves or cancels messages
+changes it, except the move to a message's destination. Rows without a message are removed
 later.
 """
 
@@ -18,15 +18,16 @@ from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import later
 
 MIRROR = "mirror:"
-"""The scope is this and the lookup value; the key is the message's id, and so is the counter."""
-KEPT = 300.0
-"""Seconds after which it is looked at whether the message of a new row still lives."""
+"""Prefix of the scope, followed by the lookup value. The key and the counter are the message's id.
+"""
+CHECK_DELAY = 300.0
+"""Seconds until the first check that the message of a new row still lives."""
 
 
 def insert_mirrored(
     dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
-    """`dialect.insert`, and the mirror's rows of those that have a lookup value."""
+    """Insert messages as `dialect.insert`, and mirror rows of messages with a lookup value."""
     ids = dialect.insert(connection, rows)
     _insert_records(dialect, connection, rows, ids)
     return ids
@@ -35,9 +36,9 @@ def insert_mirrored(
 def insert_for_caller(
     dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
-    """`insert_mirrored` in a transaction of the caller, who may go on with it after an error.
+    """Insert as `insert_mirrored` in the caller's transaction, which may go on after an error.
 
-    If the mirror's rows are refused, the messages are taken back before the error is raised. On
+    If the mirror's rows are refused, the messages are removed before the error is raised. On
     PostgreSQL the error itself keeps the transaction from its COMMIT.
     """
     if all(row.lookup is None for row in rows):
@@ -52,15 +53,15 @@ def insert_for_caller(
 def _insert_or_delete(
     dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
-    # No savepoint: before the transaction's first write it would be the transaction, and its
-    # release the COMMIT. SQLite has no rights, so that to delete is never missing.
+    # No savepoint: before the transaction's first write, the savepoint would be the transaction,
+    # and its release the COMMIT. SQLite has no rights, so deleting is always allowed.
     ids = dialect.insert(connection, rows)
     try:
         _insert_records(dialect, connection, rows, ids)
     except SQLAlchemyError:
         message: Table = dialect.tables.message
         with suppress(SQLAlchemyError):
-            for part in chunks([each for each in ids if each is not None]):
+            for part in chunks([message_id for message_id in ids if message_id is not None]):
                 connection.execute(delete(message).where(message.c.id.in_(part)))
         raise
     return ids
@@ -70,7 +71,7 @@ def _insert_or_roll_back(
     dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
     # A producer may have no right to delete. Without a transaction, in autocommit mode, there is no
-    # savepoint to go back to or to release, and the server says so.
+    # savepoint to roll back or release, and the server reports that.
     connection.exec_driver_sql("SAVEPOINT sqlbroker_mirror")
     try:
         ids = insert_mirrored(dialect, connection, rows)
@@ -95,7 +96,7 @@ def _insert_records(
             "key": str(message_id),
             "counter": message_id,
             "info": {"text": row.info},
-            "kept": round((KEPT + max(row.delay or 0.0, 0.0)) * 1_000_000),
+            "kept": round((CHECK_DELAY + max(row.delay or 0.0, 0.0)) * 1_000_000),
         }
         for row, message_id in zip(rows, ids, strict=True)
         if row.lookup is not None and message_id is not None
@@ -111,46 +112,49 @@ def remove_records(
     settlements: Sequence[Settlement],
     settled: Collection[int],
 ) -> None:
-    """Remove the mirror's rows of those that are `settled`: messages at their destinations."""
+    """Remove the mirror's rows of `settled` messages: messages at their destinations."""
     binds = [
-        {"of_scope": MIRROR + each.lookup, "of_key": str(each.id)}
-        for each in settlements
-        if each.lookup is not None and each.id in settled
+        {"of_scope": MIRROR + settlement.lookup, "of_key": str(settlement.id)}
+        for settlement in settlements
+        if settlement.lookup is not None and settlement.id in settled
     ]
     if binds:
-        connection.execute(delete(dialect.tables.policy_state).where(*_row(dialect)), binds)
+        connection.execute(delete(dialect.tables.policy_state).where(*_match_row(dialect)), binds)
 
 
-def _row(dialect: Operations) -> Sequence[Any]:
+def _match_row(dialect: Operations) -> Sequence[Any]:
     c = dialect.tables.policy_state.c
     return c.scope == bindparam("of_scope"), c.key == bindparam("of_key")
 
 
 def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> list[Any]:
-    """Of `rows` of the policy state that may be forgotten, those that are to be: a mirror's row
-    whose message lives is kept for as long again as it has been there.
+    """Renew the expired mirror rows whose messages live; return the other `rows`.
+
+    A mirror row is renewed for as long as it has existed.
     """
-    ours = [row for row in rows if row.scope.startswith(MIRROR)]
-    if not ours:
+    mirror_rows = [row for row in rows if row.scope.startswith(MIRROR)]
+    if not mirror_rows:
         return list(rows)
     state: Table = dialect.tables.policy_state
     message: Table = dialect.tables.message
-    living = set[int]()
-    for part in chunks([row.counter for row in ours]):
-        living.update(
+    living_ids = set[int]()
+    for part in chunks([row.counter for row in mirror_rows]):
+        living_ids.update(
             connection.execute(select(message.c.id).where(message.c.id.in_(part))).scalars()
         )
     now = dialect.now(connection)
-    kept = [
+    renewals = [
         {
             "of_scope": row.scope,
             "of_key": row.key,
-            "kept": round(max((now - row.created_at).total_seconds(), KEPT) * 1_000_000),
+            "kept": round(max((now - row.created_at).total_seconds(), CHECK_DELAY) * 1_000_000),
         }
-        for row in ours
-        if row.counter in living
+        for row in mirror_rows
+        if row.counter in living_ids
     ]
-    if kept:
-        longer = update(state).where(*_row(dialect)).values(expires_at=later(bindparam("kept")))
-        connection.execute(longer, kept)
-    return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living)]
+    if renewals:
+        statement = (
+            update(state).where(*_match_row(dialect)).values(expires_at=later(bindparam("kept")))
+        )
+        connection.execute(statement, renewals)
+    return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living_ids)]

@@ -1,8 +1,8 @@
-"""Keys of policy Once: claimed before the handler starts, and kept for a time. A crash does not
-give them back.
+"""Keys of the policy Once: claimed before the handler starts, and stored for a time.
 
-Scope "once:<queue>", key the message's. The token names the delivery that claimed it, so that a
-claim whose COMMIT was not answered can be repeated.
+A crash does not release them. The scope is "once:<queue>", the key is the message's. The token
+names the delivery that claimed the key, so that a claim whose COMMIT was not answered can be
+repeated.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,11 +32,13 @@ from faststream_sqlbroker.schema.types import clock, later
 
 Lock = Callable[..., set[int]]
 KEPT = 86_400.0
-"""Seconds that a claim is kept after its ttl: longer than a crashed message takes to come back."""
+"""Seconds for which a claim is stored after its ttl: longer than a crashed message takes to come
+back.
+"""
 
 
 class Verdict(Enum):
-    """What happens to a message whose handler would start now."""
+    """The status of a message whose handler would start now."""
 
     START = "its key is claimed for it"
     LOST = "its lease is gone"
@@ -55,75 +57,76 @@ def claim_keys(
     """Claim the keys of `rows` for `ttl` seconds.
 
     Returns:
-        By id the verdict on each row, and the message that has its key.
+        By id, the status of each row and the message that has its key.
     """
-    held = lock(connection, [(row.id, row.lease_token) for row in rows])
-    verdicts: dict[int, tuple[Verdict, int | None]] = {
-        row.id: (Verdict.LOST, None) for row in rows if row.id not in held
+    locked = lock(connection, [(row.id, row.lease_token) for row in rows])
+    results: dict[int, tuple[Verdict, int | None]] = {
+        row.id: (Verdict.LOST, None) for row in rows if row.id not in locked
     }
     # In the order of keys: two transactions that claim the same keys lock them in the same order,
     # so they cannot deadlock.
-    ours = sorted(
-        (r for r in rows if r.id in held), key=lambda r: (r.queue, r.policy_key or "", r.id)
+    locked_rows = sorted(
+        (row for row in rows if row.id in locked),
+        key=lambda row: (row.queue, row.policy_key or "", row.id),
     )
-    if not ours:
-        return verdicts
-    _insert(connection, table, ours, ttl, worker)
-    claims = _read(connection, table, ours)
+    if not locked_rows:
+        return results
+    _insert(connection, table, locked_rows, ttl, worker)
+    claims = _load_claims(connection, table, locked_rows)
     unknown: list[ClaimedMessage] = []
-    taken: list[ClaimedMessage] = []
-    for row in ours:
+    takeovers: list[ClaimedMessage] = []
+    for row in locked_rows:
         claim = claims[row.queue, row.policy_key]
-        verdicts[row.id] = verdict = claim.judge(row)
-        if verdict[0] is Verdict.UNKNOWN:
+        results[row.id] = result = claim.get_status(row)
+        if result[0] is Verdict.UNKNOWN:
             unknown.append(row)
             claim.token = None
-        elif verdict[0] is Verdict.START and claim.token != delivery_token(row):
-            taken.append(row)
-            claim.take(row)
+        elif result[0] is Verdict.START and claim.token != delivery_token(row):
+            takeovers.append(row)
+            claim.set_owner(row)
     _mark_unknown(connection, table, unknown)
-    _take_over(connection, table, taken, ttl, worker)
-    return verdicts
+    _update_claims(connection, table, takeovers, ttl, worker)
+    return results
 
 
 @dataclass(slots=True)
-class _Claim:
-    """What is stored of one key."""
+class _StoredClaim:
+    """The stored claim of a key."""
 
     token: UUID | None
     message: int
-    over: bool
-    """Whether its time to live is over."""
+    is_expired: bool
+    """True if its time to live is over."""
 
-    def judge(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
-        """The verdict on a message of the key, and the message that has the key."""
+    def get_status(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
+        """Return the status of a message of the key, and the message that has the key."""
         if self.token == delivery_token(row):
             return Verdict.START, row.id
-        again = row.deliveries_count > 1
-        if self.message == row.id and (not self.over or again):
+        is_redelivery = row.deliveries_count > 1
+        if self.message == row.id and (not self.is_expired or is_redelivery):
             return Verdict.UNKNOWN, row.id
-        if not self.over:
+        if not self.is_expired:
             return Verdict.DUPLICATE, self.message
         return Verdict.START, row.id
 
-    def take(self, row: ClaimedMessage) -> None:
-        """`row` has the key from now on."""
+    def set_owner(self, row: ClaimedMessage) -> None:
+        """Give the key to `row`."""
         self.token = delivery_token(row)
         self.message = row.id
-        self.over = False
+        self.is_expired = False
 
 
 def _insert(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage], ttl: float, worker: str
 ) -> None:
-    """Insert the claims, or lock those that are there: what is read afterwards stays true."""
+    """Insert the claims, or lock existing claims: values read afterwards stay true."""
     binds = [
         {
             "scope": ONCE + row.queue,
             "key": row.policy_key,
             "lease_token": delivery_token(row),
             "info": claim_info(row, ttl, worker),
-            "kept": _kept(ttl),
+            "kept": _get_retention(ttl),
         }
         for row in rows
     ]
@@ -135,45 +138,51 @@ def _insert(
     upsert(connection, table, binds, replaced=("scope",), **values)
 
 
-def _read(
+def _load_claims(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage]
-) -> dict[tuple[str, str | None], _Claim]:
+) -> dict[tuple[str, str | None], _StoredClaim]:
     c = table.c
-    found: dict[tuple[str, str | None], _Claim] = {}
-    for queue, of_queue in groupby(rows, key=lambda row: row.queue):
-        keys = list(dict.fromkeys(row.policy_key for row in of_queue))
-        stored: dict[str, _Claim] = {}
+    claims: dict[tuple[str, str | None], _StoredClaim] = {}
+    for queue, queue_rows in groupby(rows, key=lambda row: row.queue):
+        keys = list(dict.fromkeys(row.policy_key for row in queue_rows))
+        stored: dict[str, _StoredClaim] = {}
         for part in chunks(keys):
-            known = select(c.key, c.lease_token, c.info, c.created_at, clock())
+            statement = select(c.key, c.lease_token, c.info, c.created_at, clock())
             for key, token, info, since, now in connection.execute(
-                known.where(c.scope == ONCE + queue, c.key.in_(part))
+                statement.where(c.scope == ONCE + queue, c.key.in_(part))
             ):
-                over = since + timedelta(seconds=info["ttl"]) <= now
-                stored[key] = _Claim(token, info["message"], over)
+                is_expired = since + timedelta(seconds=info["ttl"]) <= now
+                stored[key] = _StoredClaim(token, info["message"], is_expired)
         for key in keys:
-            # MySQL takes keys that differ in spaces at their end for one key.
-            same = key if key in stored else next(k for k in stored if k.rstrip() == _bare(key))
-            found[queue, key] = stored[same or ""]
-    return found
+            # MySQL treats keys as equal that differ only in trailing spaces.
+            stored_key = (
+                key
+                if key in stored
+                else next(
+                    candidate for candidate in stored if candidate.rstrip() == _strip_key(key)
+                )
+            )
+            claims[queue, key] = stored[stored_key or ""]
+    return claims
 
 
-def _bare(key: str | None) -> str:
+def _strip_key(key: str | None) -> str:
     return (key or "").rstrip()
 
 
 def _mark_unknown(connection: Connection, table: Table, rows: Sequence[ClaimedMessage]) -> None:
     """Put the claims of `rows` on the list of unknown outcomes, by `lease_expires_at`.
 
-    The token is removed, because the earlier delivery may still be running, only slowly. If it gave
-    its claim back now, the message would leave that list, and another message of its key would run.
+    The token is removed because the earlier delivery may still be running slowly. If it released
+    its claim now, the message would leave that list, and another message of its key would run.
     """
     if rows:
-        statement = update(table).where(_one(table))
+        statement = update(table).where(_match_key(table))
         statement = statement.values(lease_expires_at=clock(), lease_token=null())
-        connection.execute(statement, [_place(row) for row in rows])
+        connection.execute(statement, [_get_key_binds(row) for row in rows])
 
 
-def _take_over(
+def _update_claims(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage], ttl: float, worker: str
 ) -> None:
     if not rows:
@@ -187,46 +196,46 @@ def _take_over(
     }
     binds = [
         {
-            **_place(row),
+            **_get_key_binds(row),
             "token": delivery_token(row),
             "claim": claim_info(row, ttl, worker),
-            "kept": _kept(ttl),
+            "kept": _get_retention(ttl),
         }
         for row in rows
     ]
-    connection.execute(update(table).where(_one(table)).values(values), binds)
+    connection.execute(update(table).where(_match_key(table)).values(values), binds)
 
 
-def _one(table: Table) -> ColumnElement[bool]:
+def _match_key(table: Table) -> ColumnElement[bool]:
     return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
 
 
-def _place(row: ClaimedMessage) -> dict[str, Any]:
+def _get_key_binds(row: ClaimedMessage) -> dict[str, Any]:
     return {"of_scope": ONCE + row.queue, "of_key": row.policy_key}
 
 
-def _kept(ttl: float) -> int:
+def _get_retention(ttl: float) -> int:
     return round((ttl + KEPT) * 1_000_000)
 
 
 def claim_info(row: ClaimedMessage, ttl: float, worker: str) -> dict[str, Any]:
-    """What is stored with a key that `row` has claimed."""
+    """Return the information stored with a key that `row` has claimed."""
     return {"message": row.id, "worker": worker, "ttl": ttl}
 
 
 def delivery_token(row: ClaimedMessage) -> UUID:
-    """A token of this delivery alone; all rows of one claim share their lease token."""
+    """Return a token for this delivery only; all rows of a claim share the same lease token."""
     return UUID(int=row.lease_token.int ^ row.id)
 
 
-def give_back_keys(
+def release_keys(
     connection: Connection, table: Table, lock: Lock, rows: Sequence[ClaimedMessage]
 ) -> None:
-    """Remove the claims of these deliveries; claims of others stay."""
-    # A claim whose COMMIT was not answered may still be under way, and has locked its messages.
+    """Remove the claims of the deliveries of `rows`; other claims stay."""
+    # A claim whose COMMIT was not answered may still be running, and has locked its messages.
     lock(connection, [(row.id, row.lease_token) for row in rows])
-    statement = delete(table).where(_one(table), table.c.lease_token == bindparam("token"))
-    ours = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
-    if ours:
-        binds = [{**_place(row), "token": delivery_token(row)} for row in ours]
+    statement = delete(table).where(_match_key(table), table.c.lease_token == bindparam("token"))
+    sorted_rows = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
+    if sorted_rows:
+        binds = [{**_get_key_binds(row), "token": delivery_token(row)} for row in sorted_rows]
         connection.execute(statement, binds)

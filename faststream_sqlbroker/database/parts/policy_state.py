@@ -1,4 +1,4 @@
-"""The small table of what outlives a message's row, by (scope, key); the same on every database."""
+"""The small table of state that outlives a message's row, by (scope, key), on every database."""
 
 import os
 import socket
@@ -26,56 +26,57 @@ from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 ORDERED = "ordered"
 SCOPE = "scope"
-"""The key is the name of a budget that several queues share; the row is locked while some of it is
-granted."""
+"""Scope of budgets; the key is the name of a budget that several queues share. The row is locked
+while a part of the budget is granted.
+"""
 ACK_FIRST = "ack_first:"
-"""The scope is this and the queue; the key is the message's id."""
+"""Prefix of the scope, followed by the queue; the key is the message's id."""
 ONCE = "once:"
-"""The scope is this and the queue; the key is the message's, its id is in `info`."""
+"""Prefix of the scope, followed by the queue; the key is the message's, its id is in `info`."""
 DATABASE = "database"
-"""The scope of one row, with the random bits that tell this database's messages from another's."""
+"""Scope of one row with the random bits that distinguish this database's messages from others."""
 DATABASE_KEY = "id"
-"""Its key; the bits are in `info`, also as "id"."""
+"""Key of that row; the bits are in `info`, also as "id"."""
 
 
 def process_name() -> str:
-    """Host and process id of this process."""
+    """Return the host name and process id of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def lock_order(
     connection: Connection, table: Table, queues: Sequence[str], scope: str = ORDERED
 ) -> set[str]:
-    """Lock the rows of those of `queues` that no other transaction has locked; returns those.
+    """Lock the rows of `queues` that no other transaction has locked; return the locked queues.
 
     The locks last until the transaction ends. The first claim of a queue inserts its row; claims
     that run at the same time wait for that insert.
     """
-    ours = table.c.scope == scope
+    in_scope = table.c.scope == scope
 
-    def find(names: Sequence[str], *, lock: bool) -> set[str]:
-        found = set[str]()
+    def select_keys(names: Sequence[str], *, lock: bool) -> set[str]:
+        keys = set[str]()
         for part in chunks(names):
-            these = select(table.c.key).where(ours, table.c.key.in_(part))
-            found.update(
+            statement = select(table.c.key).where(in_scope, table.c.key.in_(part))
+            keys.update(
                 connection.execute(
-                    these.with_for_update(skip_locked=True) if lock else these
+                    statement.with_for_update(skip_locked=True) if lock else statement
                 ).scalars()
             )
-        return found
+        return keys
 
-    locked = find(queues, lock=True)
+    locked = select_keys(queues, lock=True)
     if len(locked) == len(queues):
         return locked
-    known = find(queues, lock=False)
-    missing = [queue for queue in queues if queue not in known]
+    existing = select_keys(queues, lock=False)
+    missing = [queue for queue in queues if queue not in existing]
     if not missing:
         return locked
-    # A race: another claim may have inserted the row since it was looked for. Then the upsert
-    # writes the value that is there.
-    same = {"scope": scope}
-    upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
-    return locked | find(missing, lock=True)
+    # A race: another claim may have inserted the row in the meantime. Then the upsert writes the
+    # existing value.
+    row = {"scope": scope}
+    upsert(connection, table, [{**row, "key": queue} for queue in missing], replaced=("scope",))
+    return locked | select_keys(missing, lock=True)
 
 
 def note_started(
@@ -86,8 +87,9 @@ def note_started(
     lease: float,
     worker: str,
 ) -> None:
-    """Note that `holder` is about to start the handlers of `rows`, which are removed in the same
-    transaction.
+    """Record that `holder` is about to start the handlers of `rows`.
+
+    The rows are removed in the same transaction.
     """
     binds = [
         {
@@ -99,7 +101,7 @@ def note_started(
         }
         for row in rows
     ]
-    # A mark may be there from before an operator brought the message back.
+    # A row may exist from before an operator restored the message.
     values = {"created_at": clock(), "lease_expires_at": later(bindparam("lease"))}
     upsert(connection, table, binds, replaced=(*values, "lease_token", "info"), **values)
 
@@ -112,19 +114,20 @@ def upsert(
     replaced: Sequence[str],
     **values: Any,
 ) -> None:
-    """Insert rows of `binds` and `values`; of those that are there, write `replaced` anew."""
+    """Insert rows of `binds` and `values`; in existing rows, update the `replaced` columns."""
     statement = insert_into(table, connection.dialect.name).values(values)
     if connection.dialect.name in MYSQL:
         statement = statement.on_duplicate_key_update({c: statement.inserted[c] for c in replaced})
     else:
-        new = {c: statement.excluded[c] for c in replaced}
-        statement = statement.on_conflict_do_update(index_elements=["scope", "key"], set_=new)
+        updates = {c: statement.excluded[c] for c in replaced}
+        statement = statement.on_conflict_do_update(index_elements=["scope", "key"], set_=updates)
     connection.execute(statement, binds)
 
 
 def insert_new(connection: Connection, table: Table, binds: Sequence[Any]) -> None:
-    """Insert rows, and leave those that are there as they are; another transaction that inserts the
-    same is waited for.
+    """Insert rows and leave existing rows unchanged.
+
+    Waits for another transaction that inserts the same row.
     """
     statement = insert_into(table, connection.dialect.name)
     if connection.dialect.name in MYSQL:
@@ -136,60 +139,61 @@ def insert_new(connection: Connection, table: Table, binds: Sequence[Any]) -> No
 
 
 def insert_into(table: Table, dialect_name: str) -> Any:
-    """The database's own INSERT, which can leave rows that are there, or write them anew."""
-    # Its module takes 50 ms to import: only that of the database in use is.
+    """Create the database's own INSERT, which can skip or update existing rows."""
+    # Each dialect module takes 50 ms to import, so only that of the database in use is imported.
     name = "mysql" if dialect_name in MYSQL else dialect_name
     return import_module(f"sqlalchemy.dialects.{name}").insert(table)
 
 
 def has_expired(connection: Connection, table: Table) -> bool:
-    """Whether `forget_expired` would find any row; only reads."""
-    over = select(table.c.key).where(table.c.expires_at <= clock()).limit(1)
-    return connection.execute(over).first() is not None
+    """Return True if `remove_expired` would find a row; only reads."""
+    statement = select(table.c.key).where(table.c.expires_at <= clock()).limit(1)
+    return connection.execute(statement).first() is not None
 
 
 def forget_expired(
     connection: Connection,
     table: Table,
     limit: int,
-    forgotten: Callable[[Sequence[Any]], Sequence[Any]] = lambda rows: rows,
+    select_removable: Callable[[Sequence[Any]], Sequence[Any]] = lambda rows: rows,
 ) -> int:
-    """Look at up to `limit` rows that may be forgotten by now, and remove those that `forgotten`
-    returns; at how many it has looked.
+    """Check up to `limit` expired rows, and remove those that `select_removable` returns.
+
+    Returns the number of checked rows.
     """
-    over = table.c.expires_at <= clock()
+    is_expired = table.c.expires_at <= clock()
     columns = table.c.scope, table.c.key, table.c.counter, table.c.created_at
-    rows = connection.execute(select(*columns).where(over).limit(limit)).all()
-    if removed := forgotten(rows):
+    rows = connection.execute(select(*columns).where(is_expired).limit(limit)).all()
+    if removed := select_removable(rows):
         binds = [{"of_scope": row.scope, "of_key": row.key} for row in removed]
-        connection.execute(delete(table).where(at_key(table), over), binds)
+        connection.execute(delete(table).where(match_key(table), is_expired), binds)
     return len(rows)
 
 
-def at_key(table: Table) -> ColumnElement[bool]:
-    """The condition of the row at the binds `of_scope` and `of_key`."""
-    # One key at a time: for a list of keys MariaDB would scan a small table, and wait for rows that
-    # another transaction has locked.
+def match_key(table: Table) -> ColumnElement[bool]:
+    """Return the condition of the row with the binds `of_scope` and `of_key`."""
+    # One key at a time: for a list of keys MariaDB would scan a small table, and wait for rows
+    # locked by another transaction.
     return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
 
 
 def from_now(seconds: float) -> Any:
-    """The time in so many `seconds` by the database's clock, such as the end of a lease."""
+    """Return the time in `seconds` by the database's clock, such as the end of a lease."""
     return later(literal(round(seconds * 1_000_000), BigInteger))
 
 
 def read_database_id(connection: Connection, table: Table) -> str | None:
-    """The bits; None if none were drawn yet, or another program has changed them."""
+    """Return the bits, or None if none were drawn yet or another program has changed the row."""
     return _read_id(connection, table, lock=False)
 
 
 def make_database_id(connection: Connection, table: Table) -> str | None:
-    """The bits, which are drawn now if there are none; None as `read_database_id`."""
-    if (found := _read_id(connection, table, lock=False)) is not None:
-        return found
-    # A race: another process may have drawn them since. Then its row stays.
-    drawn = {"scope": DATABASE, "key": DATABASE_KEY, "info": {"id": new_database_id()}}
-    upsert(connection, table, [drawn], replaced=("scope",))
+    """Return the bits, drawn now if there are none; None as in `read_database_id`."""
+    if (database_id := _read_id(connection, table, lock=False)) is not None:
+        return database_id
+    # A race: another process may have drawn the bits in the meantime. Then its row stays.
+    row = {"scope": DATABASE, "key": DATABASE_KEY, "info": {"id": new_database_id()}}
+    upsert(connection, table, [row], replaced=("scope",))
     return _read_id(connection, table, lock=True)
 
 

@@ -1,4 +1,4 @@
-"""What operators do with messages that wait, one or many: discard, move, make due."""
+"""Actions of operators on waiting messages, one or many: discard, move, make due."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -25,25 +25,25 @@ MOVED: dict[str, Any] = {
     "last_attempt_at": None,
     "dedup_id": None,
     "policy_marks": 0,
-    # A person has looked at it: the count of the broker's own moves begins anew.
+    # An operator has reviewed the message, so the count of the broker's own moves starts again.
     "hops": 0,
     "next_attempt_at": clock(),
 }
-"""The columns of a message that an operator moves, but its queue."""
+"""New column values of a message that an operator moves, except its queue."""
 
 
 def put_before(
     connection: Connection, dialect: Operations, message_ids: Sequence[int], text: str
 ) -> None:
-    """Put `text` before the last error of live messages: an archived one is a copy."""
+    """Put `text` before the last error of live messages, which archived rows copy."""
     table = dialect.tables.message
     last = table.c.last_error
     error = case(
         (or_(last.is_(None), last == ""), literal(text)),
         else_=literal(f"{text}\n").concat(last),
     )
-    these = table.c.id.in_(message_ids)
-    connection.execute(update(table).where(these).values(last_error=error))
+    condition = table.c.id.in_(message_ids)
+    connection.execute(update(table).where(condition).values(last_error=error))
 
 
 def discard(connection: Connection, dialect: Dialect, rows: Sequence[Any], text: str) -> None:
@@ -54,28 +54,27 @@ def discard(connection: Connection, dialect: Dialect, rows: Sequence[Any], text:
     for row in rows:
         by_queue.setdefault(row.queue, []).append(row.id)
     for queue, message_ids in sorted(by_queue.items()):
-        ends = {i: Discard(CANCELLED) for i in message_ids}
+        ends = {message_id: Discard(CANCELLED) for message_id in message_ids}
         PolicyRows(dialect, connection, queue).discard(ends, keep=True)
 
 
 def is_standing(row: Any) -> bool:
-    """Whether a message stands by, by its due time and its marks (`core.policies.standby`)."""
+    """Return True if a message stands by, by due time and flags (`core.policies.standby`)."""
     return stands_by(to_microseconds(row.next_attempt_at), row.policy_marks)
 
 
 def due_at(dialect: Operations, at: datetime | float) -> dict[str, Any]:
-    """What makes a message due at a moment, or in so many seconds: columns and their new values. It
-    keeps no slot of a Throttle.
+    """Return the new column values of a message that becomes due at a time, or in some seconds.
 
-    Not for one that stands by: elsewhere, the message that is delivered in its place would not find
-    it, and it would come after that one.
+    The message keeps no slot of a Throttle. Do not use it for a standby message: elsewhere, the
+    message delivered in its place would not find it, and it would come after that one.
     """
-    marks = dialect.tables.message.c.policy_marks.op("&")(KEPT)
-    return {"next_attempt_at": moment(at), "policy_marks": marks}
+    flags = dialect.tables.message.c.policy_marks.op("&")(KEPT)
+    return {"next_attempt_at": moment(at), "policy_marks": flags}
 
 
 def moment(at: datetime | float) -> Any:
-    """A moment, or that in so many seconds, by the database's clock."""
+    """Return a time, or the time in so many seconds by the database's clock."""
     if isinstance(at, datetime):
         return at
     return later(literal_column(str(round(at * 1_000_000))))

@@ -1,8 +1,8 @@
-"""What remains in queues of replies, and the removal of it.
+"""Remaining messages in reply queues, and their removal.
 
-A process notes its queue in the policy state, with a time until which it is used. The heartbeat of
-any process removes expired replies from all noted queues, and everything from a queue whose time is
-over: its process has ended, or has made no request since.
+A process notes its queue in the policy state, with a time until which it is used. The heartbeat
+of any process removes expired replies from all noted queues, and everything from a queue whose
+time is over: its process has ended, or has made no request since.
 """
 
 from sqlalchemy import Connection, delete, select
@@ -12,9 +12,9 @@ from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.schema.types import clock
 
 SCOPE = "replies"
-"""Scope of the queues of replies in the policy state; the key is the queue."""
+"""Scope of the reply queues in the policy state; the key is the queue."""
 MAX_CLEANED = 100
-"""Queues that one heartbeat looks after, so that it stays short."""
+"""Maximum queues that one heartbeat cleans, so that it stays short."""
 
 
 def clean(dialect: Dialect, connection: Connection) -> None:
@@ -23,18 +23,18 @@ def clean(dialect: Dialect, connection: Connection) -> None:
     is_over = (table.c.expires_at < clock()).label("is_over")
     noted = select(table.c.key, is_over).where(table.c.scope == SCOPE)
     queues = connection.execute(noted.order_by(table.c.expires_at).limit(MAX_CLEANED)).all()
-    for queue, over in queues:
-        remove_replies(dialect, connection, queue, everything=bool(over))
-        if over:
-            # Its process may have noted it again since.
-            one = (table.c.scope == SCOPE, table.c.key == queue, table.c.expires_at < clock())
-            connection.execute(delete(table).where(*one))
+    for queue, is_unused in queues:
+        remove_replies(dialect, connection, queue, everything=bool(is_unused))
+        if is_unused:
+            # The process may have noted the queue again in the meantime.
+            condition = (table.c.scope == SCOPE, table.c.key == queue, table.c.expires_at < clock())
+            connection.execute(delete(table).where(*condition))
 
 
 def remove_replies(
     dialect: Dialect, connection: Connection, queue: str, *, everything: bool
 ) -> None:
-    """Remove expired replies from `queue`, with `everything` all; nothing of them is archived."""
+    """Remove expired replies from `queue`, or all with `everything`; nothing is archived."""
     binds = {"queue": queue, "everything": int(everything)}
     while ids := connection.execute(dialect.sql["left_replies"], binds).scalars().all():
         dialect.removing(sorted(ids))(connection)

@@ -1,7 +1,8 @@
-"""Which messages are locked by the transaction of another session, as far as a database shows it.
+"""Messages locked by the transaction of another session, as far as a database shows them.
 
-A handler with `transactional=True` keeps its message locked for as long as it runs. Others see the
-row as it was before: they see its lease end, as neither a renewal nor a release gets past the lock.
+A handler with `transactional=True` keeps its message locked for as long as it runs. Other
+sessions see the row as it was before: they see its lease end, as neither a renewal nor a
+release gets past the lock.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,14 @@ from faststream_sqlbroker.schema.types import MYSQL
 def locked_by_others(
     connection: Connection, dialect: Operations, ids: Sequence[int]
 ) -> set[int] | None:
-    """Those of the live messages whose rows others have locked now; None: this database does not
-    tell, as SQLite and a standby of PostgreSQL do not.
+    """Return the live messages in `ids` whose rows other sessions have locked now.
 
-    On MySQL and MariaDB the rows that are free stay locked, for other writers, until the
-    transaction of `connection` ends; nothing waits here.
+    Returns None if the database does not show locks, as SQLite and a standby of PostgreSQL. On
+    MySQL and MariaDB, free rows stay locked for other writers until the transaction of `connection`
+    ends; nothing waits here.
     """
     if dialect.name == "postgresql":
-        return _of_postgresql(connection, dialect, ids)
+        return _find_locked_postgresql(connection, dialect, ids)
     if connection.dialect.name not in MYSQL:
         return None
     c = dialect.tables.message.c
@@ -33,16 +34,16 @@ def locked_by_others(
     for part in chunks(sorted(ids)):
         rows = select(c.id).where(c.id.in_(part)).order_by(c.id).suffix_with(lock)
         free |= set(connection.execute(rows).scalars())
-    # A row that has gone since is not among them either; nothing is said of it.
+    # A row that was removed in the meantime counts as locked.
     return set(ids) - free
 
 
-def _of_postgresql(
+def _find_locked_postgresql(
     connection: Connection, dialect: Operations, ids: Sequence[int]
 ) -> set[int] | None:
     if connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one():
         return None
-    found: set[int] = set()
+    locked: set[int] = set()
     for part in chunks(sorted(ids)):
-        found |= set(connection.execute(dialect.sql["locked_by_others"], {"ids": part}).scalars())
-    return found
+        locked |= set(connection.execute(dialect.sql["locked_by_others"], {"ids": part}).scalars())
+    return locked

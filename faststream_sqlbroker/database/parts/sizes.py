@@ -1,4 +1,4 @@
-"""How large a message may be, and how much goes into one statement, by the database's limit."""
+"""Size limits of messages and statements, by the limit of the database."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,92 +10,94 @@ from faststream_sqlbroker.exceptions import MessageTooLargeError
 T = TypeVar("T")
 
 OTHERS = 4096
-"""Most bytes that a row's statement takes besides body and headers: names of 255 characters, times,
-the SQL."""
+"""Maximum bytes of a row's statement besides body and headers: names of 255 characters, times, the
+SQL.
+"""
 BYTES_TOGETHER = 8 * 1024 * 1024
-"""Most bytes of bodies and headers in a statement with several rows: larger ones save nothing."""
+"""Maximum bytes of bodies and headers in a statement with several rows: larger ones save nothing.
+"""
 _ESCAPED = (b"\0", b"\n", b"\r", b"\x1a", b'"', b"'", b"\\")
-"""What the drivers of MySQL and MariaDB write as two bytes."""
-_MOST_BYTES_OF_A_CHARACTER = 4
-"""In UTF-8; no character that takes more than one byte is escaped."""
+"""Bytes that the drivers of MySQL and MariaDB write as two bytes."""
+_MAX_CHARACTER_BYTES = 4
+"""In UTF-8; no character of more than one byte is escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeLimit:
-    """Bytes that one message may take in a statement, its row or its packet."""
+    """Maximum bytes of a message in a statement, a row or a packet."""
 
     most: int
     name: str
-    """What it is a limit of, in a sentence that goes on with "is N"."""
-    cure: str
-    """What to do, after "send less"."""
-    written_out: bool = False
-    """Whether values are written into the text of the statement, so that some of their bytes take
-    two."""
+    """Name of the limit, in a sentence that goes on with "is N"."""
+    remedy: str
+    """Advice that follows "send less"."""
+    escapes_values: bool = False
+    """True if values are written into the text of the statement, so that some bytes take two."""
 
     def check(self, rows: Sequence[NewMessage], size: int | None = None) -> None:
-        """Refuse what cannot be sent; `size` is `bytes_of(rows)`, if that is known.
+        """Refuse rows that cannot be sent; `size` is `count_bytes(rows)` if known.
 
         Raises:
-            MessageTooLargeError: one of `rows` is too large; it names the size, the limit and what
-                to do.
+            MessageTooLargeError: one of `rows` is too large; names the size, the limit and the
+                remedy.
         """
         size = bytes_of(rows) if size is None else size
-        if size > (self.most - OTHERS) // _MOST_BYTES_OF_A_CHARACTER:
+        if size > (self.most - OTHERS) // _MAX_CHARACTER_BYTES:
             for row in rows:
                 self.check_parts(row.payload, row.headers)
 
     def check_parts(self, payload: bytes | None, headers: str | None = None) -> None:
-        """As `check`, of a message with this body and these headers."""
+        """Refuse a message by body and headers, as `check`."""
         body = payload or b""
-        head = (headers or "").encode()
-        size = self._bytes(body) + self._bytes(head) + OTHERS
+        header_bytes = (headers or "").encode()
+        size = self._count_bytes(body) + self._count_bytes(header_bytes) + OTHERS
         if size > self.most:
             raise MessageTooLargeError(
-                f"a message with a body of {len(body)} bytes and headers of {len(head)} cannot be "
-                f"written: that takes {size} bytes, and {self.name} is {self.most}; send less, for "
-                f"example where the body is stored, {self.cure}"
+                f"a message with a body of {len(body)} bytes and headers of {len(header_bytes)} "
+                f"cannot be written: that takes {size} bytes, and {self.name} is {self.most}; send "
+                f"less, for example where the body is stored, {self.remedy}"
             )
 
     def together(self, rows: Sequence[NewMessage]) -> bool:
-        """Whether `rows` surely go into one statement."""
-        return sum(map(self._at_most, rows)) <= min(BYTES_TOGETHER, self.most)
+        """Return True if `rows` surely fit into a single statement."""
+        return sum(map(self._estimate_size, rows)) <= min(BYTES_TOGETHER, self.most)
 
-    def text_fits(self, text: str) -> bool:
-        """Whether a statement that binds `text`, which is ASCII, can be sent."""
+    def can_send_text(self, text: str) -> bool:
+        """Return True if a statement that binds the ASCII `text` can be sent."""
         if 2 * len(text) + OTHERS <= self.most:
             return True  # nearly always
-        return self._bytes(text.encode()) + OTHERS <= self.most
+        return self._count_bytes(text.encode()) + OTHERS <= self.most
 
-    def _at_most(self, row: NewMessage) -> int:
+    def _estimate_size(self, row: NewMessage) -> int:
         names = (
             len(row.queue) + len(row.key or "") + len(row.dedup_id or "") + len(row.headers or "")
         )
-        body = (2 if self.written_out else 1) * len(row.payload)
-        return body + _MOST_BYTES_OF_A_CHARACTER * names + 300  # times and the SQL of one row
+        body = (2 if self.escapes_values else 1) * len(row.payload)
+        return body + _MAX_CHARACTER_BYTES * names + 300  # times and the SQL of one row
 
-    def _bytes(self, value: bytes) -> int:
-        return len(value) + (sum(map(value.count, _ESCAPED)) if self.written_out else 0)
+    def _count_bytes(self, value: bytes) -> int:
+        return len(value) + (sum(map(value.count, _ESCAPED)) if self.escapes_values else 0)
 
 
 def parts_that_fit(
     limit: SizeLimit, items: Sequence[T], text_of: Callable[[Sequence[T]], str]
 ) -> Iterator[str]:
-    """The texts of `items`, halved until each can be sent.
+    """Yield the texts of `items`, halved until each can be sent.
 
     Raises:
-        MessageTooLargeError: the text of one item cannot.
+        MessageTooLargeError: the text of one item cannot be sent.
     """
     if not items:
         return
     text = text_of(items)
-    if limit.text_fits(text):
+    if limit.can_send_text(text):
         yield text
         return
     if len(items) == 1:
         raise MessageTooLargeError(
             f"an outcome of {len(text)} bytes, most of them headers or the text of an error, "
-            f"cannot be written: {limit.name} is {limit.most}; give the message less, {limit.cure}"
+            f"cannot be written: {limit.name} is {limit.most}; give the message less, "
+            f"{limit.remedy}"
         )
     half = len(items) // 2
     yield from parts_that_fit(limit, items[:half], text_of)
@@ -103,7 +105,7 @@ def parts_that_fit(
 
 
 def bytes_of(rows: Sequence[NewMessage]) -> int:
-    """Of bodies and headers; these count a byte for a character."""
+    """Count the bytes of bodies and headers; a character of headers counts as a byte."""
     size = 0
     for row in rows:
         size += len(row.payload)
@@ -113,15 +115,15 @@ def bytes_of(rows: Sequence[NewMessage]) -> int:
 
 
 def by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
-    """Slices of `items` of at most `BYTES_TOGETHER`, or of one item."""
-    start = taken = 0
+    """Yield slices of `items` of at most `MAX_STATEMENT_BYTES`, or of a single item."""
+    start = total = 0
     for n, item in enumerate(items):
         size = size_of(item)
-        if n > start and taken + size > BYTES_TOGETHER:
+        if n > start and total + size > BYTES_TOGETHER:
             yield items[start:n]
             start = n
-            taken = 0
-        taken += size
+            total = 0
+        total += size
     if items:
         yield items[start:]
 
@@ -140,14 +142,14 @@ SQLITE = SizeLimit(
 """Source: SQLite's documentation, "Limits In SQLite", SQLITE_MAX_LENGTH."""
 
 
-def max_allowed_packet(most: int) -> SizeLimit:
-    """The limit of a MySQL or MariaDB server, as its session says."""
+def max_allowed_packet(max_bytes: int) -> SizeLimit:
+    """Create the limit of a MySQL or MariaDB server from `max_bytes`, the max_allowed_packet."""
     return SizeLimit(
-        most,
+        max_bytes,
         "the server's max_allowed_packet",
         "or raise max_allowed_packet on the server, which holds for connections that are made "
         "afterwards",
-        written_out=True,
+        escapes_values=True,
     )
 
 
@@ -160,6 +162,6 @@ IDS_PER_STATEMENT = 500
 
 
 def chunks(items: Sequence[T], size: int = IDS_PER_STATEMENT) -> Iterator[Sequence[T]]:
-    """Slices of `items` of at most `size`."""
+    """Yield slices of `items` of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

@@ -13,7 +13,9 @@ from faststream_sqlbroker.exceptions import StoreError
 Units = dict[Unit, list[Settlement]]
 Settle = Callable[[Connection, Sequence[Settlement]], SettleResult]
 LOCK_WAIT = 1.0
-"""Seconds. A row that is locked for longer must not delay the other outcomes of a flush."""
+"""Seconds to wait for a lock. A row that is locked for longer must not delay the other outcomes of
+a flush.
+"""
 
 
 def settle_units(
@@ -24,19 +26,19 @@ def settle_units(
     skip_locked: bool = False,
     settle: Settle | None = None,
 ) -> SettleResult:
-    """Settle the units that can be settled as a whole, and insert the messages published with them.
+    """Settle complete units, and insert the messages published with each.
 
     If a lease of a unit is lost, its rows that are still held are in neither set of the result.
     With `skip_locked`, the same holds for rows that another transaction has locked and for all
-    rows of their units, and no lock is waited for longer than `LOCK_WAIT` seconds. `settle` is the
-    dialect's own unless it is given.
+    rows of their units, and no lock is waited for longer than `LOCK_WAIT` seconds. `settle`
+    replaces the dialect's own method.
 
     Raises:
         StoreError: a unit was written in part, because a trigger has kept a row, or a message is
             in `settlements` twice. The caller must roll back.
     """
     if len({settlement.id for settlement in settlements}) < len(settlements):
-        # The result has ids of messages. With two deliveries of one message, the older one would
+        # The result has ids of messages: of two deliveries of one message, the older one would
         # count as written, too.
         msg = "two outcomes of one message are settled together"
         raise StoreError(msg)
@@ -44,22 +46,22 @@ def settle_units(
     for settlement in settlements:
         if settlement.unit is not None:
             units.setdefault(settlement.unit, []).append(settlement)
-    with _patience(dialect, connection, units, skip_locked=skip_locked):
+    with _limit_lock_wait(dialect, connection, units, skip_locked=skip_locked):
         lost: set[int] = set()
         if skip_locked or any(len(parts) > 1 for parts in units.values()):
-            settlements, lost = _lock(
+            settlements, lost = _lock_rows(
                 dialect, connection, settlements, units, skip_locked=skip_locked
             )
         result = (settle or dialect.settle)(connection, settlements)
         result.lost |= lost
         remove_records(dialect, connection, settlements, result.settled)
-        if messages := _on_ack(units, result.settled):
+        if messages := _list_on_ack(units, result.settled):
             dialect.wait_for_dedup_ids(connection, messages)
             insert_mirrored(dialect, connection, messages)
     return result
 
 
-def _patience(
+def _limit_lock_wait(
     dialect: Operations, connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
     """Limit the wait for locks: another transaction may hold a row or a `dedup_id` without end."""
@@ -72,7 +74,7 @@ def _patience(
     return nullcontext()
 
 
-def _lock(
+def _lock_rows(
     dialect: Operations,
     connection: Connection,
     settlements: Sequence[Settlement],
@@ -85,16 +87,22 @@ def _lock(
     Returns:
         The settlements that can be written, and the ids whose leases are lost.
     """
-    leases = [(s.id, s.lease_token) for s in settlements]
+    leases = [(settlement.id, settlement.lease_token) for settlement in settlements]
     free = dialect.lock(connection, leases, skip_locked=skip_locked)
-    held = free | dialect.still_held(connection, leases) if skip_locked else free
-    whole = {unit for unit, parts in units.items() if all(part.id in free for part in parts)}
-    ours = [s for s in settlements if s.id in free and (s.unit is None or s.unit in whole)]
-    return ours, {s.id for s in settlements} - held
+    leased = free | dialect.still_held(connection, leases) if skip_locked else free
+    complete_units = {
+        unit for unit, parts in units.items() if all(part.id in free for part in parts)
+    }
+    writable = [
+        settlement
+        for settlement in settlements
+        if settlement.id in free and (settlement.unit is None or settlement.unit in complete_units)
+    ]
+    return writable, {settlement.id for settlement in settlements} - leased
 
 
-def _on_ack(units: Units, settled: set[int]) -> list[NewMessage]:
-    """The messages to publish with the units that are `settled`."""
+def _list_on_ack(units: Units, settled: set[int]) -> list[NewMessage]:
+    """Return the messages to publish with the units that are `settled`."""
     messages: list[NewMessage] = []
     for unit, parts in units.items():
         written = sum(part.id in settled for part in parts)
