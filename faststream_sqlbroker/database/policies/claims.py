@@ -23,368 +23,425 @@ from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.policies.choice import Choice, NextLook
+from faststream_sqlbroker.database.policies.choice import MessageSelection, NextScan
 from faststream_sqlbroker.database.policies.intake import Intake
-from faststream_sqlbroker.database.policies.key_heads import BurstHeads, NewestHeads
-from faststream_sqlbroker.database.policies.other_processes import lowest, read_rates, shared_leases
+from faststream_sqlbroker.database.policies.key_heads import BurstHeads, LatestHeads
+from faststream_sqlbroker.database.policies.other_processes import (
+    count_shared_leases,
+    get_lowest_limit,
+    read_rates,
+)
 from faststream_sqlbroker.database.policies.request import (
     Claim,
     PolicyClaimRequest,
     ScanPosition,
-    end_at,
+    limit_starts,
     may_start,
-    refuse,
+    reject_unstartable,
 )
-from faststream_sqlbroker.database.policies.rows import Decided, Live, PolicyRows, read_now
+from faststream_sqlbroker.database.policies.rows import (
+    DecisionListener,
+    PolicyRows,
+    QueuedMessage,
+    read_now,
+)
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
 from faststream_sqlbroker.database.policies.slots import Slots
 
 LOOKED_AT = 100
-"""Least number of messages that a claim under a throttle reads: some may not start yet, and some
-need another slot."""
+"""Minimum messages that a claim under a throttle reads: some may not start yet, and some need
+another slot.
+"""
 
 
 class PolicyClaims:
-    """The claims of a dialect."""
+    """Claims under policies that hold the queue's lock, for a dialect."""
 
     def __init__(self, dialect: Dialect, clock: Clock) -> None:
-        """`clock` measures how long looks take."""
+        """`clock` measures the duration of scans."""
         self._dialect = dialect
         self._clock = clock
-        self.decided: Decided | None = None
-        """Told of what claims decide of messages without a lease, before it is written."""
+        self.on_decision: DecisionListener | None = None
+        """Called with decisions about messages without a lease, before they are written."""
 
     def claim(
-        self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition
+        self, connection: Connection, request: PolicyClaimRequest, position: ScanPosition
     ) -> Claim:
-        """Lease what the policies let start; a row's `slot` says when. `memory` is changed."""
-        # The order of reads before and after the lock is what makes this right, so it is all here.
-        pairs = self._dialect.ready_pairs(connection, wanted.queues)
+        """Lease the messages that the policies let start; the `slot` of a row says when. Updates
+        `position`.
+        """
+        # Correctness depends on the order of the reads before and after the lock, so all of it is
+        # in this function.
+        pairs = self._dialect.ready_pairs(connection, request.queues)
         self._dialect.mend_due_times(connection, pairs)
-        waits = [pair.due_in for pair in pairs if pair.due_in > 0]
-        burst = next((p for p in wanted.policies if isinstance(p, Debounce | KeepLast)), None)
-        standing = set() if burst is None else self._standing(connection, wanted, pairs, waits)
+        delays = [pair.due_in for pair in pairs if pair.due_in > 0]
+        burst_policy = next(
+            (p for p in request.policies if isinstance(p, Debounce | KeepLast)), None
+        )
+        standby_queues = (
+            set()
+            if burst_policy is None
+            else self._find_standby_queues(connection, request, pairs, delays)
+        )
         claimable = {pair.queue for pair in pairs if pair.due_in <= 0}
-        due = sorted(claimable | standing)
-        locked = self._lock(connection, due, wanted.scopes)
+        due = sorted(claimable | standby_queues)
+        locked = self._lock(connection, due, request.scopes)
         read = read_now(self._dialect, connection, self._clock) if locked else None
-        looked: list[float] = []
-        if burst is not None and read is not None:
-            looked = self._look(connection, burst, wanted, read.now, locked & standing, pairs)
+        scan_delays: list[float] = []
+        if burst_policy is not None and read is not None:
+            scan_delays = self._check_standby(
+                connection, burst_policy, request, read.now, locked & standby_queues, pairs
+            )
             # Pairs were read before the lock. A message of a new priority, committed since, may
             # belong to a burst, so read them again.
             pairs = self._dialect.ready_pairs(connection, sorted(locked))
         if len(locked) < len(due):
-            waits.append(0.0)
-        found = Claim([], None, gated=bool(claimable) and len(locked) == len(due))
-        found.more = 0.0 in looked
-        waits += looked
+            delays.append(0.0)
+        result = Claim([], None, gated=bool(claimable) and len(locked) == len(due))
+        result.more = 0.0 in scan_delays
+        delays += scan_delays
         if read is not None:
-            found.read = read
-            ready = [(queue, _due(pairs, queue)) for queue in wanted.queues if queue in locked]
-            at = connection, wanted, memory
-            waits += self._claim_queues(at, [each for each in ready if each[1]], read, found)
-        found.again = min(waits, default=None)
-        return found
+            result.read = read
+            ready = [
+                (queue, _filter_due_pairs(pairs, queue))
+                for queue in request.queues
+                if queue in locked
+            ]
+            context = connection, request, position
+            delays += self._claim_queues(
+                context, [entry for entry in ready if entry[1]], read, result
+            )
+        result.again = min(delays, default=None)
+        return result
 
-    def _standing(
+    def _find_standby_queues(
         self,
         connection: Connection,
-        wanted: PolicyClaimRequest,
+        request: PolicyClaimRequest,
         pairs: list[ReadyPair],
-        waits: list[float],
+        delays: list[float],
     ) -> set[str]:
-        """The queues where something that stands by is to be looked at; `waits` gets in how many
-        seconds others are.
+        """Return the queues whose standby messages are due for a check.
+
+        Appends to `delays` the seconds until other queues are.
         """
-        found = [
+        checks = [
             (pair.queue, at)
             for pair in pairs
-            for at in self._rows(connection, wanted, pair.queue).next_standby(pair.priority)
+            for at in self._build_rows(connection, request, pair.queue).find_next_standby(
+                pair.priority
+            )
         ]
-        if not found:
+        if not checks:
             return set()
         now = read_now(self._dialect, connection, self._clock).now
-        waits += [(at - now) / MICROSECONDS for _, at in found if at > now]
-        return {queue for queue, at in found if at <= now}
+        delays += [(at - now) / MICROSECONDS for _, at in checks if at > now]
+        return {queue for queue, at in checks if at <= now}
 
-    def _look(
+    def _check_standby(
         self,
         connection: Connection,
         policy: Debounce | KeepLast,
-        wanted: PolicyClaimRequest,
+        request: PolicyClaimRequest,
         now: int,
         queues: set[str],
         pairs: list[ReadyPair],
     ) -> list[float]:
-        """Look at what stands by in `queues`, which are locked; in how many seconds to go on."""
-        waits: list[float] = []
+        """Check the standby messages of the locked `queues`; return the seconds until the next
+        checks.
+        """
+        delays: list[float] = []
         for queue in sorted(queues):
-            rows = self._rows(connection, wanted, queue)
-            heads = _heads(policy, rows, now, keep=wanted.keep)
-            heads.look(pair.priority for pair in pairs if pair.queue == queue)
-            waits += [max(0.001, (at - now) / MICROSECONDS) for at in heads.later]
-            if heads.more:
-                waits.append(0.0)
-        return waits
+            rows = self._build_rows(connection, request, queue)
+            heads = _create_heads(policy, rows, now, keep=request.keep)
+            heads.check_standby(pair.priority for pair in pairs if pair.queue == queue)
+            delays += [max(0.001, (at - now) / MICROSECONDS) for at in heads.next_checks]
+            if heads.has_more:
+                delays.append(0.0)
+        return delays
 
     def _claim_queues(
         self,
-        at: tuple[Connection, PolicyClaimRequest, ScanPosition],
+        context: tuple[Connection, PolicyClaimRequest, ScanPosition],
         ready: list[tuple[str, list[ReadyPair]]],
         read: ReadTime,
-        found: Claim,
+        result: Claim,
     ) -> list[float]:
-        """Add to `found` what is leased of the queues that are `ready`; in how many seconds to look
-        at them again.
+        """Add the leases of the queues in `ready` to `result`; return the seconds until the next
+        scans.
         """
-        connection, wanted, memory = at
-        self._read_rates(connection, wanted, memory, read)
+        connection, request, position = context
+        self._refresh_rates(connection, request, position, read)
         suspects: dict[int, Suspect] = {}
-        waits: list[float] = []
+        delays: list[float] = []
         for queue, pairs in ready:
-            if len(found.rows) >= wanted.limit:
+            if len(result.rows) >= request.limit:
                 break
-            rows = self._rows(connection, wanted, queue)
-            intake = Intake(rows, pairs, read.now, memory.intake, wanted.keep, self._clock)
-            one = _QueueClaim(intake, wanted, memory, read)
-            left = wanted.limit - len(found.rows)
-            behind = wanted.seconds_behind(len(found.rows))
-            found.rows += one.run(left, max(0, wanted.starts - len(found.rows)), behind)
-            waits += one.next.waits
-            found.gated = found.gated and one.gated
-            found.more = found.more or one.next.more
-            suspects |= one.suspects
-        found.suspects = suspects
-        return waits
+            rows = self._build_rows(connection, request, queue)
+            intake = Intake(rows, pairs, read.now, position.intake, request.keep, self._clock)
+            queue_claim = _QueueClaim(intake, request, position, read)
+            remaining = request.limit - len(result.rows)
+            wait_seconds = request.get_wait_seconds(len(result.rows))
+            result.rows += queue_claim.run(
+                remaining, max(0, request.immediate_starts - len(result.rows)), wait_seconds
+            )
+            delays += queue_claim.next_scan.delays
+            result.gated = result.gated and queue_claim.gated
+            result.more = result.more or queue_claim.next_scan.has_more
+            suspects |= queue_claim.suspects
+        result.suspects = suspects
+        return delays
 
-    def _rows(self, connection: Connection, wanted: PolicyClaimRequest, queue: str) -> PolicyRows:
-        by_header = wanted.header is not None
-        of = self._dialect, connection, queue
-        return PolicyRows(*of, by_header=by_header, decided=self.decided)
+    def _build_rows(
+        self, connection: Connection, request: PolicyClaimRequest, queue: str
+    ) -> PolicyRows:
+        by_header = request.header is not None
+        target = self._dialect, connection, queue
+        return PolicyRows(*target, by_header=by_header, on_decision=self.on_decision)
 
-    def _read_rates(
+    def _refresh_rates(
         self,
         connection: Connection,
-        wanted: PolicyClaimRequest,
-        memory: ScanPosition,
+        request: PolicyClaimRequest,
+        position: ScanPosition,
         read: ReadTime,
     ) -> None:
-        throttled = any(isinstance(policy, Throttle) for policy in wanted.policies)
-        if throttled and memory.is_old(memory.intake.rates.read_at, read.asked):
-            memory.intake.rates = read_rates(self._dialect, connection, read.now, read.asked)
+        throttled = any(isinstance(policy, Throttle) for policy in request.policies)
+        if throttled and position.is_old(position.intake.rates.read_at, read.requested_at):
+            position.intake.rates = read_rates(
+                self._dialect, connection, read.now, read.requested_at
+            )
 
     def _lock(self, connection: Connection, due: list[str], scopes: list[str]) -> set[str]:
-        """Lock the claims of those of `due` that no other claim has locked, then `scopes`.
+        """Lock the claims of the `due` queues that no other claim has locked, then `scopes`.
 
-        Nothing waits for a lock: without all of `scopes` no queue counts as locked.
+        Waits for no lock: without all of `scopes` no queue counts as locked.
         """
         locked = self._dialect.lock_order(connection, due) if due else set()
         if locked and scopes:
-            held = self._dialect.lock_scopes(connection, scopes)
-            return locked if len(held) == len(scopes) else set()
+            locked_scopes = self._dialect.lock_scopes(connection, scopes)
+            return locked if len(locked_scopes) == len(scopes) else set()
         return locked
 
 
 class _QueueClaim:
-    """One queue's part of a claim."""
+    """The part of a claim that concerns a single queue."""
 
     def __init__(
         self,
         intake: Intake,
-        wanted: PolicyClaimRequest,
-        memory: ScanPosition,
+        request: PolicyClaimRequest,
+        position: ScanPosition,
         read: ReadTime,
     ) -> None:
-        """`read` is when the queue was locked, before anything of it was read."""
+        """`read` is the time at which the queue was locked, before anything was read."""
         self._intake = intake
         self._rows = intake.rows
         self._now = intake.now
-        self._wanted = wanted
-        self._memory = memory
+        self._request = request
+        self._position = position
         self._read = read
-        self._closes: int | None = None
+        self._closes_at: int | None = None
         self._free: int | None = None
-        self._slots = Slots(intake, read, wanted, memory)
+        self._slots = Slots(intake, read, request, position)
         self.gated = False
-        """Whether nothing more can start before the next look, whatever comes."""
-        self.next = NextLook(read.now)
-        self._suspicion = None if wanted.only is not None else wanted.suspicion
-        self._choice = Choice(
-            intake, self._slots, wanted, self._suspicion, memory.cursors, self.next
+        """True if nothing more can start before the next scan."""
+        self.next_scan = NextScan(read.now)
+        self._suspicion = None if request.only is not None else request.suspicion
+        self._selection = MessageSelection(
+            intake, self._slots, request, self._suspicion, position.cursors, self.next_scan
         )
         self.suspects: dict[int, Suspect] = {}
-        """Suspects that could start, and were left alone: looking at them must not spend slots."""
+        """Suspects that could start and were skipped: checking them must not spend slots."""
 
     def run(self, limit: int, starts: int, seconds_behind: float) -> list[ClaimedMessage]:
-        """Lease up to `limit`, of which the first `starts` find a free worker; the others wait so
-        long behind what waits already.
-        """
-        self._slots.seconds_behind = seconds_behind
-        self._choice.starts = min(limit, starts)
-        opened = self._ask_policies(limit)
-        self.next.waits += [self.next.seconds_to(at) for at in self._intake.later]
-        if not opened or (free := self._leases(limit)) < 1:
-            return []
-        only = self._wanted.only
-        # What may start goes first: a slot was found for it, and it would not be counted by the
-        # next claim.
-        chosen = self._starting(self._slots.room(free, self._choice.starts))
-        dead = [i for i in self._intake.dead if only in (None, i)][: free - len(chosen)]
-        self.next.more |= len(dead) < len(self._intake.dead)
-        leased = self._lease(chosen, self._suspicion)
-        self.suspects |= leased.suspects
-        found = [*self._lease(dead, None), *leased]
-        self._read_header_keys(found)
-        if len(found) + len(leased.suspects) < len(dead) + len(chosen):
-            self.next.waits.append(0.0)  # another transaction has locked some of them
-        refuse(found, self._wanted.policies, set(dead))
-        starting = self._slots.give(found)
-        if self._choice.bursts is not None:
-            self._tell_bursts(self._choice.bursts, leased, [row for row in found if row.id in dead])
-        if self._closes is not None:
-            end_at(self._closes, found, self._read)
-        self._note_slots(found, starting)
-        return found
+        """Lease up to `limit` messages, of which the first `starts` find a free worker.
 
-    def _tell_bursts(
+        The others wait `seconds_behind` behind those that wait already.
+        """
+        self._slots.wait_seconds = seconds_behind
+        self._selection.immediate_starts = min(limit, starts)
+        is_open = self._apply_policies(limit)
+        self.next_scan.delays += [self.next_scan.get_delay(at) for at in self._intake.later]
+        if not is_open or (free := self._count_free_leases(limit)) < 1:
+            return []
+        only = self._request.only
+        # Messages that may start go first: slots were granted for them, and the next claim would
+        # not count these.
+        selected = self._select_starting(self._slots.room(free, self._selection.immediate_starts))
+        dead = [message for message in self._intake.dead if only in (None, message)][
+            : free - len(selected)
+        ]
+        self.next_scan.has_more |= len(dead) < len(self._intake.dead)
+        leased = self._lease(selected, self._suspicion)
+        self.suspects |= leased.suspects
+        rows = [*self._lease(dead, None), *leased]
+        self._read_header_keys(rows)
+        if len(rows) + len(leased.suspects) < len(dead) + len(selected):
+            self.next_scan.delays.append(0.0)  # another transaction has locked some of them
+        reject_unstartable(rows, self._request.policies, set(dead))
+        starting = self._slots.assign(rows)
+        if self._selection.bursts is not None:
+            self._update_bursts(
+                self._selection.bursts, leased, [row for row in rows if row.id in dead]
+            )
+        if self._closes_at is not None:
+            limit_starts(self._closes_at, rows, self._read)
+        self._schedule_slot_scan(rows, starting)
+        return rows
+
+    def _update_bursts(
         self,
-        bursts: BurstHeads | NewestHeads,
+        bursts: BurstHeads | LatestHeads,
         leased: list[ClaimedMessage],
         refused: list[ClaimedMessage],
     ) -> None:
-        # What is claimed for another end is not handled: another message takes its place.
-        bursts.delivered([row for row in leased if may_start(row)])
-        bursts.refused({row.policy_key: row.id for row in refused if row.policy_key is not None})
-        self.next.more |= bursts.more
+        # Messages claimed only to be discarded or rejected are not handled: another message takes
+        # their place.
+        bursts.handle_delivered([row for row in leased if may_start(row)])
+        bursts.handle_refused(
+            {row.policy_key: row.id for row in refused if row.policy_key is not None}
+        )
+        self.next_scan.has_more |= bursts.has_more
 
-    def _read_header_keys(self, found: list[ClaimedMessage]) -> None:
+    def _read_header_keys(self, rows: list[ClaimedMessage]) -> None:
         if self._rows.by_header:
-            known = self._rows.live([row.id for row in found])
-            for row in found:
-                row.header_key = (known[row.id].key,)
+            queued = self._rows.load_messages([row.id for row in rows])
+            for row in rows:
+                row.header_key = (queued[row.id].key,)
 
-    def _note_slots(self, found: list[ClaimedMessage], starting: int) -> None:
-        """When to look again for slots, of which `found` has taken some."""
+    def _schedule_slot_scan(self, rows: list[ClaimedMessage], starting: int) -> None:
+        """Schedule the next scan for slots, after `rows` have taken some."""
         keys = self._slots.keys
-        if keys is not None and keys.looked and (at := keys.next_look()) is not None:
-            self.next.waits.append(self.next.seconds_to(at))
+        if keys is not None and keys.has_selected and (at := keys.find_next_check()) is not None:
+            self.next_scan.delays.append(self.next_scan.get_delay(at))
         if (at := self._slots.next_look(starting)) is not None:
-            self.next.waits.append(self.next.seconds_to(at))
+            self.next_scan.delays.append(self.next_scan.get_delay(at))
             self.gated = True
-        elif starting < len(found):
-            self.next.waits.append(0.0)  # rows that only end have left room for others
+        elif starting < len(rows):
+            self.next_scan.delays.append(0.0)  # rows that only end have left capacity for others
 
-    def _starting(self, limit: int) -> list[int]:
-        """Up to `limit` messages whose handlers may start."""
+    def _select_starting(self, limit: int) -> list[int]:
+        """Return up to `limit` messages whose handlers may start."""
         if not self._slots.spent or limit < 1:
-            return self._choice.choose(limit)
+            return self._selection.select(limit)
         size = max(LOOKED_AT, 2 * limit)
-        chosen = self._choice.choose(size)
-        live = self._rows.live(chosen)
+        selected = self._selection.select(size)
+        queued = self._rows.load_messages(selected)
         if self._suspicion is not None and self._suspicion.told:
-            chosen, live = self._without_suspects(chosen, live, size, self._suspicion)
-        starting = self._slots.on_time(chosen, live, limit)
-        self.next.waits += [self.next.seconds_to(at) for at in self._slots.later]
-        # What was put off has made way.
-        self.next.more |= len(starting) < limit and bool(self._slots.later)
+            selected, queued = self._remove_suspects(selected, queued, size, self._suspicion)
+        starting = self._slots.select_on_time(selected, queued, limit)
+        self.next_scan.delays += [self.next_scan.get_delay(at) for at in self._slots.deferred_until]
+        # Deferred messages have made way for others.
+        self.next_scan.has_more |= len(starting) < limit and bool(self._slots.deferred_until)
         return starting
 
-    def _without_suspects(
-        self, chosen: list[int], live: dict[int, Live], size: int, suspicion: Suspicion
-    ) -> tuple[list[int], dict[int, Live]]:
-        """`chosen`, all of them `live`, without suspects, which are noted."""
+    def _remove_suspects(
+        self, selected: list[int], queued: dict[int, QueuedMessage], size: int, suspicion: Suspicion
+    ) -> tuple[list[int], dict[int, QueuedMessage]]:
+        """Record the suspects among `selected` and return the other messages."""
         self.suspects = {
             message: suspect
-            for message in chosen
-            if message in live and (suspect := suspicion.of(live[message].lost)) is not None
+            for message in selected
+            if message in queued
+            and (suspect := suspicion.of(queued[message].lost_deliveries)) is not None
         }
         if self.suspects and self._slots.keys is not None:
-            # None of them has kept a slot from another message of its key.
-            self._slots.keys.begin_anew()
-            chosen = self._choice.choose(size, pass_over=True)
-            live = self._rows.live(chosen)
-        return [message for message in chosen if message not in self.suspects], live
+            # No suspect may keep a slot from another message of its key.
+            self._slots.keys.reset_admitted()
+            selected = self._selection.select(size, skip_suspects=True)
+            queued = self._rows.load_messages(selected)
+        return [message for message in selected if message not in self.suspects], queued
 
-    def _leases(self, limit: int) -> int:
-        """How many of `limit` leases may be given."""
+    def _count_free_leases(self, limit: int) -> int:
+        """Return how many of `limit` leases the policies allow."""
         if self._free is None:
             self._free = limit
-            for policy in self._wanted.policies:
+            for policy in self._request.policies:
                 if isinstance(policy, Concurrency) and not policy.per_key:
-                    running, most = self._running(policy)
-                    free = policy.leases(running, limit, self._choice.starts, most)
+                    running, max_leases = self._count_leases(policy)
+                    free = policy.leases(
+                        running, limit, self._selection.immediate_starts, max_leases
+                    )
                     self._free = min(self._free, free)
         return self._free
 
-    def _running(self, policy: Concurrency) -> tuple[int, int]:
-        """Count the leases, and tell how many there may be."""
+    def _count_leases(self, policy: Concurrency) -> tuple[int, int]:
+        """Return the current leases and their maximum."""
         if policy.scope is None:
-            most = self._lowest(policy)
-            return self._rows.running(self._rows.queue, most), most
-        return shared_leases(self._intake, policy)
+            max_leases = self._get_lowest_limit(policy)
+            return self._rows.count_leases(self._rows.queue, max_leases), max_leases
+        return count_shared_leases(self._intake, policy)
 
-    def _lease(self, chosen: list[int], suspicion: Suspicion | None) -> Claimed:
-        """In the order of `chosen`."""
-        if not chosen:
+    def _lease(self, selected: list[int], suspicion: Suspicion | None) -> Claimed:
+        """Lease the `selected` messages and return the rows in that order."""
+        if not selected:
             return Claimed()
-        w = self._wanted
+        request = self._request
         rows = self._rows
-        found = rows.dialect.claim_ids(
-            rows.connection, chosen, [rows.queue], w.lease, w.token, suspicion=suspicion
+        claimed = rows.dialect.claim_ids(
+            rows.connection,
+            selected,
+            [rows.queue],
+            request.lease,
+            request.token,
+            suspicion=suspicion,
         )
-        rank = {message: n for n, message in enumerate(chosen)}
-        found.sort(key=lambda row: rank[row.id])
-        return found
+        rank = {message: n for n, message in enumerate(selected)}
+        claimed.sort(key=lambda row: rank[row.id])
+        return claimed
 
-    def _ask_policies(self, limit: int) -> bool:
-        """Let each look at what is due, in their order; whether anything may start now."""
-        self._intake.note_holds(self._wanted.policies)
-        if (header := self._wanted.header) is not None and not self._intake.read_keys(header):
-            self.next.more = True
-            if any(isinstance(policy, Debounce | KeepLast) for policy in self._wanted.policies):
-                return False  # a newer message of a key may be among those that have none yet
-        for policy in self._wanted.policies:
+    def _apply_policies(self, limit: int) -> bool:
+        """Apply each policy to the due messages in order; return True if any may start now."""
+        self._intake.note_holds(self._request.policies)
+        if (header := self._request.header) is not None and not self._intake.read_keys(header):
+            self.next_scan.has_more = True
+            if any(isinstance(policy, Debounce | KeepLast) for policy in self._request.policies):
+                return False  # a later message of a key may be among those without a stored key
+        for policy in self._request.policies:
             if isinstance(policy, Window):
-                opens, self._closes = policy.span(self._now)
+                opens, self._closes_at = policy.span(self._now)
                 if opens > self._now:
-                    self.next.waits.append(self.next.seconds_to(opens))
+                    self.next_scan.delays.append(self.next_scan.get_delay(opens))
                     self.gated = True
                     return False
-                self._intake.opened = max(self._intake.opened, opens)
+                self._intake.opened_at = max(self._intake.opened_at, opens)
             elif isinstance(policy, Delay):
-                self.next.more |= not self._intake.delay(policy)
+                self.next_scan.has_more |= not self._intake.apply_delay(policy)
             elif isinstance(policy, Debounce | KeepLast):
                 if not self._intake.burst(policy):
-                    # What is to come may belong to the burst of a message that is delivered now.
-                    self._choice.behind = policy
-                    self.next.more = True
-                keep = self._wanted.keep
-                self._choice.bursts = _heads(policy, self._rows, self._now, keep=keep)
+                    # Arrivals not yet scanned may belong to the burst of a message that is
+                    # delivered now.
+                    self._selection.incomplete_policy = policy
+                    self.next_scan.has_more = True
+                keep = self._request.keep
+                self._selection.bursts = _create_heads(policy, self._rows, self._now, keep=keep)
             else:
-                self._ask_limit(policy, limit)
+                self._apply_limit(policy, limit)
         return True
 
-    def _ask_limit(self, policy: Policy, limit: int) -> None:
+    def _apply_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
-            room = self._slots.room(self._leases(limit), self._choice.starts)
-            if (own := self._slots.own) is not None:
-                self.next.more |= not own.let_in(room)
-                if self._choice.bursts is not None:
-                    self._choice.bursts.refused(own.dropped)
+            capacity = self._slots.room(
+                self._count_free_leases(limit), self._selection.immediate_starts
+            )
+            if (own_slots := self._slots.refusing) is not None:
+                self.next_scan.has_more |= not own_slots.admit_arrivals(capacity)
+                if self._selection.bursts is not None:
+                    self._selection.bursts.handle_refused(own_slots.dropped)
         elif isinstance(policy, Concurrency) and policy.per_key:
-            self._choice.per_key = self._lowest(policy)
+            self._selection.max_per_key = self._get_lowest_limit(policy)
 
-    def _lowest(self, policy: Concurrency) -> int:
-        return lowest(self._intake, policy, self._memory.is_old)
+    def _get_lowest_limit(self, policy: Concurrency) -> int:
+        return get_lowest_limit(self._intake, policy, self._position.is_old)
 
 
-def _heads(
+def _create_heads(
     policy: Debounce | KeepLast, rows: PolicyRows, now: int, *, keep: bool
-) -> BurstHeads | NewestHeads:
-    kind = NewestHeads if isinstance(policy, KeepLast) else BurstHeads
-    return kind(policy, rows, now, keep=keep)
+) -> BurstHeads | LatestHeads:
+    heads_class = LatestHeads if isinstance(policy, KeepLast) else BurstHeads
+    return heads_class(policy, rows, now, keep=keep)
 
 
-def _due(pairs: list[ReadyPair], queue: str) -> list[ReadyPair]:
+def _filter_due_pairs(pairs: list[ReadyPair], queue: str) -> list[ReadyPair]:
     return [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]

@@ -1,8 +1,7 @@
-"""What policies do with messages that have become due, before any is claimed: put off, supersede,
-drop.
+"""Apply policies to newly due messages before any is claimed: delay, supersede or drop them.
 
-Each policy sees each message once and marks it. So a scan begins a little before the end of the
-last scan of this process. All of it runs under the queue's lock, in lists.
+Each policy sees each message once and flags it. So a scan begins a little before the end of the
+last scan of this process. Everything runs under the queue's lock and processes lists.
 """
 
 from collections import Counter, defaultdict
@@ -33,82 +32,86 @@ from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.policies.rows import SCAN, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
-"""A scan begins this long before the end of the last one (microseconds), to find rows that were
-committed late. Rows that were committed even later are found by the next full scan."""
+"""Microseconds by which a scan overlaps the last one, to find rows that were committed late. Rows
+that were committed even later are found by the next full scan.
+"""
 WHOLE_LOOK = 5.0
 """Seconds between two full scans of everything that is due; more if they are slow."""
 SLOW_SHARE = 20
-"""After a full scan, none follows for this many times its length: at most 5 % of the time."""
-FORGET_BURSTS = 86_400 * MICROSECONDS
-"""How long a key is kept after its last burst (microseconds): a day, so that its message is still
-known when it is retried."""
+"""A full scan is followed by a pause of this many times its duration: at most 5 % of the time is
+spent on full scans.
+"""
+BURST_RETENTION = 86_400 * MICROSECONDS
+"""Microseconds for which a key is stored after its last burst: a day, so that its message is still
+recognised when it is retried.
+"""
 HOLDS = "holds:"
-"""Scope of the policy state, with the queue: which policies have put messages off."""
-KEPT = 365 * 86_400 * MICROSECONDS
-"""A note that a policy puts messages off is kept for a year after a process wrote it."""
-RENEWED = 15.0
-"""Seconds after which a claim notes it again."""
+"""Scope of the policy state, followed by the queue: the policies that have put messages off."""
+NOTE_RETENTION = 365 * 86_400 * MICROSECONDS
+"""Microseconds for which the note that a policy puts messages off is stored: a year."""
+NOTE_RENEWAL = 15.0
+"""Seconds after which a claim renews the note."""
 
 Due = tuple[int, str | None, int]
 """A due message: id, key, due time."""
-QueueMark = tuple[str, int, int]
-"""Queue, priority, mark."""
+QueueFlag = tuple[str, int, int]
+"""Queue, priority and flag."""
 
 
 @dataclass
 class IntakePosition:
-    """Where the looks of one process have ended; empty, they begin at the beginning."""
+    """The positions at which the scans of a process ended; empty at first."""
 
-    ended_at: dict[QueueMark, int] = field(default_factory=dict)
-    whole_after: dict[QueueMark, float] = field(default_factory=dict)
+    ended_at: dict[QueueFlag, int] = field(default_factory=dict)
+    full_scan_after: dict[QueueFlag, float] = field(default_factory=dict)
     noted: dict[str, float] = field(default_factory=dict)
-    """By queue, when it was noted what the policies of this process may put off."""
+    """By queue, when the policies of this process that may put messages off were last noted."""
     limits: dict[tuple[str, bool], tuple[float, int]] = field(default_factory=dict)
-    """By queue and whether it is of its keys, when the lowest limit was read, and what it is."""
+    """By queue and True for limits of its keys: when the lowest limit was read, and its value."""
     rates: LiveRates = field(default_factory=LiveRates)
-    """Of the throttles of all that live."""
+    """Rates of the throttles of all live subscribers."""
     indexed: set[str] = field(default_factory=set)
-    """Queues whose keys have been looked at by their times under the policies of this process."""
-    pass_began: dict[str, float] = field(default_factory=dict)
-    """By queue, when the pass over all its keys began that is under way (monotonic seconds)."""
-    pass_after: dict[str, float] = field(default_factory=dict)
-    """By queue, when the next one may begin."""
+    """Queues whose keys have been checked by their times under the policies of this process."""
+    pass_started_at: dict[str, float] = field(default_factory=dict)
+    """By queue, when the running pass over all its keys started (monotonic seconds)."""
+    next_pass_at: dict[str, float] = field(default_factory=dict)
+    """By queue, the earliest start of the next pass (monotonic seconds)."""
 
     def copy(self) -> "IntakePosition":
-        """One to change while it is not known whether the claim will be committed."""
+        """Return a copy to change while the outcome of the claim's commit is unknown."""
         return IntakePosition(
             dict(self.ended_at),
-            dict(self.whole_after),
+            dict(self.full_scan_after),
             dict(self.noted),
             dict(self.limits),
             self.rates,
             set(self.indexed),
-            dict(self.pass_began),
-            dict(self.pass_after),
+            dict(self.pass_started_at),
+            dict(self.next_pass_at),
         )
 
 
 @dataclass
 class Intake:
-    """The policies' work on one queue in one claim. Times are microseconds since 1970."""
+    """The work of the policies on a queue in a claim. Times are microseconds since 1970."""
 
     rows: PolicyRows
     pairs: list[ReadyPair]
     now: int
     position: IntakePosition
     keep: bool
-    """Whether what is discarded is archived."""
+    """True if discarded messages are archived."""
     clock: Clock
-    """The process's: how long ago everything was looked at."""
-    opened: int = 0
-    """Nothing takes part before: when the window before this policy has opened."""
-    before: int = 0
-    """The marks of the policies before."""
+    """The process's clock, which measures the time since the last full scan."""
+    opened_at: int = 0
+    """When the window before this policy opened: no message takes part before."""
+    passed_flags: int = 0
+    """Flags of the policies applied so far."""
     later: list[int] = field(default_factory=list)
-    """When shifted messages are due."""
+    """Due times of shifted messages."""
     dead: list[int] = field(default_factory=list)
     """Messages to claim as dead letters."""
-    _before_burst: int = 0
+    _flags_before_burst: int = 0
 
     @property
     def queue(self) -> str:
@@ -116,224 +119,262 @@ class Intake:
         return self.rows.queue
 
     def note_holds(self, policies: Sequence[Policy]) -> None:
-        """`policies` may put messages of the queue off; noted now and then."""
-        noted = self.position.noted
-        asked = self.clock.monotonic()
+        """Store that `policies` may put messages of the queue off; at most every `NOTE_RENEWAL`
+        seconds.
+        """
+        noted_at = self.position.noted
+        now = self.clock.monotonic()
         holds = holds_of(policies)
-        if not holds or asked < noted.get(self.queue, float("-inf")) + RENEWED:
+        if not holds or now < noted_at.get(self.queue, float("-inf")) + NOTE_RENEWAL:
             return
-        noted[self.queue] = asked
+        noted_at[self.queue] = now
         scope = HOLDS + self.queue
-        known = self.rows.states(scope, holds)
-        # A note that is later than now says that the clock was set back: it stays until that is
-        # mended.
+        stored = self.rows.load_states(scope, holds)
+        # A note from the future proves that the clock was set back. It stays until that is
+        # repaired.
         states = {}
         for name, info in holds.items():
-            before = known.get(name) or {}
-            if before.get("seen", 0) <= self.now + CLOCK_STEP:
-                length = max(info.get("length", 0), before.get("length", 0))
-                states[name] = {"length": length, "seen": self.now}, self.now + KEPT
-        self.rows.keep(scope, states)
+            previous = stored.get(name) or {}
+            if previous.get("seen", 0) <= self.now + CLOCK_STEP:
+                length = max(info.get("length", 0), previous.get("length", 0))
+                states[name] = {"length": length, "seen": self.now}, self.now + NOTE_RETENTION
+        self.rows.save_states(scope, states)
 
     def read_keys(self, header: Header) -> bool:
-        """Give each message its key from its headers; whether all that is due has one. Policies do
-        not see it before.
+        """Store each message's key from the headers; return True if all due messages have a key.
+
+        Policies do not see a message before.
         """
-        arrivals, whole = self.arrivals(HEADER_KEY)
+        arrivals, is_complete = self.scan_arrivals(HEADER_KEY)
         if arrivals:
             ids = [arrival.id for arrival in arrivals]
-            stored = self.rows.headers(ids)
-            keys = {message: header.key(load_headers(of)) for message, of in stored.items()}
-            self.rows.give_keys(keys)
-        self.before |= HEADER_KEY
-        return whole
+            stored = self.rows.read_headers(ids)
+            keys = {
+                message: header.key(load_headers(headers)) for message, headers in stored.items()
+            }
+            self.rows.set_keys(keys)
+        self.passed_flags |= HEADER_KEY
+        return is_complete
 
-    def delay(self, policy: Delay) -> bool:
-        """Shift what is due for the first time; whether all of it was looked at."""
-        arrivals, whole = self.arrivals(DELAYED)
+    def apply_delay(self, policy: Delay) -> bool:
+        """Shift messages that are due for the first time; return True if all were scanned."""
+        arrivals, is_complete = self.scan_arrivals(DELAYED)
         due = {
-            a.id: None if a.delivered else max(a.due, self.opened) + policy.delay for a in arrivals
+            arrival.id: None
+            if arrival.delivered
+            else max(arrival.due, self.opened_at) + policy.delay
+            for arrival in arrivals
         }
         self._shift(due, DELAYED, HELD_DELAY)
-        self.before |= DELAYED
-        return whole
+        self.passed_flags |= DELAYED
+        return is_complete
 
     def burst(self, policy: Debounce | KeepLast) -> bool:
-        """Let new messages take part in the bursts of their keys, or be the newest; whether all of
-        them have. If not, `catch_up` does so for the keys that are to be delivered.
+        """Let new messages join the bursts of their keys; return True if all have joined.
+
+        If not, `catch_up` does so for the keys that are to be delivered. For KeepLast, a new
+        message becomes the latest of its key.
         """
-        arrivals, whole = self.arrivals(BURST)
-        self._before_burst = self.before
+        arrivals, is_complete = self.scan_arrivals(BURST)
+        self._flags_before_burst = self.passed_flags
         self._join(policy, arrivals)
-        self.before |= BURST
-        return whole
+        self.passed_flags |= BURST
+        return is_complete
 
-    def catch_up(self, policy: Debounce | KeepLast, chosen: Sequence[Due]) -> list[Due]:
-        """Those of the due messages `chosen` that may be delivered though the scan has not come to
-        its end: all messages of their keys that have come by now take part at once.
+    def catch_up(self, policy: Debounce | KeepLast, selected: Sequence[Due]) -> list[Due]:
+        """Return the `selected` messages that may be delivered although the scan is incomplete.
 
-        So a large backlog keeps no key waiting that is complete.
+        All messages of their keys that have arrived by now join at once, so a large backlog does
+        not delay a key that is complete.
         """
-        keys = list(dict.fromkeys(key for _, key, _ in chosen if key is not None))
+        keys = list(dict.fromkeys(key for _, key, _ in selected if key is not None))
         if not keys:
-            return list(chosen)
-        arrivals, whole = self.rows.arrivals_of(keys, before=self._before_burst, own=BURST)
-        due, gone = self._join(policy, arrivals)
-        known = [each for each in chosen if each[0] not in gone]
-        if self.before == self._before_burst | BURST:
-            # No later policy has to see them first.
-            known += [(a.id, a.key, at) for a in arrivals if (at := due.get(a.id)) is not None]
-        complete = whole | {None}
+            return list(selected)
+        arrivals, complete_keys = self.rows.list_arrivals_by_keys(
+            keys, required_flags=self._flags_before_burst, missing_flag=BURST
+        )
+        due, excluded = self._join(policy, arrivals)
+        candidates = [message for message in selected if message[0] not in excluded]
+        if self.passed_flags == self._flags_before_burst | BURST:
+            # No later policy has to process these arrivals first.
+            candidates += [
+                (arrival.id, arrival.key, at)
+                for arrival in arrivals
+                if (at := due.get(arrival.id)) is not None
+            ]
+        complete = complete_keys | {None}
         return [
             (message, key, at)
-            for message, key, at in known
+            for message, key, at in candidates
             if key in complete and (due.get(message) or at) <= self.now
         ]
 
     def _join(
         self, policy: Debounce | KeepLast, arrivals: Sequence[Arrival]
     ) -> tuple[dict[int, int | None], set[int]]:
-        """Let `arrivals` take part; the due times given, and what is not to be delivered now."""
+        """Let `arrivals` join; return their new due times and the messages not to deliver now."""
         due: dict[int, int | None] = {}
-        gone: dict[int, Discard] = {}
+        discarded: dict[int, Discard] = {}
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for a in arrivals:
-            if a.delivered or a.key is None:
-                due[a.id] = None
-            elif a.expired:
-                gone[a.id] = Discard(EXPIRED)
+        for arrival in arrivals:
+            if arrival.delivered or arrival.key is None:
+                due[arrival.id] = None
+            elif arrival.expired:
+                discarded[arrival.id] = Discard(EXPIRED)
             else:
-                by_key[a.key].append((max(a.due, a.created, self.opened), a.id))
+                by_key[arrival.key].append(
+                    (max(arrival.due, arrival.created, self.opened_at), arrival.id)
+                )
         scope = burst_scope(self.queue)
-        known = burst_states(self.rows, policy, by_key, self.now)
+        stored = load_burst_states(self.rows, policy, by_key, self.now)
         states: dict[str, tuple[Any, int]] = {}
         standby: dict[int, int] = {}
-        keys: dict[int, str | None] = {a.id: a.key for a in arrivals}
-        takes = {k: policy.take(known.get(k), sorted(of)) for k, of in by_key.items()}
-        keys |= self._keys_of_two(takes.values(), keys)
-        for key, (info, taken, until) in takes.items():
-            due |= _of_key(taken.due, key, keys)
-            standing = _of_key(taken.standby, key, keys)
-            standby |= {i: looked_at(at, self.now) for i, at in standing.items()}
-            superseded = _of_key(taken.superseded, key, keys)
-            gone |= {message: Discard(SUPERSEDED, by) for message, by in superseded.items()}
-            states[key] = info, forgotten_at(info, max(until, self.now))
-        self.rows.keep(scope, states)
-        self.rows.discard(gone, keep=self.keep, keys=keys)
+        keys: dict[int, str | None] = {arrival.id: arrival.key for arrival in arrivals}
+        takes = {k: policy.take(stored.get(k), sorted(times)) for k, times in by_key.items()}
+        keys |= self._resolve_shared_messages(takes.values(), keys)
+        for key, (info, changes, needed_until) in takes.items():
+            due |= _filter_by_key(changes.due, key, keys)
+            standby_times = _filter_by_key(changes.standby, key, keys)
+            standby |= {
+                message: looked_at(timestamp, self.now)
+                for message, timestamp in standby_times.items()
+            }
+            superseded = _filter_by_key(changes.superseded, key, keys)
+            discarded |= {
+                message: Discard(SUPERSEDED, successor) for message, successor in superseded.items()
+            }
+            states[key] = info, get_expiry(info, max(needed_until, self.now))
+        self.rows.save_states(scope, states)
+        self.rows.discard(discarded, keep=self.keep, keys=keys)
         self._shift(due, BURST, HELD_BURST, keys)
-        self.rows.stand_by(standby, keys)
+        self.rows.set_standby(standby, keys)
         self.later += standby.values()
-        return due, gone.keys() | standby.keys()
+        return due, discarded.keys() | standby.keys()
 
-    def _keys_of_two(
-        self, takes: Iterable[Taken], known: Mapping[int, str | None]
+    def _resolve_shared_messages(
+        self, takes: Iterable[Taken], known_keys: Mapping[int, str | None]
     ) -> dict[int, str | None]:
-        """The keys of messages that two keys know, beyond those `known`: they got another one."""
-        named = Counter(
+        """Return the current keys of messages that two keys refer to, without `known_keys`.
+
+        Such a message got another key.
+        """
+        counts = Counter(
             message
             for _, changes, _ in takes
-            for message in {*changes.due, *changes.standby, *changes.superseded} - known.keys()
+            for message in {*changes.due, *changes.standby, *changes.superseded} - known_keys.keys()
         )
-        twice = [message for message, times in named.items() if times > 1]
-        live = self.rows.live(twice)
-        return {message: each.key for message, each in live.items()}
+        shared = [message for message, count in counts.items() if count > 1]
+        queued = self.rows.load_messages(shared)
+        return {message: row.key for message, row in queued.items()}
 
-    def scan_back(self, own: int, at: int) -> None:
-        """Let the next scan begin at `at` or earlier: what is due from then on lacks `own`."""
+    def rewind_scan(self, flag: int, at: int) -> None:
+        """Start the next scan at `at` or earlier: messages due from then on miss `flag`."""
         for pair in self.pairs:
-            place = self.queue, pair.priority, own
-            self.position.ended_at[place] = min(self.position.ended_at[place], at)
+            position_key = self.queue, pair.priority, flag
+            self.position.ended_at[position_key] = min(self.position.ended_at[position_key], at)
 
-    def mark(self, messages: Sequence[int], mark: int) -> None:
-        """Give them `mark`; their due times stay."""
-        self._shift(dict.fromkeys(messages), mark)
+    def set_flag(self, messages: Sequence[int], flag: int) -> None:
+        """Set `flag` on the messages; their due times stay."""
+        self._shift(dict.fromkeys(messages), flag)
 
     def _shift(
         self,
         due: Mapping[int, int | None],
-        mark: int,
-        held: int = 0,
+        flag: int,
+        hold_flag: int = 0,
         keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
-        marks = mark | held, ~HELD | held
-        self.rows.shift(due, *marks, keys=keys)
+        flags = flag | hold_flag, ~HELD | hold_flag
+        self.rows.shift(due, *flags, keys=keys)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
-    def arrivals(self, own: int) -> tuple[list[Arrival], bool]:
-        """What has not got the mark `own`, and whether that is all; if not, all that was due before
-        some time. Of one priority, what was delivered before comes first, but for what waited for
-        another of its key.
+    def scan_arrivals(self, flag: int) -> tuple[list[Arrival], bool]:
+        """Return the messages that miss `flag`, and True if the result is complete.
+
+        If not, they are all that were due before some time. Within a priority, messages that were
+        delivered before come first, except those that waited for another message of their key.
         """
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         horizon: int | None = None
         for pair in self.pairs:
-            place = self.queue, pair.priority, own
-            asked = self.clock.monotonic()
-            whole = place not in self.position.ended_at or asked >= self.position.whole_after.get(
-                place, 0.0
+            position_key = self.queue, pair.priority, flag
+            started_at = self.clock.monotonic()
+            is_full_scan = (
+                position_key not in self.position.ended_at
+                or started_at >= self.position.full_scan_after.get(position_key, 0.0)
             )
-            since = 0 if whole else max(0, self.position.ended_at[place] - LATE_COMMITS)
-            rows = self.rows.arrivals(pair.priority, before=self.before, own=own, since=since)
+            since = (
+                0 if is_full_scan else max(0, self.position.ended_at[position_key] - LATE_COMMITS)
+            )
+            rows = self.rows.list_arrivals(
+                pair.priority, required_flags=self.passed_flags, missing_flag=flag, since=since
+            )
             if len(rows) == SCAN:
                 horizon = rows[-1].due if horizon is None else min(horizon, rows[-1].due)
-            self.position.ended_at[place] = rows[-1].due if len(rows) == SCAN else self.now
-            if whole:
-                took = self.clock.monotonic() - asked
-                self.position.whole_after[place] = asked + max(WHOLE_LOOK, SLOW_SHARE * took)
-            found += sorted(rows, key=_is_behind)
+            self.position.ended_at[position_key] = rows[-1].due if len(rows) == SCAN else self.now
+            if is_full_scan:
+                duration = self.clock.monotonic() - started_at
+                self.position.full_scan_after[position_key] = started_at + max(
+                    WHOLE_LOOK, SLOW_SHARE * duration
+                )
+            arrivals += sorted(rows, key=_sorts_last)
         if horizon is None:
-            return found, True
-        # What is due later may come after something of another priority that was not read yet.
-        self.scan_back(own, horizon)
-        return [a for a in found if a.due <= horizon], False
+            return arrivals, True
+        # Messages due later may come after messages of another priority that were not read yet.
+        self.rewind_scan(flag, horizon)
+        return [arrival for arrival in arrivals if arrival.due <= horizon], False
 
 
-def _of_key(values: Mapping[int, int], key: str, keys: dict[int, str | None]) -> dict[int, int]:
-    """Those of messages of `key`, which may know some that have got another key since."""
+def _filter_by_key(
+    values: Mapping[int, int], key: str, keys: dict[int, str | None]
+) -> dict[int, int]:
+    """Return the entries whose messages still have `key`; some may have got another key since."""
     return {
         message: value for message, value in values.items() if keys.setdefault(message, key) == key
     }
 
 
-def _is_behind(arrival: Arrival) -> bool:
-    # What waited for another of its key comes at its due time, which is not before that of the
-    # other: neither would ever start if the other lost its slot to what waits for it.
-    return not arrival.delivered or bool(arrival.marks & HELD_BURST)
+def _sorts_last(arrival: Arrival) -> bool:
+    # A message that waited for another message of its key comes at its due time, which is not
+    # before that of the other. If the other message lost its slot to it, neither would ever start.
+    return not arrival.delivered or bool(arrival.flags & HELD_BURST)
 
 
 def burst_scope(queue: str) -> str:
-    """Where the bursts of a queue's keys are stored."""
+    """Return the scope that stores the bursts of a queue's keys."""
     return f"debounce:{queue}"
 
 
-def burst_states(
+def load_burst_states(
     rows: PolicyRows,
     policy: Debounce | KeepLast,
     keys: Iterable[str],
     now: int,
 ) -> dict[str, Any]:
-    """What is stored of the bursts of `keys`; under the queue's lock."""
+    """Return the stored burst states of `keys`; needs the queue's lock."""
     scope = burst_scope(rows.queue)
-    found = rows.states(scope, keys)
-    mended = {key: mend_clock(info, now) for key, info in found.items()}
-    # Kept at once: a look that changes nothing else would find the same step, at a later time.
-    until = now + policy.window
+    states = rows.load_states(scope, keys)
+    corrected = {key: mend_clock(info, now) for key, info in states.items()}
+    # Saved at once: a scan that changes nothing else would find the same clock step again, at a
+    # later time.
+    needed_until = now + policy.window
     changed = {
-        key: (info, forgotten_at(info, until))
-        for key, info in mended.items()
-        if info is not found[key]
+        key: (info, get_expiry(info, needed_until))
+        for key, info in corrected.items()
+        if info is not states[key]
     }
-    rows.keep(scope, changed)
-    return mended
+    rows.save_states(scope, changed)
+    return corrected
 
 
-def forgotten_at(info: dict[str, Any], needed_until: int) -> int:
-    """When what is stored of a key may be forgotten: not while messages stand by."""
-    return needed_until + (KEPT if info.get("standby") else FORGET_BURSTS)
+def get_expiry(info: dict[str, Any], needed_until: int) -> int:
+    """Return when the state of a key may be deleted: not while messages stand by."""
+    return needed_until + (NOTE_RETENTION if info.get("standby") else BURST_RETENTION)
 
 
-def slot_scope(queue: str, number: int | None = None) -> str:
-    """Where the slots of a queue's keys are stored, or of the queue itself, by the number of its
-    policy.
+def get_slot_scope(queue: str, number: int | None = None) -> str:
+    """Return the scope that stores the slots of a queue's keys, or of the queue with a `number`.
+
+    `number` is the position of the throttle among the throttles of the queue.
     """
     return f"slots:{queue}" if number is None else f"throttle{number}:{queue}"

@@ -1,7 +1,7 @@
-"""Debounce and KeepLast at a claim: which message of each key is delivered now.
+"""Debounce and KeepLast at a claim: select the message of each key that is delivered now.
 
-What stands by for a newer message of its key goes when that one has started; one of it takes the
-place of a message that cannot be delivered.
+Standby messages end when the newer message of their key that they stand by for has started. If
+that message cannot be delivered, one standby message takes its place.
 
 Times are microseconds since 1970.
 """
@@ -23,422 +23,445 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.policies.intake import (
     Due,
     burst_scope,
-    burst_states,
-    forgotten_at,
+    get_expiry,
+    load_burst_states,
 )
-from faststream_sqlbroker.database.policies.rows import SCAN, Live, PolicyRows, Standing
+from faststream_sqlbroker.database.policies.rows import (
+    SCAN,
+    PolicyRows,
+    QueuedMessage,
+    StandbyMessage,
+)
 
-NEWEST = 2**63 - 1
-"""Above every id."""
+MAX_ID = 2**63 - 1
+"""Greater than every id."""
 SHORTEST_BURST_RECHECK = MICROSECONDS // 20
-"""Least time until a waiting message is checked again (microseconds)."""
+"""Minimum time until a waiting message is checked again (microseconds)."""
 LONGEST_BURST_RECHECK = 2 * MICROSECONDS
-"""A message that waits for the one before it is checked again after as long as that one has been
-running, at most after this. So it waits at most twice as long as it must, and many waiting messages
-do not fill every claim."""
+"""Maximum time until a waiting message is checked again (microseconds). It is checked again after
+the time for which the message before it has been running. So it waits at most twice as long as
+necessary, and many waiting messages do not fill every claim.
+"""
 BURST_WAIT_LIMIT = 60 * MICROSECONDS
-"""The same limit if the message before waits itself, for example for a retry: an operator may
-cancel it."""
+"""The same limit (microseconds) if the message before waits too, for example for a retry: an
+operator may cancel it.
+"""
 
 
 @dataclass(eq=False)
 class KeyHeads:
-    """The keys of one queue in one claim: what waits of each, and what stands by."""
+    """The keys of a queue in a claim, with waiting and standby messages."""
 
     policy: Debounce | KeepLast
     rows: PolicyRows
-    """Under the queue's lock."""
+    """Used under the queue's lock."""
     now: int
     keep: bool
-    """Whether what is discarded is archived."""
-    known: dict[str, Any] = field(default_factory=dict)
-    """By key, a `Bursts` or a `Latest`."""
-    live: dict[str, dict[int, Live]] = field(default_factory=dict)
-    """By key, those of its messages that can be delivered, or are being handled."""
+    """True if discarded messages are archived."""
+    states: dict[str, Any] = field(default_factory=dict)
+    """A `Bursts` or a `Latest` by key."""
+    queued: dict[str, dict[int, QueuedMessage]] = field(default_factory=dict)
+    """By key, its messages that can be delivered or are being handled."""
     key_of: dict[int, str] = field(default_factory=dict)
-    """By message, the key that it was read with."""
-    looked_on: set[int] = field(default_factory=set)
-    later: list[int] = field(default_factory=list)
-    """When messages are looked at again."""
-    more: bool = False
-    """Whether there is more to look at, at once."""
+    """The key with which each message was read."""
+    recheck_ids: set[int] = field(default_factory=set)
+    next_checks: list[int] = field(default_factory=list)
+    """Times at which messages are checked again."""
+    has_more: bool = False
+    """True if more messages remain to be checked at once."""
 
-    def look(self, priorities: Iterable[int]) -> None:
-        """Look at what stands by, and is to be looked at by now."""
-        found: list[Standing] = []
+    def check_standby(self, priorities: Iterable[int]) -> None:
+        """Check the standby messages that are due for a check."""
+        messages: list[StandbyMessage] = []
         for priority in priorities:
-            found += self.rows.standby_due(priority, now=self.now, size=SCAN)
-            self.more |= len(found) >= SCAN
-        looked: dict[str, list[Standing]] = defaultdict(list)
-        for each in found:
-            if each.key is not None:
-                looked[each.key].append(each)
-        done = self._read(looked, looked) | self.looked_on
-        later = {
-            each.id: self._look_again(key, each)
-            for key, standing in looked.items()
-            for each in standing
-            if each.id not in done
+            messages += self.rows.list_due_standby(priority, now=self.now, size=SCAN)
+            self.has_more |= len(messages) >= SCAN
+        by_key: dict[str, list[StandbyMessage]] = defaultdict(list)
+        for message in messages:
+            if message.key is not None:
+                by_key[message.key].append(message)
+        handled = self._load_keys(by_key, by_key) | self.recheck_ids
+        next_checks = {
+            message.id: self._get_next_check(key, message)
+            for key, key_messages in by_key.items()
+            for message in key_messages
+            if message.id not in handled
         }
-        keys = {each.id: each.key for each in found if each.key is not None}
-        self.rows.stand_by(later, keys)
-        self.later += later.values()
-        # Without a key nothing can stand by: the policy goes by another one now, or another program
-        # has taken it away.
-        free = {each.id: self.now for each in found if each.key is None}
-        self.rows.shift(free, 0, KEPT & ~BURST)
+        keys = {message.id: message.key for message in messages if message.key is not None}
+        self.rows.set_standby(next_checks, keys)
+        self.next_checks += next_checks.values()
+        # A message without a key cannot stand by: the policy has changed to another key, or another
+        # program has removed the key.
+        released = {message.id: self.now for message in messages if message.key is None}
+        self.rows.shift(released, 0, KEPT & ~BURST)
 
-    def _look_again(self, key: str, standing: Standing) -> int:
-        owner = self._chosen_for(key, standing.id)
-        waits_for = None if owner is None else self.live[key].get(owner)
+    def _get_next_check(self, key: str, message: StandbyMessage) -> int:
+        owner = self._find_owner(key, message.id)
+        waits_for = None if owner is None else self.queued[key].get(owner)
         if owner is None or waits_for is None:
             return looked_at(self.now, self.now)
-        # One that waits for the message before, or for a slot, is put off every few seconds.
-        since = max(self._due_of(self.known[key], owner), standing.created)
+        # A message that waits for the message before it, or for a slot, is deferred every few
+        # seconds.
+        since = max(self._get_due(self.states[key], owner), message.created)
         return looked_at(waits_for.due, self.now, max(0, self.now - since))
 
-    def _read_due(self, due: Sequence[Due]) -> list[Due]:
-        """Read what is known of the keys of the due messages; which are to be delivered still."""
-        ended = self._read(key for _, key, _ in due if key is not None)
-        return [each for each in due if each[0] not in ended]
+    def _load_due(self, due: Sequence[Due]) -> list[Due]:
+        """Load the keys of the due messages; return the messages that can still be delivered."""
+        handled = self._load_keys(key for _, key, _ in due if key is not None)
+        return [message for message in due if message[0] not in handled]
 
-    def _read(
-        self, keys: Iterable[str], looked: Mapping[str, Sequence[Standing]] | None = None
+    def _load_keys(
+        self, keys: Iterable[str], standby: Mapping[str, Sequence[StandbyMessage]] | None = None
     ) -> set[int]:
-        """Read what is known of `keys`. What can no longer be delivered gives its place to what
-        stands by for it; which messages got a place or ended.
+        """Load the states of `keys`; return the ids of messages that were promoted or have ended.
+
+        A message that can no longer be delivered gives its place to one that stands by for it.
         """
         keys = set(keys)
-        looked = looked or {}
-        self._load(keys)
-        self._read_live()
-        expired = self._expired()
+        standby = standby or {}
+        self._load_states(keys)
+        self._load_queued()
+        expired = self._find_expired()
         changed = {self.key_of[message] for message in expired}
         for message in expired:
-            del self.live[self.key_of[message]][message]
-        replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
-        placed = self._replace(replaced, expired)
+            del self.queued[self.key_of[message]][message]
+        vacant_keys = [key for key in keys if self._needs_replacement(key, standby.get(key, ()))]
+        promoted = self._fill_vacancies(vacant_keys, expired)
         self._discard(expired)
-        # What is looked at is known for longer.
-        self._save(changed | set(replaced) | looked.keys())
-        return placed | expired.keys()
+        # Saving also extends the expiry of the checked keys.
+        self._save_states(changed | set(vacant_keys) | standby.keys())
+        return promoted | expired.keys()
 
-    def _read_live(self) -> None:
-        known = {i for state in self.known.values() for i in state.known()}
-        found = self.rows.live(known)
-        self.key_of = {i: each.key for i, each in found.items() if each.key is not None}
-        # A message that has got another key is not this key's any more, though both may know it.
-        self.live = {
+    def _load_queued(self) -> None:
+        ids = {i for state in self.states.values() for i in state.known()}
+        messages = self.rows.load_messages(ids)
+        self.key_of = {i: message.key for i, message in messages.items() if message.key is not None}
+        # A message whose key has changed no longer belongs to this key, though both keys may refer
+        # to it.
+        self.queued = {
             key: {
-                i: found[i]
+                i: messages[i]
                 for i in state.known()
-                if i in found and found[i].key == key and not _stands_by(found[i])
+                if i in messages and messages[i].key == key and not _is_standby(messages[i])
             }
-            for key, state in self.known.items()
+            for key, state in self.states.items()
         }
 
-    def _load(self, keys: Iterable[str]) -> None:
-        stored = burst_states(self.rows, self.policy, keys, self.now)
-        self.known = {key: self.policy.load(stored.get(key)) for key in keys}
+    def _load_states(self, keys: Iterable[str]) -> None:
+        stored = load_burst_states(self.rows, self.policy, keys, self.now)
+        self.states = {key: self.policy.load(stored.get(key)) for key in keys}
 
-    def _expired(self) -> dict[int, Discard]:
+    def _find_expired(self) -> dict[int, Discard]:
         return {
             message: Discard(EXPIRED)
-            for key, live in self.live.items()
-            for message in self.known[key].waiting
-            if (each := live.get(message)) is not None
-            and each.expired
-            and each.state != "PROCESSING"
+            for key, queued in self.queued.items()
+            for message in self.states[key].waiting
+            if (row := queued.get(message)) is not None
+            and row.expired
+            and row.state != "PROCESSING"
         }
 
-    def _needs_look(self, key: str, looked: Sequence[Standing]) -> bool:
-        state = self.known[key]
-        state.standby |= bool(looked)
-        free = None, state.over
-        if any(each.expired or self._chosen_for(key, each.id) in free for each in looked):
+    def _needs_replacement(self, key: str, standby: Sequence[StandbyMessage]) -> bool:
+        state = self.states[key]
+        state.standby |= bool(standby)
+        finished_owners = None, state.over
+        if any(
+            message.expired or self._find_owner(key, message.id) in finished_owners
+            for message in standby
+        ):
             return True
-        return state.standby and any(i not in self.live[key] for i in state.waiting)
+        return state.standby and any(i not in self.queued[key] for i in state.waiting)
 
-    def _chosen_for(self, key: str, message: int) -> int | None:
-        return chosen_for(self.known[key].chosen, message, leading=self.policy.leading)
+    def _find_owner(self, key: str, message: int) -> int | None:
+        return chosen_for(self.states[key].chosen, message, leading=self.policy.leading)
 
-    def _replace(self, keys: Sequence[str], gone: dict[int, Discard]) -> set[int]:
-        """Fill the places of messages that are no more; which messages have got one. What ends is
-        added to `gone`.
+    def _fill_vacancies(self, keys: Sequence[str], discarded: dict[int, Discard]) -> set[int]:
+        """Promote standby messages in place of messages that are gone; return the promoted ids.
+
+        Adds messages that end to `discarded`.
         """
         if not keys:
             return set()
-        by_key, whole = self._read_standing(keys, gone)
+        by_key, complete_keys = self._load_standby(keys, discarded)
         due: dict[int, int] = {}
-        for key, standing in by_key.items():
-            self.more |= key not in whole
-            if standing or key in whole:
-                self._fill(key, standing, due, gone, whole=key in whole)
-                left = set(standing) - due.keys() - gone.keys()
-                self.known[key].standby &= bool(left) or key not in whole
-        # Their due times are theirs again.
+        for key, ids in by_key.items():
+            self.has_more |= key not in complete_keys
+            if ids or key in complete_keys:
+                self._promote_standby(key, ids, due, discarded, complete=key in complete_keys)
+                remaining = set(ids) - due.keys() - discarded.keys()
+                self.states[key].standby &= bool(remaining) or key not in complete_keys
+        # Promoted messages get their real due times again.
         self.rows.shift(
             due,
             BURST | HELD_BURST,
             KEPT | HELD_BURST,
             keys=self.key_of,
         )
-        self.later += due.values()
-        for message, live in self.rows.live(due).items():
-            if live.key in self.live and not _stands_by(live):
-                self.live[live.key][message] = live
+        self.next_checks += due.values()
+        for message, queued_message in self.rows.load_messages(due).items():
+            if queued_message.key in self.queued and not _is_standby(queued_message):
+                self.queued[queued_message.key][message] = queued_message
         return set(due)
 
-    def _read_standing(
-        self, keys: Sequence[str], gone: dict[int, Discard]
+    def _load_standby(
+        self, keys: Sequence[str], discarded: dict[int, Discard]
     ) -> tuple[dict[str, list[int]], set[str]]:
-        """What stands by of `keys`, as far as `SCAN` goes, and the keys of which all was read."""
-        ranges = dict.fromkeys(keys, (0, NEWEST))
+        """Return up to `SCAN_SIZE` standby messages of `keys`, and the keys that were read
+        completely.
+        """
+        ranges = dict.fromkeys(keys, (0, MAX_ID))
         last = not self.policy.leading
-        found, whole = self.rows.standby_of(ranges, last=last)
+        messages, complete_keys = self.rows.list_standby_by_keys(ranges, last=last)
         by_key: dict[str, list[int]] = {key: [] for key in keys}
-        for each, key in self._keyed(found):
-            if each.expired:
-                gone[each.id] = Discard(EXPIRED)
+        for message, key in self._filter_keyed(messages):
+            if message.expired:
+                discarded[message.id] = Discard(EXPIRED)
             else:
-                by_key[key].append(each.id)
-        return by_key, whole
+                by_key[key].append(message.id)
+        return by_key, complete_keys
 
-    def _fill(
+    def _promote_standby(
         self,
         key: str,
-        standing: list[int],
+        standby: list[int],
         due: dict[int, int],
-        gone: dict[int, Discard],
+        discarded: dict[int, Discard],
         *,
-        whole: bool,
+        complete: bool,
     ) -> None:
-        """`standing` are those of the key that stand by, `whole`: all of them."""
-        state = self.known[key]
+        """Promote messages of `standby`, the standby messages of the key; all of them if
+        `complete`.
+        """
+        state = self.states[key]
         leading = self.policy.leading
-        of: dict[int | None, list[int]] = defaultdict(list)
-        for message in standing:
-            of[self._chosen_for(key, message)].append(message)
-        over = of.pop(state.over, []) if state.over is not None else []
-        if len(over) > 1 and not whole:
-            self._look_on([over.pop()])
-        gone |= {message: Discard(SUPERSEDED, state.over) for message in over}
+        by_owner: dict[int | None, list[int]] = defaultdict(list)
+        for message in standby:
+            by_owner[self._find_owner(key, message)].append(message)
+        superseded = by_owner.pop(state.over, []) if state.over is not None else []
+        if len(superseded) > 1 and not complete:
+            self._schedule_recheck([superseded.pop()])
+        discarded |= {message: Discard(SUPERSEDED, state.over) for message in superseded}
         for old in list(state.waiting):
-            if old not in self.live[key]:
-                by = stand_in(of.get(old, []), leading=leading)
-                state.replace(old, by)
-                if by is not None:
-                    due[by] = max(self.now, self._due_of(state, by))
-        by = stand_in(of.get(None, []), leading=leading)
-        if by is not None:
-            state.adopt(by)
-            due[by] = max(self.now, self._due_of(state, by))
+            if old not in self.queued[key]:
+                successor = stand_in(by_owner.get(old, []), leading=leading)
+                state.replace(old, successor)
+                if successor is not None:
+                    due[successor] = max(self.now, self._get_due(state, successor))
+        successor = stand_in(by_owner.get(None, []), leading=leading)
+        if successor is not None:
+            state.adopt(successor)
+            due[successor] = max(self.now, self._get_due(state, successor))
 
-    def _due_of(self, state: Bursts | Latest, message: int) -> int:
+    def _get_due(self, state: Bursts | Latest, message: int) -> int:
         if message != state.newest:
             return 0
         if isinstance(state, Bursts):
             return state.end
         return state.opens(self.policy) if isinstance(self.policy, KeepLast) else 0
 
-    def _put_off(self, due: Sequence[Due], waiting: Mapping[int, int | None]) -> None:
-        """Give those of `due` that are `waiting` these due times."""
-        # A message that is put off gives up its slot, which would be for another time.
-        marks = HELD_BURST, KEPT | HELD_BURST
+    def _defer(self, due: Sequence[Due], waiting: Mapping[int, int | None]) -> None:
+        """Set the due times of the `waiting` messages of `due`."""
+        # A deferred message gives up its slot, which would be for another time.
+        flags = HELD_BURST, KEPT | HELD_BURST
         keys = {message: key for message, key, _ in due}
-        self.rows.shift(waiting, *marks, keys=keys)
-        self.later += [at for at in waiting.values() if at is not None]
+        self.rows.shift(waiting, *flags, keys=keys)
+        self.next_checks += [at for at in waiting.values() if at is not None]
 
-    def _stand_by(self, waiting: Mapping[int, tuple[str, int]]) -> None:
-        """Let messages of keys stand by, each for another one."""
+    def _set_standby(self, waiting: Mapping[int, tuple[str, int]]) -> None:
+        """Put messages on standby, each for another message of the same key."""
         due: dict[int, int] = {}
-        for message, (key, by) in waiting.items():
-            state: Bursts | Latest = self.known[key]
+        for message, (key, owner) in waiting.items():
+            state: Bursts | Latest = self.states[key]
             state.note([message], leading=self.policy.leading)
-            known = self.live[key].get(by)
-            due[message] = looked_at(self.now if known is None else known.due, self.now)
+            queued_owner = self.queued[key].get(owner)
+            due[message] = looked_at(
+                self.now if queued_owner is None else queued_owner.due, self.now
+            )
         keys = {message: key for message, (key, _) in waiting.items()}
-        self.rows.stand_by(due, keys)
-        self.later += due.values()
-        self._save({key for key, _ in waiting.values()})
+        self.rows.set_standby(due, keys)
+        self.next_checks += due.values()
+        self._save_states({key for key, _ in waiting.values()})
 
     def _supersede(self, delivered: Mapping[str, int]) -> None:
-        """By key, these messages start: what has stood by for them goes."""
-        gone: dict[int, Discard] = {}
-        left = {
-            key: self._range(self.known[key], message)
+        """Discard the messages that stood by for `delivered`, the starting messages by key."""
+        discarded: dict[int, Discard] = {}
+        ranges = {
+            key: self._get_standby_range(self.states[key], message)
             for key, message in delivered.items()
-            if self.known[key].standby
+            if self.states[key].standby
         }
-        kept: dict[str, int] = {}
-        for each, key in self._read_on(left):
-            gone[each] = Discard(SUPERSEDED, delivered[key])
-            kept[key] = each
-        rest = [message for key, message in kept.items() if key in left]
-        self._look_on(rest)
-        for message in rest:
-            del gone[message]
-        self._discard(gone)
-        self._note_left(delivered, left)
+        last_ids: dict[str, int] = {}
+        for superseded_id, key in self._load_ranges(ranges):
+            discarded[superseded_id] = Discard(SUPERSEDED, delivered[key])
+            last_ids[key] = superseded_id
+        deferred = [message for key, message in last_ids.items() if key in ranges]
+        self._schedule_recheck(deferred)
+        for message in deferred:
+            del discarded[message]
+        self._discard(discarded)
+        self._update_standby_flags(delivered, ranges)
 
-    def _discard(self, gone: Mapping[int, Discard]) -> None:
-        self.rows.discard(gone, keep=self.keep, keys=self.key_of)
+    def _discard(self, discarded: Mapping[int, Discard]) -> None:
+        self.rows.discard(discarded, keep=self.keep, keys=self.key_of)
 
-    def refused(self, messages: Mapping[str, int]) -> None:
-        """By key, a throttle has refused these messages: what has stood by for them goes, too."""
-        self._load(messages.keys())
-        ended = {k: i for k, i in messages.items() if i in self.known[k].waiting}
-        self._supersede(ended)
-        self._save(ended)
+    def handle_refused(self, messages: Mapping[str, int]) -> None:
+        """Discard the messages that stood by for messages refused by a throttle, given by key."""
+        self._load_states(messages.keys())
+        waiting = {k: i for k, i in messages.items() if i in self.states[k].waiting}
+        self._supersede(waiting)
+        self._save_states(waiting)
 
-    def _note_left(self, delivered: Mapping[str, int], left: Iterable[str]) -> None:
-        left = set(left)
+    def _update_standby_flags(
+        self, delivered: Mapping[str, int], unfinished_keys: Iterable[str]
+    ) -> None:
+        unfinished_keys = set(unfinished_keys)
         for key, message in delivered.items():
-            state = self.known[key]
-            state.over = message if key in left else None
-            # What stands by for an older one has gone with this one, unless the first of each burst
-            # is delivered.
-            others = (i != message if self.policy.leading else i > message for i in state.waiting)
-            state.standby = key in left or (state.standby and any(others))
+            state = self.states[key]
+            state.over = message if key in unfinished_keys else None
+            # Messages that stand by for an older message have gone with this one, unless the first
+            # message of each burst is delivered.
+            has_other_standby = (
+                i != message if self.policy.leading else i > message for i in state.waiting
+            )
+            state.standby = key in unfinished_keys or (state.standby and any(has_other_standby))
 
-    def _read_on(self, left: dict[str, tuple[int, int]]) -> list[tuple[int, str]]:
-        """What stands by in the ranges `left`, and its keys; those that were read to their end are
-        removed from `left`.
+    def _load_ranges(self, ranges: dict[str, tuple[int, int]]) -> list[tuple[int, str]]:
+        """Return the standby messages in `ranges` with their keys; remove keys that were read
+        completely.
         """
-        if not left:
+        if not ranges:
             return []
-        found, whole = self.rows.standby_of(left)
-        for key in whole:
-            del left[key]
-        return [(each.id, key) for each, key in self._keyed(found)]
+        messages, complete_keys = self.rows.list_standby_by_keys(ranges)
+        for key in complete_keys:
+            del ranges[key]
+        return [(message.id, key) for message, key in self._filter_keyed(messages)]
 
-    def _keyed(self, found: Iterable[Standing]) -> list[tuple[Standing, str]]:
-        keyed = [(each, each.key) for each in found if each.key is not None]
-        self.key_of |= {each.id: key for each, key in keyed}
+    def _filter_keyed(self, messages: Iterable[StandbyMessage]) -> list[tuple[StandbyMessage, str]]:
+        keyed = [(message, message.key) for message in messages if message.key is not None]
+        self.key_of |= {message.id: key for message, key in keyed}
         return keyed
 
-    def _look_on(self, messages: Iterable[int]) -> None:
-        """Let the next claim look at these, and so at the rest of their keys."""
+    def _schedule_recheck(self, messages: Iterable[int]) -> None:
+        """Let the next claim check `messages`, and so the rest of their keys."""
         due = dict.fromkeys(messages, self.now)
-        self.looked_on |= due.keys()
-        self.rows.stand_by(due, self.key_of)
-        self.more |= bool(due)
+        self.recheck_ids |= due.keys()
+        self.rows.set_standby(due, self.key_of)
+        self.has_more |= bool(due)
 
-    def _range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:
-        """Between which ids the messages are that stand by for `message`."""
+    def _get_standby_range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:
+        """Return the range of ids that can stand by for `message`."""
         if not self.policy.leading:
             return 0, message
-        others = [each for each in state.chosen if each != message]
-        low = message if any(each < message for each in others) else 0
-        return low, min((each for each in others if each > message), default=NEWEST)
+        other_owners = [other for other in state.chosen if other != message]
+        low = message if any(other < message for other in other_owners) else 0
+        return low, min((other for other in other_owners if other > message), default=MAX_ID)
 
-    def _save(self, keys: Iterable[str]) -> None:
+    def _save_states(self, keys: Iterable[str]) -> None:
         states: dict[str, tuple[Any, int]] = {}
         for key in keys:
-            state = self.known[key]
+            state = self.states[key]
             end = state.end if isinstance(state, Bursts) and state.start is not None else 0
             info = self.policy.dump(state)
-            states[key] = info, forgotten_at(info, max(end, self.now) + self.policy.window)
-        self.rows.keep(burst_scope(self.rows.queue), states)
+            states[key] = info, get_expiry(info, max(end, self.now) + self.policy.window)
+        self.rows.save_states(burst_scope(self.rows.queue), states)
 
 
 class BurstHeads(KeyHeads):
-    """Debounce: deliver one message of each key at a time, in the order of its bursts."""
+    """Debounce: delivers a single message of each key at a time, in the order of bursts."""
 
-    def choose(self, due: Sequence[Due], limit: int) -> list[int]:
-        """Up to `limit` of the messages (id, key, due time) to deliver now; the others get a later
-        due time.
-        """
-        due = self._read_due(due)
-        chosen: list[int] = []
-        taken: set[str] = set()
+    def select(self, due: Sequence[Due], limit: int) -> list[int]:
+        """Return up to `limit` of the `due` messages to deliver now; defer all other messages."""
+        due = self._load_due(due)
+        selected: list[int] = []
+        used_keys: set[str] = set()
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
-            live = {} if key is None else self.live[key]
-            turn = None if key is None else self.known[key].next(set(live))
-            if key in taken or (turn is not None and turn != message):
-                waiting[message] = self.now + pause_behind(live.get(turn or 0), self.now)
-            elif len(chosen) < limit:
-                chosen.append(message)
+            queued = {} if key is None else self.queued[key]
+            turn = None if key is None else self.states[key].next(set(queued))
+            if key in used_keys or (turn is not None and turn != message):
+                waiting[message] = self.now + compute_recheck_delay(queued.get(turn or 0), self.now)
+            elif len(selected) < limit:
+                selected.append(message)
                 if key is not None:
-                    taken.add(key)
-        self._put_off(due, waiting)
-        return chosen
+                    used_keys.add(key)
+        self._defer(due, waiting)
+        return selected
 
-    def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
-        """`rows` have been leased: they have left their bursts."""
+    def handle_delivered(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Remove the leased `rows` from their bursts."""
         started: dict[str, int] = {}
         keys: set[str] = set()
         for row in rows:
             key = row.policy_key
-            if key is not None and key in self.known:
+            if key is not None and key in self.states:
                 keys.add(key)
-                if row.id != self.known[key].current:
+                if row.id != self.states[key].current:
                     started[key] = row.id
         self._supersede(started)
         for row in rows:
             if row.policy_key in keys:
-                self.known[row.policy_key].delivered(row.id)
-        self._save(keys)
+                self.states[row.policy_key].delivered(row.id)
+        self._save_states(keys)
 
 
-class NewestHeads(KeyHeads):
-    """KeepLast: of each key the newest message, when its window is over and none runs."""
+class LatestHeads(KeyHeads):
+    """KeepLast: delivers the latest message of each key when the window is over and none runs."""
 
-    def choose(self, due: Sequence[Due], limit: int) -> list[int]:
-        """Up to `limit` of the messages (id, key, due time) to deliver now; the others stand by, or
-        get a later due time.
+    def select(self, due: Sequence[Due], limit: int) -> list[int]:
+        """Return up to `limit` of the `due` messages to deliver now; put the rest on standby or
+        defer them.
         """
-        due = self._read_due(due)
-        turns = self._turns()
-        chosen: list[int] = []
+        due = self._load_due(due)
+        turns = self._compute_turns()
+        selected: list[int] = []
         waiting: dict[int, int | None] = {}
-        older = _superseded(turns)
+        older = _find_superseded(turns)
         for message, key, _ in due:
             turn = turns.get(key or "", Turn(message))
-            if (at := self._waits_until(turn, key, message)) is not None:
-                waiting[message] = at
+            if (wait_end := self._get_wait_end(turn, key, message)) is not None:
+                waiting[message] = wait_end
             elif key is not None and turn.goes is not None and turn.goes != message:
-                # Perhaps it is not known here: another policy, or an operator, has left it.
+                # The state may not contain this message: another policy, or an operator, has left
+                # it.
                 older[message] = key, turn.goes
-            elif len(chosen) < limit:
-                chosen.append(message)
-        self._wait_for_others(older)
-        self._put_off(due, waiting)
-        return chosen
+            elif len(selected) < limit:
+                selected.append(message)
+        self._set_older_standby(older)
+        self._defer(due, waiting)
+        return selected
 
-    def _wait_for_others(self, older: Mapping[int, tuple[str, int]]) -> None:
-        """Let those stand by in whose place another one is delivered."""
+    def _set_older_standby(self, older: Mapping[int, tuple[str, int]]) -> None:
+        """Put `older` messages on standby, each for the message that replaces the older message."""
         for message, (key, _) in older.items():
-            latest = self.known[key]
+            latest = self.states[key]
             if latest.first == message:
                 latest.first = None
-        self._stand_by(older)
+        self._set_standby(older)
 
-    def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
-        """`rows` have been leased: their windows begin, and what they replace goes."""
+    def handle_delivered(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Start the windows of the leased `rows`, and discard the replaced messages."""
         started = {
             row.policy_key: row.id
             for row in rows
-            if row.policy_key is not None and row.policy_key in self.known
+            if row.policy_key is not None and row.policy_key in self.states
         }
         self._supersede(started)
         for key, message in started.items():
-            self.known[key].delivered(message, self.now)
-        self._save(started)
+            self.states[key].delivered(message, self.now)
+        self._save_states(started)
 
-    def _turns(self) -> dict[str, Turn]:
+    def _compute_turns(self) -> dict[str, Turn]:
         assert isinstance(self.policy, KeepLast)  # noqa: S101 - only its heads are these
         turns: dict[str, Turn] = {}
-        for key, latest in self.known.items():
-            states = {message: live.state for message, live in self.live[key].items()}
+        for key, latest in self.states.items():
+            states = {message: queued.state for message, queued in self.queued[key].items()}
             turns[key] = next_turn(self.policy, latest, states, self.now)
         return turns
 
-    def _waits_until(self, turn: Turn, key: str | None, message: int) -> int | None:
-        """When to look at `message` again, which is due; None: it need not wait."""
+    def _get_wait_end(self, turn: Turn, key: str | None, message: int) -> int | None:
+        """Return when to check the due `message` again, or None without a wait."""
         if turn.waits_for is not None and key is not None:
-            return self.now + pause_behind(self.live[key].get(turn.waits_for), self.now)
+            return self.now + compute_recheck_delay(self.queued[key].get(turn.waits_for), self.now)
         if turn.goes == message:
             return turn.not_before if turn.not_before > self.now else None
         if turn.goes is not None and message > turn.goes:
@@ -446,23 +469,25 @@ class NewestHeads(KeyHeads):
         return None
 
 
-def pause_behind(before: Live | None, now: int) -> int:
-    """How long to put off what waits for the message `before`."""
-    if before is None:
+def compute_recheck_delay(previous: QueuedMessage | None, now: int) -> int:
+    """Return for how long to defer a message that waits for `previous` (microseconds)."""
+    if previous is None:
         return SHORTEST_BURST_RECHECK
-    pause = before.due - now if before.acquired is None else now - before.acquired
-    if before.state != "PROCESSING":
-        # It cannot settle before it has been claimed.
+    pause = previous.due - now if previous.acquired is None else now - previous.acquired
+    if previous.state != "PROCESSING":
+        # The previous message cannot settle before it has been claimed.
         return min(max(SHORTEST_BURST_RECHECK, pause), BURST_WAIT_LIMIT)
     return min(max(SHORTEST_BURST_RECHECK, pause), LONGEST_BURST_RECHECK)
 
 
-def _superseded(turns: Mapping[str, Turn]) -> dict[int, tuple[str, int]]:
-    """Of messages in whose place another one is delivered, their keys and that one."""
+def _find_superseded(turns: Mapping[str, Turn]) -> dict[int, tuple[str, int]]:
+    """Return the key and the successor of each superseded message."""
     return {
-        message: (key, by) for key, turn in turns.items() for message, by in turn.superseded.items()
+        message: (key, successor)
+        for key, turn in turns.items()
+        for message, successor in turn.superseded.items()
     }
 
 
-def _stands_by(live: Live) -> bool:
-    return stands_by(live.due, live.marks)
+def _is_standby(message: QueuedMessage) -> bool:
+    return stands_by(message.due, message.flags)

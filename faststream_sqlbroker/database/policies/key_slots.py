@@ -1,9 +1,10 @@
 """The slots of each key at a claim: for a Throttle by key whose messages wait.
 
-A key without a slot keeps its messages where they are: nothing is written to them, so an urgent
-one goes first, an expired one takes no slot, and another rate holds from the next claim on. What
-waits for a slot must not be read again and again: if the oldest due messages have none, the claim
-reads keys instead, by the time at which each has its next slot (`due_at` of its state).
+Messages of a key without a slot stay where they are, and nothing is written to them. So an
+urgent message goes first, an expired message takes no slot, and a changed rate holds from the
+next claim on. Messages that wait for a slot must not be read again and again: if the oldest due
+messages have none, the claim reads keys instead, by the time at which each has its next slot
+(`due_at` of its state).
 
 Times are microseconds since 1970.
 """
@@ -19,248 +20,265 @@ from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.database.parts.ordered import Key
 from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK, Intake
-from faststream_sqlbroker.database.policies.rows import SCAN, Live, as_key
+from faststream_sqlbroker.database.policies.rows import SCAN, QueuedMessage, as_key
 from faststream_sqlbroker.database.policies.slot_use import SlotLogs
 
 OVERLAP = MICROSECONDS // 10
-"""A look for arrivals begins this long before the end of the last one (microseconds): most
-publishes are committed sooner than that after their due time."""
+"""Microseconds by which a scan for arrivals overlaps the last one: most publishes are committed
+sooner than that after their due time.
+"""
 PASS_SHARE = 5
-"""After a pass over all keys none follows for this many times its length."""
+"""A pass over all keys is followed by a pause of this many times its duration."""
 
 
 @dataclass(eq=False)
-class TakenSlots:
-    """The slots that messages of a queue take in a claim, under the queue's lock: slots of the
-    queue or of keys.
+class MessageSlots:
+    """The slots that messages of a queue take in a claim, under the queue's lock.
+
+    They are slots of the queue or of keys.
     """
 
     intake: Intake
     policy: Throttle
     shared: SlotLogs
     scope: str
-    """Where what is taken is stored."""
+    """The scope in which taken slots are stored."""
     first: int
     until: int
     """Slots from `first` to this time are granted now."""
     _logs: dict[str, SlotLog] = field(default_factory=dict, init=False)
-    """As they are stored."""
+    """The logs as stored."""
     _trial: dict[str, SlotLog] = field(default_factory=dict, init=False)
-    """With the slots that were taken."""
-    _taken: dict[int, tuple[str, int]] = field(default_factory=dict, init=False)
+    """The logs with the slots taken by this claim."""
+    _granted: dict[int, tuple[str, int]] = field(default_factory=dict, init=False)
     """Keys and slots of the messages that may start; not stored before they are leased."""
     _stored: dict[str, int | None] = field(default_factory=dict, init=False)
 
-    def look(self, keys: Iterable[Key]) -> None:
-        """Read what is known of `keys`."""
-        texts = {text for key in keys if (text := as_key(key)) is not None}
-        missing = texts - self._logs.keys()
-        known = self.intake.rows.states(self.scope, missing)
+    def load_keys(self, keys: Iterable[Key]) -> None:
+        """Load the slot logs of `keys`."""
+        names = {name for key in keys if (name := as_key(key)) is not None}
+        missing = names - self._logs.keys()
+        states = self.intake.rows.load_states(self.scope, missing)
         for key in missing:
-            info = known.get(key)
+            info = states.get(key)
             self._logs[key] = self.shared.load(self.policy, (self.scope, key), info)
             self._stored[key] = info.get("next") if isinstance(info, dict) else None
 
-    def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
-        """Up to `limit` of `chosen` that expire, have no key, or take a slot of their key now."""
-        keys = {message: self._key(live[message].key) for message in chosen if message in live}
-        self.look(key for key in keys.values() if key is not None)
+    def select_on_time(
+        self, selected: Sequence[int], queued: Mapping[int, QueuedMessage], limit: int
+    ) -> list[int]:
+        """Return up to `limit` of `selected` that expire, have no key, or take a slot of their key
+        now.
+        """
+        keys = {
+            message: self._get_key(queued[message].key) for message in selected if message in queued
+        }
+        self.load_keys(key for key in keys.values() if key is not None)
         starting: list[int] = []
         for message, key in keys.items():
             if len(starting) == limit:
                 break
-            if key is not None and not live[message].expired:
+            if key is not None and not queued[message].expired:
                 log = self._trial.setdefault(key, self._logs[key].copy())
-                if (slot := self._grant(log)) > self.until:
-                    self._wait(slot, message)
+                if (slot := self._grant_slot(log)) > self.until:
+                    self._record_wait(slot, message)
                     continue
-                self._taken[message] = key, slot
+                self._granted[message] = key, slot
             starting.append(message)
         return starting
 
-    def slot(self, message: int) -> tuple[int, Place] | None:
-        """The slot of a message that starts, and where it is stored; None: it needs none."""
-        if (taken := self._taken.get(message)) is None:
+    def get_slot(self, message: int) -> tuple[int, Place] | None:
+        """Return the slot, scope and key of a starting message, or None if no slot is needed."""
+        if (granted := self._granted.get(message)) is None:
             return None
-        key, at = taken
+        key, at = granted
         return at, (self.scope, key)
 
-    def _key(self, key: str | None) -> str | None:
+    def _get_key(self, key: str | None) -> str | None:
         return key if self.policy.key else ""
 
-    def _grant(self, log: SlotLog) -> int:
-        """The next slot of a key; added to `log` if granted now."""
+    def _grant_slot(self, log: SlotLog) -> int:
+        """Return the next slot of a key, and update `log` if the slot is granted now."""
         slot = self.policy.next_slot(log, self.first)
         if slot <= self.until:
-            log.add(slot, slot + self.shared.patience)
+            log.add(slot, slot + self.shared.max_delay)
         return slot
 
-    def _wait(self, slot: int, message: int | None = None) -> None:
-        """Note that the key of `message` has the next slot only at `slot`."""
+    def _record_wait(self, slot: int, message: int | None = None) -> None:
+        """Record that the key of `message` has no slot before `slot`."""
         raise NotImplementedError
 
-    def _spend(self, started: Mapping[int, int]) -> tuple[dict[str, list[int]], set[str]]:
-        """Add the slots of the messages `started`, each at its time, its own slot or later, to
-        their logs; the slots by key, and the keys of which something is to be told.
+    def _record_starts(self, started: Mapping[int, int]) -> tuple[dict[str, list[int]], set[str]]:
+        """Add the start times of `started` to their logs.
+
+        Returns:
+            The added times by key, and the keys with uses to report.
         """
         shared = self.shared
-        self.look(shared.use.worth_telling(self.scope, self.policy, self._logs))
+        self.load_keys(shared.use.list_reportable_keys(self.scope, self.policy, self._logs))
         self._trial.clear()
-        taken = defaultdict(list)
+        spent = defaultdict(list)
         for message, at in started.items():
-            # The expired, and those without a key, have taken none.
-            if message in self._taken:
-                key = self._taken[message][0]
-                self._logs[key].add(at, at + shared.patience)
-                taken[key].append(at)
-        return taken, {key for scope, key in shared.changed if scope == self.scope}
+            # Expired messages and messages without a key have taken no slot.
+            if message in self._granted:
+                key = self._granted[message][0]
+                self._logs[key].add(at, at + shared.max_delay)
+                spent[key].append(at)
+        return spent, {key for scope, key in shared.changed if scope == self.scope}
 
 
 @dataclass(eq=False)
-class KeySlots(TakenSlots):
+class KeySlots(MessageSlots):
     """The keys of a queue whose messages wait for slots."""
 
     _admitted: dict[str, SlotLog] = field(default_factory=dict, init=False)
     _indexed: bool = field(default=False, init=False)
     _idle: set[str] = field(default_factory=set, init=False)
-    looked: bool = field(default=False, init=False)
-    """Whether messages were looked at."""
-    later: int | None = field(default=None, init=False)
-    """The first slot of a key that has none now; None: no key is known to wait."""
+    has_selected: bool = field(default=False, init=False)
+    """True once messages were selected."""
+    next_slot: int | None = field(default=None, init=False)
+    """The first slot of a key that has none now; None if no waiting key is known."""
 
-    def next(self, key: str) -> int:
-        """The first slot of a key, which has been looked at."""
+    def get_next_slot(self, key: str) -> int:
+        """Return the first slot of a key that was loaded."""
         return self.policy.next_slot(self._trial.get(key, self._logs[key]), self.first)
 
     def is_open(self, key: Key | None) -> bool:
-        """Whether a message of the key may start now; one without a key always may."""
-        if (text := as_key(key)) is None:
+        """Return True if a message of the key may start now; without a key always."""
+        if (name := as_key(key)) is None:
             return True
-        if (slot := self.next(text)) <= self.until:
+        if (slot := self.get_next_slot(name)) <= self.until:
             return True
-        self._wait(slot)
+        self._record_wait(slot)
         return False
 
-    def admits(self, key: Key) -> bool:
-        """Whether one more message of the key may start now, after those that were admitted."""
-        if (text := as_key(key)) is None:
+    def admit(self, key: Key) -> bool:
+        """Admit another message of the key; return False without a slot now."""
+        if (name := as_key(key)) is None:
             return True
-        if not self.is_open(text):
+        if not self.is_open(name):
             return False
-        log = self._admitted.setdefault(text, self._logs[text].copy())
-        if (slot := self._grant(log)) > self.until:
-            self._wait(slot)
+        log = self._admitted.setdefault(name, self._logs[name].copy())
+        if (slot := self._grant_slot(log)) > self.until:
+            self._record_wait(slot)
             return False
         return True
 
-    def begin_anew(self) -> None:
-        """Nothing has been admitted."""
+    def reset_admitted(self) -> None:
+        """Forget the admitted messages."""
         self._admitted.clear()
 
-    def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
-        """As `TakenSlots`; what has no slot stays as it is."""
-        self.looked = True
-        return super().on_time(chosen, live, limit)
+    def select_on_time(
+        self, selected: Sequence[int], queued: Mapping[int, QueuedMessage], limit: int
+    ) -> list[int]:
+        """Select as `MessageSlots`; messages without a slot stay unchanged."""
+        self.has_selected = True
+        return super().select_on_time(selected, queued, limit)
 
-    def _wait(self, slot: int, message: int | None = None) -> None:  # noqa: ARG002
-        self.later = slot if self.later is None else min(self.later, slot)
+    def _record_wait(self, slot: int, message: int | None = None) -> None:  # noqa: ARG002
+        self.next_slot = slot if self.next_slot is None else min(self.next_slot, slot)
 
     def use_index(self) -> None:
-        """From now on, write of each key that is looked at when it is to be looked at again."""
+        """From now on, store the time of the next check of each loaded key."""
         if self._indexed:
             return
         self._indexed = True
         intake = self.intake
         if intake.queue not in intake.position.indexed:
-            # Another rate may have written it. A process has one rate, so it asks once.
-            intake.rows.look_anew(self.scope)
+            # The stored times may be from another rate. A process has one rate, so it resets them
+            # once.
+            intake.rows.mark_keys_due(self.scope)
             intake.position.indexed.add(intake.queue)
 
-    def idle(self, keys: Iterable[Key]) -> None:
-        """Nothing of `keys` is due: they are not to be looked at again before something is."""
-        self._idle |= {text for key in keys if (text := as_key(key)) is not None}
+    def mark_idle(self, keys: Iterable[Key]) -> None:
+        """Skip `keys`, which have no due message now, in checks until a message is due."""
+        self._idle |= {name for key in keys if (name := as_key(key)) is not None}
 
-    def arrivals(self) -> tuple[list[int], bool]:
-        """Messages that have become due since the last look, and whether there are more."""
+    def list_arrivals(self) -> tuple[list[int], bool]:
+        """Return messages that have become due since the last scan, and True if there are more."""
         intake = self.intake
-        found: list[int] = []
-        more = False
+        ids: list[int] = []
+        has_more = False
         for pair in intake.pairs:
-            place = intake.queue, pair.priority, SLOT
-            since = intake.position.ended_at.get(place, intake.now) - OVERLAP
-            rows = intake.rows.arrivals(
+            position_key = intake.queue, pair.priority, SLOT
+            since = intake.position.ended_at.get(position_key, intake.now) - OVERLAP
+            rows = intake.rows.list_arrivals(
                 pair.priority,
-                before=intake.before,
-                own=0,
+                required_flags=intake.passed_flags,
+                missing_flag=0,
                 since=since,
             )
-            found += [row.id for row in rows if not row.expired]
-            whole = len(rows) < SCAN
-            # What has one due time and is more than a look finds is left to the pass over all keys.
-            behind = not whole and rows[-1].due - OVERLAP > since
-            intake.position.ended_at[place] = rows[-1].due if behind else intake.now
-            more = more or behind
-        return found, more
+            ids += [row.id for row in rows if not row.expired]
+            is_complete = len(rows) < SCAN
+            # If more messages than a scan reads have the same due time, the pass over all keys
+            # finds the rest.
+            is_incomplete = not is_complete and rows[-1].due - OVERLAP > since
+            intake.position.ended_at[position_key] = rows[-1].due if is_incomplete else intake.now
+            has_more = has_more or is_incomplete
+        return ids, has_more
 
-    def looks_at_all(self) -> bool:
-        """Whether a pass over all keys is to begin, as none is under way: it finds what was
-        committed late, or came back with its old due time.
+    def start_full_pass(self) -> bool:
+        """Start a pass over all keys if a pass is due; return True if so.
+
+        Such a pass finds messages that were committed late or came back with their old due time.
         """
         position = self.intake.position
         now = self.intake.clock.monotonic()
-        if (began := position.pass_began.pop(self.intake.queue, None)) is not None:
-            rest = max(WHOLE_LOOK, PASS_SHARE * (now - began))
-            position.pass_after[self.intake.queue] = now + rest
-        if now < position.pass_after.get(self.intake.queue, 0.0):
+        if (started_at := position.pass_started_at.pop(self.intake.queue, None)) is not None:
+            pause = max(WHOLE_LOOK, PASS_SHARE * (now - started_at))
+            position.next_pass_at[self.intake.queue] = now + pause
+        if now < position.next_pass_at.get(self.intake.queue, 0.0):
             return False
-        position.pass_began[self.intake.queue] = now
+        position.pass_started_at[self.intake.queue] = now
         return True
 
-    def next_look(self) -> int | None:
-        """When a key is to be looked at again; None: no key waits."""
+    def find_next_check(self) -> int | None:
+        """Return when a key is to be checked again, or None if no key waits."""
         if self._indexed:
-            at = self.intake.rows.next_due(self.scope)
+            at = self.intake.rows.find_next_due(self.scope)
             if at is not None:
-                self._wait(at)
-        return self.later
+                self._record_wait(at)
+        return self.next_slot
 
-    def keep(self, started: Mapping[int, int]) -> None:
-        """Store the slots of the messages `started`, each at its time, its own slot or later; what
-        is to be told of others, and when to look at keys again.
+    def save(self, started: Mapping[int, int]) -> None:
+        """Store the start times of `started`, reports of earlier slots, and the next checks of
+        keys.
         """
-        if not self.looked:
+        if not self.has_selected:
             return
-        taken, told = self._spend(started)
+        spent, reported = self._record_starts(started)
         states = {}
         due: dict[str, int | None] = {}
-        for key in {*taken, *told, *(self._logs if self._indexed else ())}:
+        for key in {*spent, *reported, *(self._logs if self._indexed else ())}:
             log = self._logs[key]
-            at_next = None
-            if key not in self._idle or key in taken:
-                at_next = self._next_look(key, taken.get(key, ()))
-            if key not in taken.keys() | told and self._is_stored(key, at_next):
+            next_check = None
+            if key not in self._idle or key in spent:
+                next_check = self._compute_next_slot(key, spent.get(key, ()))
+            if key not in spent.keys() | reported and self._is_check_stored(key, next_check):
                 continue
-            info, forget = self.shared.dump(self.policy, (self.scope, key), log)
+            info, expiry = self.shared.dump(self.policy, (self.scope, key), log)
             info.pop("next", None)
-            if at_next is not None:
-                info["next"] = at_next
-            states[key] = info, max(forget, at_next or 0)
-            due[key] = at_next
-        self.intake.rows.keep(self.scope, states, due)
+            if next_check is not None:
+                info["next"] = next_check
+            states[key] = info, max(expiry, next_check or 0)
+            due[key] = next_check
+        self.intake.rows.save_states(self.scope, states, due)
 
-    def _next_look(self, key: str, taken: Sequence[int]) -> int:
-        """When the key has its next slot, if those `taken` now start at their slots."""
+    def _compute_next_slot(self, key: str, taken: Sequence[int]) -> int:
+        """Return the next slot of the key if the messages in the `taken` slots start at their
+        slots.
+        """
         log = self._logs[key]
         if taken:
             log = log.copy()
             for slot in taken:
-                self.policy.report(log, slot + self.shared.patience, slot)
+                self.policy.report(log, slot + self.shared.max_delay, slot)
         return self.policy.next_slot(log, self.first)
 
-    def _is_stored(self, key: str, at: int | None) -> bool:
-        """Whether it is known of a key that it is to be looked at `at`; None: not."""
+    def _is_check_stored(self, key: str, at: int | None) -> bool:
+        """Return True if the stored next check of the key is equivalent to `at`."""
         stored = self._stored[key]
         if stored is None or at is None:
             return stored is at
-        # A key that has a slot now is looked at now, since whenever that is so.
+        # A key that has a slot now is due for a check now, whenever its slot came.
         return stored == at or max(stored, at) <= self.until

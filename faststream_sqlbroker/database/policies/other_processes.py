@@ -1,9 +1,9 @@
-"""What a claim under policies hears of other processes, and tells them.
+"""Exchange of limits and rates between processes at a claim under policies.
 
-Concurrency: of subscribers of a queue with different limits the lowest holds; each process notes
-its limit with its claims. Over several queues, a budget knows which queues have leases of it.
-Throttle: the signs of life of subscribers tell of their rates. Each process reads limits and rates
-once a second.
+Concurrency: if subscribers of a queue have different limits, the lowest holds; each process
+notes its limit with its claims. For a limit over several queues, the budget lists the queues
+that have leases. Throttle: the heartbeats of subscribers contain their rates. Each process
+reads limits and rates once a second.
 """
 
 from collections import defaultdict
@@ -20,88 +20,93 @@ from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
-from faststream_sqlbroker.database.policies.intake import Intake, slot_scope
+from faststream_sqlbroker.database.policies.intake import Intake, get_slot_scope
 from faststream_sqlbroker.database.policies.slot_use import SHARED_SLOTS
 
 LIMITS = "limits"
 """Scope of the policy state; the key is the queue."""
-OF_KEYS = "limits_of_keys"
-"""The same for limits of each key."""
+KEY_LIMITS = "limits_of_keys"
+"""Scope of the policy state for limits of each key; the key is the queue."""
 SHARED_LEASES = "shared_leases"
 """Scope of the policy state; the key is the name of the budget."""
-FORGOTTEN = 365 * 24 * 60 * MEMBER_LIVES
-"""Microseconds: a budget from which nothing was claimed for a year is forgotten. Until then the row
-says where leases may be."""
+BUDGET_RETENTION = 365 * 24 * 60 * MEMBER_LIVES
+"""Microseconds after which an unused budget is deleted: a year. Until then its row says where
+leases may be.
+"""
 
 
-def lowest(intake: Intake, policy: Concurrency, is_old: Callable[[float, float], bool]) -> int:
-    """The lowest limit of the subscribers that have claimed lately; under the queue's lock.
+def get_lowest_limit(
+    intake: Intake, policy: Concurrency, is_old: Callable[[float, float], bool]
+) -> int:
+    """Return the lowest limit of the subscribers that have claimed lately; needs the queue's lock.
 
-    `is_old` tells of what was read at a time, by now, whether it is to be read again.
+    `is_old` returns True if a value read at one time must be read again at another.
     """
     by_key = bool(policy.per_key)
-    place = intake.queue, by_key
-    asked = intake.clock.monotonic()
-    read_at, known = intake.position.limits.get(place, (float("-inf"), policy.limit))
-    if not is_old(read_at, asked):
-        return known
-    scope = OF_KEYS if by_key else LIMITS
-    info = intake.rows.states(scope, [intake.queue]).get(intake.queue)
+    limit_key = intake.queue, by_key
+    now = intake.clock.monotonic()
+    read_at, cached = intake.position.limits.get(limit_key, (float("-inf"), policy.limit))
+    if not is_old(read_at, now):
+        return cached
+    scope = KEY_LIMITS if by_key else LIMITS
+    info = intake.rows.load_states(scope, [intake.queue]).get(intake.queue)
     members = members_of(info, policy.limit, intake.now)
     if members.must_keep:
         state = {"members": members.kept}, intake.now + MEMBER_LIVES
-        intake.rows.keep(scope, {intake.queue: state})
-    intake.position.limits[place] = asked, members.lowest
+        intake.rows.save_states(scope, {intake.queue: state})
+    intake.position.limits[limit_key] = now, members.lowest
     return members.lowest
 
 
-def shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
-    """How many leases the queues of the budget have, and how many they may have.
+def count_shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
+    """Return the leases of the queues of the budget, and their maximum.
 
-    Under the budget's lock. A claim writes its queue down before it leases anything, and a queue
-    is taken off the list only while it has no lease: so a process that dies leaves none uncounted.
+    Needs the budget's lock. A claim adds its queue to the list before it leases anything, and a
+    queue is removed only while it has no lease: so leases of a process that dies are counted.
     """
     rows = intake.rows
     now = intake.now
     name = str(policy.scope)
-    info = rows.states(SHARED_LEASES, [name]).get(name)
+    info = rows.load_states(SHARED_LEASES, [name]).get(name)
     members = members_of(info, policy.limit, now)
-    most = members.lowest
-    listed = {str(each) for each in (info or {}).get("queues", ())}
-    counts = {each: rows.running(each, most) for each in sorted({*listed, intake.queue})}
-    holding = {each for each, count in counts.items() if count or each == intake.queue}
+    max_leases = members.lowest
+    listed = {str(queue) for queue in (info or {}).get("queues", ())}
+    counts = {
+        queue: rows.count_leases(queue, max_leases) for queue in sorted({*listed, intake.queue})
+    }
+    holding = {queue for queue, count in counts.items() if count or queue == intake.queue}
     if members.must_keep or holding != listed:
-        kept = {"queues": sorted(holding), "members": members.kept}
-        rows.keep(SHARED_LEASES, {name: (kept, now + FORGOTTEN)})
-    return sum(counts.values()), most
+        state = {"queues": sorted(holding), "members": members.kept}
+        rows.save_states(SHARED_LEASES, {name: (state, now + BUDGET_RETENTION)})
+    return sum(counts.values()), max_leases
 
 
-def read_rates(dialect: Dialect, connection: Connection, now: int, asked: float) -> LiveRates:
-    """What the signs of life tell now; `asked` is this process's time."""
-    found: dict[Place, set[Limit]] = defaultdict(set)
-    rates = LiveRates(read_at=asked)
+def read_rates(dialect: Dialect, connection: Connection, now: int, read_at: float) -> LiveRates:
+    """Read the rates from the heartbeats of live subscribers; `read_at` is this process's time."""
+    limits: dict[Place, set[Limit]] = defaultdict(set)
+    rates = LiveRates(read_at=read_at)
     for subscriber in read_subscribers(connection, dialect.tables.policy_state):
         if subscriber.stopping:
             continue
-        old = to_microseconds(subscriber.lease_expires_at) > now + OTHERS_LIVE
-        for place, throttle in _places(subscriber):
-            if old:
-                rates.unsure.add(place)
+        is_old = to_microseconds(subscriber.lease_expires_at) > now + OTHERS_LIVE
+        for slot_key, throttle in _iter_throttles(subscriber):
+            if is_old:
+                rates.unsure.add(slot_key)
             else:
-                found[place].add(throttle.limit)
-    # Where only old signs are, slots tell as much.
-    rates.known = dict(found)
+                limits[slot_key].add(throttle.limit)
+    # If all heartbeats are old, the slots say as much.
+    rates.known = dict(limits)
     return rates
 
 
-def _places(subscriber: LiveSubscriber) -> Iterator[tuple[Place, Throttle]]:
+def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[Place, Throttle]]:
     throttles = [policy for policy in subscriber.rules if isinstance(policy, Throttle)]
     for queue in subscriber.queues:
         for n, throttle in enumerate(throttles):
-            yield _place(queue, n, throttle), throttle
+            yield _get_slot_key(queue, n, throttle), throttle
 
 
-def _place(queue: str, number: int, throttle: Throttle) -> Place:
+def _get_slot_key(queue: str, number: int, throttle: Throttle) -> Place:
     if throttle.scope is not None:
         return SHARED_SLOTS, throttle.scope
-    return slot_scope(queue, None if throttle.key else number), ""
+    return get_slot_scope(queue, None if throttle.key else number), ""

@@ -1,16 +1,17 @@
-"""What waited for a policy that no live subscriber of its queue has is freed, and so is what waits
-for a clock that was set back.
+"""Free messages that wait for a policy that no live subscriber of their queue has any more.
 
-Delay, bursts and throttles that refuse give messages a later due time. It says nothing any more
-when a deployment has taken the policy away. Which policies may have put messages off is noted by
-their claims, now and then; the marks of a message say whose its due time is.
+Messages that wait because the database's clock was set back are freed, too.
 
-A note that is more than a minute later than now proves that the database's clock was set back, and
-by about how much. Until the clock has come there again, due times that were given before say
-nothing, either.
+Delay, bursts and throttles that refuse give messages a later due time. That time is obsolete
+when a deployment has removed the policy. Claims note now and then which policies may have put
+messages off; the flags of a message say which policy has set its due time.
 
-The notes are rows of the policy state: the scope is `HOLDS` and the queue, the key says what puts
-off.
+A note that is more than a minute later than now proves that the database's clock was set back,
+and by about how much. Until the clock reaches that time again, due times given before are
+obsolete, too.
+
+The notes are rows of the policy state: the scope is `HOLDS` and the queue, the key names the
+policy.
 
 Times are microseconds since 1970.
 """
@@ -32,30 +33,31 @@ from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.sizes import chunks
-from faststream_sqlbroker.database.policies.intake import HOLDS, KEPT
+from faststream_sqlbroker.database.policies.intake import HOLDS, NOTE_RETENTION
 from faststream_sqlbroker.database.policies.key_heads import BURST_WAIT_LIMIT
-from faststream_sqlbroker.database.policies.rows import Later, PolicyRows, read_now
+from faststream_sqlbroker.database.policies.rows import DelayedMessage, PolicyRows, read_now
 from faststream_sqlbroker.schema.types import clock
 
 LIVES = 60 * 1_000_000
-"""So long after such a note a policy is not gone (microseconds), though no subscriber tells of it:
-its heartbeat may have failed."""
+"""Microseconds after a note for which its policy counts as present although no subscriber reports
+it: its heartbeat may have failed.
+"""
 STEP = 2_000
-"""Messages that one transaction looks at."""
-EARLIER = 1_000
-"""A step begins this long before the last due time of the one before (microseconds): others have
-the same."""
+"""Messages that one transaction checks."""
+STEP_OVERLAP = 1_000
+"""Microseconds by which a step overlaps the one before: other messages may have the same due time.
+"""
 
 
 @dataclass
 class Freeing:
-    """How far one search has come, and what it has found."""
+    """The progress and the results of a search."""
 
     at: dict[int, int] = field(default_factory=dict)
-    """By priority, the due time after which messages have not been looked at."""
+    """By priority, the due time after which messages have not been checked."""
     size: int = STEP
     back: int = 0
-    """By how much the database's clock was set back (microseconds)."""
+    """Microseconds by which the database's clock was set back."""
     freed: int = 0
     done: bool = False
 
@@ -67,21 +69,22 @@ class Hold(NamedTuple):
     name: str
     info: dict[str, Any]
     now: datetime
-    """When it was read, by the database's clock."""
+    """Time of the read, by the database's clock."""
 
     @property
     def seen(self) -> int:
-        """When a claim last noted it (microseconds since 1970)."""
+        """Time of the last note by a claim (microseconds since 1970)."""
         return int(self.info.get("seen", 0))
 
     @property
     def ahead(self) -> bool:
-        """Whether the database's clock was set back since."""
+        """True if the database's clock was set back after the note."""
         return self.seen > to_microseconds(self.now) + CLOCK_STEP
 
 
 class PolicyHolds:
-    """Reads the notes and frees what waits; each operation is one transaction, or some steps.
+    """Reads the notes and frees waiting messages; each operation is one transaction or several
+    steps.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -93,154 +96,172 @@ class PolicyHolds:
         self._table = database.tables.policy_state
 
     async def read(self, queues: Sequence[str]) -> list[Hold]:
-        """What may have put messages of `queues` off, by queue and name."""
+        """Return the policies that may have put messages of `queues` off, by queue and name."""
 
         def read(connection: Connection) -> list[Hold]:
             return [
-                _hold(row)
+                _to_hold(row)
                 for scopes in chunks([HOLDS + queue for queue in queues])
-                for row in connection.execute(self._select(scopes))
+                for row in connection.execute(self._build_select(scopes))
             ]
 
         return await self._database.run(read, Activity.CONSUME, Activity.STATE, write=False)
 
-    def _select(self, scopes: Sequence[str]) -> Select[Any]:
+    def _build_select(self, scopes: Sequence[str]) -> Select[Any]:
         c = self._table.c
         statement = select(c.scope, c.key, c.info, clock().label("now"))
         return statement.where(c.scope.in_(scopes)).order_by(c.scope, c.key)
 
     async def removed(self, holds: Sequence[Hold]) -> list[Hold]:
-        """Those of `holds` that no live subscriber has any more."""
-        old = [hold for hold in holds if hold.seen + LIVES < to_microseconds(hold.now)]
-        if not old:
+        """Return the `holds` whose policy no live subscriber has any more."""
+        old_holds = [hold for hold in holds if hold.seen + LIVES < to_microseconds(hold.now)]
+        if not old_holds:
             return []
-        live = await self._database.run(self._live, Activity.CONSUME, Activity.STATE, write=False)
-        return [hold for hold in old if hold.name not in holds_of(live.get(hold.queue, ()))]
+        live_policies = await self._database.run(
+            self._load_live_policies, Activity.CONSUME, Activity.STATE, write=False
+        )
+        return [
+            hold
+            for hold in old_holds
+            if hold.name not in holds_of(live_policies.get(hold.queue, ()))
+        ]
 
-    def _live(self, connection: Connection) -> dict[str, list[Policy]]:
-        """By queue, the policies of subscribers that claim."""
-        found: dict[str, list[Policy]] = {}
+    def _load_live_policies(self, connection: Connection) -> dict[str, list[Policy]]:
+        """Return the policies of claiming subscribers by queue."""
+        policies: dict[str, list[Policy]] = {}
         for subscriber in read_subscribers(connection, self._table):
             if not subscriber.stopping:
                 for queue in subscriber.queues:
-                    found.setdefault(queue, []).extend(subscriber.rules)
-        return found
+                    policies.setdefault(queue, []).extend(subscriber.rules)
+        return policies
 
     async def free_removed(self, hold: Hold) -> int | None:
-        """Free what waits for a policy that is gone; how many messages. None: try again, as a claim
-        of the queue runs.
+        """Free the messages that wait for a removed policy; return their number.
 
-        Nothing is done if a subscriber has the policy again.
+        Does nothing if a subscriber has the policy again. None means that a claim of the queue is
+        running: try again.
         """
-        mark = mark_of(hold.name)
-        # With the policy back, it takes part anew.
-        gone = mark | BURST if mark == HELD_BURST else mark
-        note = and_(self._table.c.scope == HOLDS + hold.queue, self._table.c.key == hold.name)
+        flag = mark_of(hold.name)
+        # If the policy returns, the message takes part again.
+        cleared_flags = flag | BURST if flag == HELD_BURST else flag
+        note_condition = and_(
+            self._table.c.scope == HOLDS + hold.queue, self._table.c.key == hold.name
+        )
 
         def free(connection: Connection, search: Freeing) -> Freeing:
-            live = self._live(connection).get(hold.queue, [])
-            if hold.name in holds_of(live):
+            live_policies = self._load_live_policies(connection).get(hold.queue, [])
+            if hold.name in holds_of(live_policies):
                 return replace(search, done=True)
             now = read_now(self._dialect, connection, self._database.clock).now
 
-            def due_of(row: Later) -> int | None:
-                if not row.marks & mark:
+            def compute_due(row: DelayedMessage) -> int | None:
+                if not row.flags & flag:
                     return None
-                return freed_at(hold.name, hold.info, live, row.due, now)
+                return freed_at(hold.name, hold.info, live_policies, row.due, now)
 
-            found = self._shift(connection, hold.queue, search, now, due_of, ~gone)
-            if found.done:
-                connection.execute(delete(self._table).where(note))
-            return found
+            progress = self._shift_delayed(
+                connection, hold.queue, search, now, compute_due, ~cleared_flags
+            )
+            if progress.done:
+                connection.execute(delete(self._table).where(note_condition))
+            return progress
 
-        found = await self._in_steps(hold.queue, free)
-        return None if found is None else found.freed
+        progress = await self._run_in_steps(hold.queue, free)
+        return None if progress is None else progress.freed
 
     async def mend_clock_step(self, queue: str) -> Freeing | None:
-        """Set back what policies of `queue` have put off before the database's clock was. None: try
-        again, as a claim of the queue runs.
+        """Move back the due times that policies of `queue` gave before the database's clock was set
+        back.
 
-        Nothing is done if the step was mended. To do it again, as after a crash, changes nothing
-        more.
+        Does nothing if the step was repaired already; repeating it, as after a crash, changes
+        nothing more. None means that a claim of the queue is running: try again.
         """
 
-        def mend(connection: Connection, search: Freeing) -> Freeing:
+        def repair(connection: Connection, search: Freeing) -> Freeing:
             now = read_now(self._dialect, connection, self._database.clock).now
-            holds = [_hold(row) for row in connection.execute(self._select([HOLDS + queue]))]
+            holds = [
+                _to_hold(row) for row in connection.execute(self._build_select([HOLDS + queue]))
+            ]
             back = max((hold.seen - now for hold in holds), default=0)
             if back <= CLOCK_STEP:
                 return replace(search, done=True)
-            longest = max(BURST_WAIT_LIMIT, *(int(hold.info.get("length", 0)) for hold in holds))
+            max_wait = max(BURST_WAIT_LIMIT, *(int(hold.info.get("length", 0)) for hold in holds))
 
-            def due_of(row: Later) -> int | None:
-                if row.marks & PUT_OFF:
-                    return now  # a throttle may be asked at any time
-                # What stands by is to be looked at then.
-                base = STANDBY if stands_by(row.due, row.marks) else 0
-                # By the clock of today, nothing puts a message off for so long.
-                is_late = row.due - base - longest > now + CLOCK_STEP
-                is_late = is_late and bool(row.marks & (HELD_BURST | HELD_DELAY))
+            def compute_due(row: DelayedMessage) -> int | None:
+                if row.flags & PUT_OFF:
+                    return now  # a throttle can be checked at any time
+                # For a standby message, this is the time of its next check.
+                base = STANDBY if stands_by(row.due, row.flags) else 0
+                # With the current clock, no policy puts a message off for so long.
+                is_late = row.due - base - max_wait > now + CLOCK_STEP
+                is_late = is_late and bool(row.flags & (HELD_BURST | HELD_DELAY))
                 return max(base + now, row.due - back) if is_late else None
 
-            found = self._shift(connection, queue, search, now, due_of, ~0)
-            found.back = max(search.back, back)
-            if found.done:
+            progress = self._shift_delayed(connection, queue, search, now, compute_due, ~0)
+            progress.back = max(search.back, back)
+            if progress.done:
                 notes = {
-                    hold.name: ({**hold.info, "seen": min(hold.seen, now)}, now + KEPT)
+                    hold.name: ({**hold.info, "seen": min(hold.seen, now)}, now + NOTE_RETENTION)
                     for hold in holds
                 }
-                PolicyRows(self._dialect, connection, queue).keep(HOLDS + queue, notes)
-            return found
+                PolicyRows(self._dialect, connection, queue).save_states(HOLDS + queue, notes)
+            return progress
 
-        return await self._in_steps(queue, mend)
+        return await self._run_in_steps(queue, repair)
 
-    async def _in_steps(
+    async def _run_in_steps(
         self, queue: str, step: Callable[[Connection, Freeing], Freeing]
     ) -> Freeing | None:
-        """Take `step` after `step` under the lock of claims of `queue`, each from where the one
-        before has come to; None: a claim runs.
+        """Run `step` repeatedly under the claim lock of `queue`, each time from the last position.
+
+        Returns None if a claim is running.
         """
         search = Freeing()
 
-        def locked(connection: Connection) -> Freeing | None:
+        def run_locked(connection: Connection) -> Freeing | None:
             is_free = self._dialect.lock_order(connection, [queue])
             return step(connection, search) if is_free else None
 
         while True:
-            found = await self._database.run(locked, Activity.CONSUME, Activity.STATE)
-            if found is None or found.done:
-                return found
-            search = found
+            progress = await self._database.run(run_locked, Activity.CONSUME, Activity.STATE)
+            if progress is None or progress.done:
+                return progress
+            search = progress
 
-    def _shift(
+    def _shift_delayed(
         self,
         connection: Connection,
         queue: str,
         search: Freeing,
         now: int,
-        due_of: Callable[[Later], int | None],
-        kept: int,
+        compute_due: Callable[[DelayedMessage], int | None],
+        retained_flags: int,
     ) -> Freeing:
-        """Give some of what is due later than `now` the due times `due_of` it, unless they are
-        None; leave of its marks those `kept`. How far that is.
+        """Set due times of messages that are due later than `now`; return the new progress.
+
+        `compute_due` returns None for messages that stay unchanged. Flags except `retained_flags`
+        are cleared.
         """
-        found = replace(search, at=dict(search.at), done=True)
+        progress = replace(search, at=dict(search.at), done=True)
         rows = PolicyRows(self._dialect, connection, queue)
         for pair in self._dialect.ready_pairs(connection, [queue]):
-            at = found.at.setdefault(pair.priority, now)
-            later = rows.later(pair.priority, now=at, size=search.size)
-            due = {row.id: moment for row in later if (moment := due_of(row)) is not None}
-            rows.shift(due, 0, kept)
-            found.freed += len(due)
-            if len(later) == search.size:
-                found.done = False
-                # PostgreSQL 13 tells times of what stands by as a double: some microseconds off.
-                if later[-1].due - EARLIER > at:
-                    found.at[pair.priority] = later[-1].due - EARLIER
+            at = progress.at.setdefault(pair.priority, now)
+            messages = rows.list_delayed(pair.priority, now=at, size=search.size)
+            due = {
+                row.id: timestamp for row in messages if (timestamp := compute_due(row)) is not None
+            }
+            rows.shift(due, 0, retained_flags)
+            progress.freed += len(due)
+            if len(messages) == search.size:
+                progress.done = False
+                # PostgreSQL 13 returns times of standby messages as a double: some microseconds
+                # off.
+                if messages[-1].due - STEP_OVERLAP > at:
+                    progress.at[pair.priority] = messages[-1].due - STEP_OVERLAP
                 else:
-                    found.size *= 2  # so many have the same due time
-        return found
+                    progress.size *= 2  # so many have the same due time
+        return progress
 
 
-def _hold(row: Any) -> Hold:
+def _to_hold(row: Any) -> Hold:
     return Hold(row.scope.removeprefix(HOLDS), row.key, row.info or {}, row.now)

@@ -1,4 +1,4 @@
-"""The request and the result of a claim under policies, and what becomes of the messages leased."""
+"""The request and the result of a claim under policies, and checks of the leased messages."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,22 +19,22 @@ from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.policies.intake import IntakePosition
 from faststream_sqlbroker.database.policies.slot_use import ReadTime, SlotUse
 
-REMEMBERED = 8
-"""Claims of which it is known how long they took."""
-LOOK = 1.0
-"""Seconds for which what was read of other processes holds, ..."""
-LOOK_SHARE = 30
-"""... and at least so many times what a claim takes that reads it, ..."""
-LONGEST_LOOK = MEMBER_RENEWED / MICROSECONDS
-"""... but no longer than this: a claim that reads it also renews what others know of this one."""
+MAX_DURATIONS = 8
+"""Number of claims whose durations are remembered."""
+MIN_REFRESH = 1.0
+"""Seconds for which values read from other processes are valid at least, ..."""
+REFRESH_SHARE = 30
+"""... and at least this many times the duration of a claim that reads them, ..."""
+MAX_REFRESH = MEMBER_RENEWED / MICROSECONDS
+"""... but no longer than this: a claim that reads them also renews the values of this process."""
 
 
 @dataclass(frozen=True)
 class PolicyClaimRequest:
-    """What a subscriber wants to claim."""
+    """The claim that a subscriber requests."""
 
     queues: Sequence[str]
-    """In the order in which they are looked at."""
+    """In the order in which they are scanned."""
     limit: int
     lease: float
     """Seconds."""
@@ -42,82 +42,82 @@ class PolicyClaimRequest:
     policies: Sequence[Policy]
     ordered: bool = False
     keep: bool = True
-    """Whether what is discarded is archived."""
+    """True if discarded messages are archived."""
     suspicion: Suspicion | None = None
-    """No suspect is leased, unless it is `only`."""
+    """Suspects are not leased, except the message `only`."""
     only: int | None = None
-    """Nothing but this message."""
+    """Claim only this message."""
     starting: int | None = None
-    """How many of `limit` start at once: the first ones; the others wait for a worker. None: all;
-    less than 0: so many wait already."""
+    """Number of `limit` messages that start at once; the others wait for a worker. None: all. A
+    negative number: so many messages wait already.
+    """
     wave: int = 1
-    """How many of those that wait start together, as far as is known, ..."""
+    """Expected number of waiting messages that start together, ..."""
     wave_time: float = 0.0
-    """... and how many seconds after the ones before."""
-    gathers: float = 0.0
-    """How many seconds a batch may wait for more messages after its first one."""
+    """... and the seconds between two such groups."""
+    batch_wait: float = 0.0
+    """Seconds for which a batch may wait for more messages after its first one."""
 
     @property
-    def starts(self) -> int:
-        """How many start at once."""
+    def immediate_starts(self) -> int:
+        """Number of messages that start at once."""
         return self.limit if self.starting is None else max(0, min(self.limit, self.starting))
 
-    def seconds_behind(self, claimed: int) -> float:
-        """How long what waits for a worker waits behind what waits already, after so many were
-        `claimed` (seconds).
-        """
+    def get_wait_seconds(self, claimed: int) -> float:
+        """Return for how many seconds a message waits for the workers, after `claimed` messages."""
         free = self.limit if self.starting is None else self.starting
         return max(0, claimed - free) / max(1, self.wave) * self.wave_time
 
     @property
     def header(self) -> Header | None:
-        """Where the keys are that the policies go by; None: they go by those of the publish."""
+        """The header that has the keys of the policies; None for the keys of the publish."""
         return header_of(self.policies)
 
     @property
     def scopes(self) -> list[str]:
-        """The budgets that it shares with other queues, sorted."""
-        found = (getattr(policy, "scope", None) for policy in self.policies)
-        return sorted({name for name in found if name is not None})
+        """The budgets shared with other queues, sorted."""
+        names = (getattr(policy, "scope", None) for policy in self.policies)
+        return sorted({name for name in names if name is not None})
 
 
 @dataclass(slots=True)
 class Claim:
-    """The result of a claim."""
+    """The result of a claim under policies."""
 
     rows: list[ClaimedMessage]
     again: float | None
-    """In how many seconds after the read to claim again: 0 if another claim runs right now; None:
-    not known."""
+    """Seconds after the read until the next claim: 0 if another claim is running; None if not
+    known.
+    """
     gated: bool
-    """Whether nothing more can start before, whatever comes."""
+    """True if nothing more can start before that time."""
     more: bool = False
-    """Whether there is more to look at, at once."""
+    """True if more remains to be scanned at once."""
     suspects: Mapping[int, Suspect] = field(default_factory=dict)
     """By id, messages that could start and were left for a claim of their own."""
     read: ReadTime | None = None
-    """When the database's clock was read; None: nothing was due."""
+    """The reading of the database's clock; None if nothing was due."""
 
 
 @dataclass
 class ScanPosition:
-    """Where the last claims of one process stopped reading."""
+    """The positions at which the last claims of a process stopped reading."""
 
     intake: IntakePosition = field(default_factory=IntakePosition)
     cursors: Cursors = field(default_factory=Cursors)
     took: list[float] = field(default_factory=list)
-    """Seconds from reading the clock until the answer to COMMIT, of the last claims."""
+    """Seconds from reading the clock until the answer to COMMIT, for the last claims."""
     whole_took: list[float] = field(default_factory=list)
-    """Seconds from their beginning until then, which have the wait for the lock, too."""
+    """Seconds from the start until the answer to COMMIT, including the wait for the lock."""
     swaps_took: list[float] = field(default_factory=list)
-    """The same of claims by compare and swap."""
+    """Seconds of the last claims by compare and swap."""
     use: SlotUse = field(default_factory=lambda: SlotUse(Clock()))
-    """How slots were used; shared by all copies."""
-    told: dict[Place, int] = field(default_factory=dict)
-    """By place, how much of that this claim has told."""
+    """The use of slots; shared by all copies."""
+    reported: dict[Place, int] = field(default_factory=dict)
+    """Number of uses that this claim has reported, by slot key."""
 
     def copy(self) -> "ScanPosition":
-        """One to change while it is not known whether the claim will be committed."""
+        """Return a copy to change while the outcome of the claim's commit is unknown."""
         return ScanPosition(
             self.intake.copy(),
             self.cursors.copy(),
@@ -127,30 +127,32 @@ class ScanPosition:
             self.use,
         )
 
-    def note(self, took: float, whole_took: float) -> None:
-        """A claim was answered so many seconds after it had read the clock, and had begun."""
-        self.took = [*self.took[1 - REMEMBERED :], took]
-        self.whole_took = [*self.whole_took[1 - REMEMBERED :], whole_took]
+    def record_claim(self, duration: float, total_duration: float) -> None:
+        """Record the seconds that a claim took since reading the clock, and since the start."""
+        self.took = [*self.took[1 - MAX_DURATIONS :], duration]
+        self.whole_took = [*self.whole_took[1 - MAX_DURATIONS :], total_duration]
 
-    def note_swap(self, took: float) -> None:
-        """The same of a claim by compare and swap."""
-        self.swaps_took = [*self.swaps_took[1 - REMEMBERED :], took]
+    def note_swap(self, duration: float) -> None:
+        """Record the seconds that a claim by compare and swap took."""
+        self.swaps_took = [*self.swaps_took[1 - MAX_DURATIONS :], duration]
 
-    def is_old(self, read_at: float, asked: float) -> bool:
-        """Whether what was read of other processes `read_at` is to be read again: under the lock,
-        and where that takes long, not with every claim.
+    def is_old(self, read_at: float, now: float) -> bool:
+        """Return True if values read at `read_at` from other processes must be read again.
+
+        They are read under the lock; where that takes long, not with every claim.
         """
         usual = median(self.took) if self.took else 0.0
-        return asked >= read_at + min(max(LOOK, LOOK_SHARE * usual), LONGEST_LOOK)
+        return now >= read_at + min(max(MIN_REFRESH, REFRESH_SHARE * usual), MAX_REFRESH)
 
 
-def refuse(
+def reject_unstartable(
     rows: Iterable[ClaimedMessage], policies: Sequence[Policy], dead: Collection[int] = ()
 ) -> None:
-    """Record why some of `rows` are claimed only to be made dead letters: those of `dead`, and
-    those without a key that `policies` do not deliver.
+    """Set the outcome of `rows` that are claimed only to become dead letters.
+
+    These are the rows in `dead`, and those without a key that `policies` do not deliver.
     """
-    keyed = refuses_keyless(policies)
+    keyed = rejects_keyless(policies)
     for row in rows:
         if row.id in dead:
             row.settle_as(Reject(THROTTLED))
@@ -158,17 +160,17 @@ def refuse(
             row.settle_as(Reject(NO_KEY))
 
 
-def refuses_keyless(policies: Sequence[Policy]) -> bool:
-    """Tell whether a message without a key is a dead letter."""
+def rejects_keyless(policies: Sequence[Policy]) -> bool:
+    """Return True if messages without a key become dead letters."""
     return any(
         getattr(policy, "without_key", "") == "dead_letter" and key_of(policy)
         for policy in policies
     )
 
 
-def end_at(closes: int, rows: Iterable[ClaimedMessage], read: ReadTime) -> None:
-    """None of `rows`, some of which wait for a worker, may start when the window has closed."""
-    latest = read.surely_before(closes)
+def limit_starts(closes_at: int, rows: Iterable[ClaimedMessage], read: ReadTime) -> None:
+    """Set the latest start of `rows`, some of which wait for a worker, to the end of the window."""
+    latest = read.to_time_before(closes_at)
     for row in rows:
         slot = row.slot
         if slot is None:
@@ -178,12 +180,14 @@ def end_at(closes: int, rows: Iterable[ClaimedMessage], read: ReadTime) -> None:
 
 
 def has_expired(row: ClaimedMessage) -> bool:
-    """Tell whether a message had expired when leased: it takes no slot."""
+    """Return True if a message had expired when leased, so that no slot is taken."""
     return row.expires_at is not None and row.expires_at <= row.acquired_at
 
 
 def may_start(row: ClaimedMessage) -> bool:
-    """Whether its handler may start: it ends in no other way, and lives to see its slot."""
+    """Return True if the handler may start: the row has no outcome and does not expire before its
+    slot.
+    """
     if row.outcome is not None or has_expired(row):
         return False
     if row.expires_at is None or row.slot is None or row.slot.at is None:

@@ -1,4 +1,4 @@
-"""Reads and writes of claims under policies: arrivals, due times, states by key. All in lists."""
+"""Statements of a claim under policies: arrivals, due times and states by key, all for lists."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
 
-Decided = Callable[[str, Mapping[int, str], Mapping[int, Any]], None]
-"""Called with a queue, texts by id, and the headers as they are stored, by id."""
-_ANY_TIME = 10**16
-"""In the year 2286: later than any look, and such that with `STANDBY` it is in the calendar."""
+DecisionListener = Callable[[str, Mapping[int, str], Mapping[int, Any]], None]
+"""Called with a queue, descriptions of the decisions by id, and the stored headers by id."""
+_MAX_TIME = 10**16
+"""In the year 2286: later than any scan, and still a valid date with `STANDBY` added."""
 SCAN = 5_000
-"""Messages that one statement looks at, shifts or discards."""
+"""Messages that one statement reads, shifts or discards."""
 
 
 @dataclass(slots=True)
@@ -33,179 +33,197 @@ class Arrival:
     key: str | None
     due: int
     created: int
-    """Never later than the database's time of the look."""
+    """Never later than the database's time of the scan."""
     expired: bool
     delivered: bool
-    """Whether it was delivered before, or let in by a Throttle."""
-    marks: int
+    """True if the message was delivered before, or admitted by a Throttle."""
+    flags: int
 
 
-def _arrival(r: Sequence[Any]) -> Arrival:
+def _to_arrival(r: Sequence[Any]) -> Arrival:
     return Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5]), int(r[6]))
 
 
-class Live(NamedTuple):
-    """A message that is in its queue. Times are microseconds since 1970."""
+class QueuedMessage(NamedTuple):
+    """A message in a queue. Times are microseconds since 1970."""
 
     state: str
     due: int
     acquired: int | None
     key: str | None
-    marks: int
-    lost: int
-    """Deliveries that ended without an attempt, while it is not leased."""
+    flags: int
+    lost_deliveries: int
+    """Deliveries that ended without an attempt; valid while the message is not leased."""
     expired: bool
 
 
-class Standing(NamedTuple):
-    """A message that stands by. Times are microseconds since 1970."""
+class StandbyMessage(NamedTuple):
+    """A message that stands by for another of the key (times in microseconds since 1970)."""
 
     id: int
     key: str | None
     due: int
-    """When it is looked at again."""
+    """When the message is checked again."""
     expired: bool
     created: int
 
 
-class Later(NamedTuple):
-    """A message that is due later."""
+class DelayedMessage(NamedTuple):
+    """A message that becomes due later."""
 
     id: int
     due: int
-    marks: int
+    flags: int
 
 
 def read_now(dialect: Dialect, connection: Connection, clock: Clock) -> ReadTime:
-    """The database's clock, and when the process read that clock."""
-    asked = clock.monotonic()
+    """Read the database's clock, and the process's clock before and after."""
+    asked_at = clock.monotonic()
     now = int(connection.execute(dialect.sql["policy_now"]).scalar_one())
-    return ReadTime(now, asked, clock.monotonic())
+    return ReadTime(now, asked_at, clock.monotonic())
 
 
 @dataclass(slots=True)
 class PolicyRows:
-    """The statements about a queue in one transaction, called with lists of any length."""
+    """The policy statements for a queue in a transaction, called with lists of any length."""
 
     dialect: Dialect
     connection: Connection
-    """Under the lock of `queue`, where something is written."""
+    """Holds the lock of `queue` if anything is written."""
     queue: str
     by_header: bool = False
-    """Whether keys are those that were read from a header."""
-    decided: Decided | None = None
-    """Told of what is decided of messages without a lease, before it is written."""
+    """True if the keys were read from a header."""
+    on_decision: DecisionListener | None = None
+    """Called with decisions about messages without a lease, before they are written."""
 
     def _run(self, name: str, **binds: Any) -> Any:
         statements = self.dialect.sql
         statement = statements.by_header(name) if self.by_header else statements[name]
         return self.connection.execute(statement, binds)
 
-    def _run_of_queue(self, name: str, **binds: Any) -> Any:
+    def _run_for_queue(self, name: str, **binds: Any) -> Any:
         return self._run(name, queue=self.queue, **binds)
 
-    def arrivals(self, priority: int, *, before: int, own: int, since: int) -> list[Arrival]:
-        """Up to `SCAN` due messages that have the marks `before` and not `own`, by due time and id.
+    def list_arrivals(
+        self, priority: int, *, required_flags: int, missing_flag: int, since: int
+    ) -> list[Arrival]:
+        """Return up to `SCAN_SIZE` due messages that miss a flag, by due time and id.
 
         Args:
-            priority: Only of this one.
-            before: Marks of the policies before.
-            own: The mark that is missing.
+            priority: Only messages of this priority.
+            required_flags: Flags of the earlier policies, which the messages must have.
+            missing_flag: The flag that they must not have.
             since: Messages that were due before are left out.
         """
-        rows = self._run_of_queue(
-            "policy_arrivals", priority=priority, before=before, own=own, since=since, size=SCAN
+        rows = self._run_for_queue(
+            "policy_arrivals",
+            priority=priority,
+            before=required_flags,
+            own=missing_flag,
+            since=since,
+            size=SCAN,
         )
-        return [_arrival(row) for row in rows]
+        return [_to_arrival(row) for row in rows]
 
-    def arrivals_of(
-        self, keys: Sequence[str], *, before: int, own: int
+    def list_arrivals_by_keys(
+        self, keys: Sequence[str], *, required_flags: int, missing_flag: int
     ) -> tuple[list[Arrival], set[str]]:
-        """The due messages of `keys`, of all priorities, that have the marks `before` and not
-        `own`, as far as `SCAN` goes; and the keys of which all were read.
+        """Return the due messages of `keys` that miss a flag, and the keys that were read
+        completely.
+
+        Reads all priorities, up to `SCAN_SIZE` messages in all.
         """
-        listed = [{"n": n, "k": key} for n, key in enumerate(keys)]
-        rows = self._run_of_queue(
-            "policy_arrivals_of", rows=json.dumps(listed), before=before, own=own, size=SCAN
+        key_rows = [{"n": n, "k": key} for n, key in enumerate(keys)]
+        rows = self._run_for_queue(
+            "policy_arrivals_of",
+            rows=json.dumps(key_rows),
+            before=required_flags,
+            own=missing_flag,
+            size=SCAN,
         ).all()
         # The last key that was read may have more.
-        whole = len(keys) if len(rows) < SCAN else int(rows[-1][7])
-        return [_arrival(row) for row in rows], set(keys[:whole])
+        complete_count = len(keys) if len(rows) < SCAN else int(rows[-1][7])
+        return [_to_arrival(row) for row in rows], set(keys[:complete_count])
 
-    def later(self, priority: int, *, now: int, size: int) -> list[Later]:
-        """Up to `size` messages that are due later than `now` and wait, by due time and id."""
-        rows = self._run_of_queue("policy_waits_later", priority=priority, now=now, size=size)
-        # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
-        return [Later(r[0], r[2], r[5]) for r in rows if isinstance(r[2], int)]
+    def list_delayed(self, priority: int, *, now: int, size: int) -> list[DelayedMessage]:
+        """Return up to `size` waiting messages due later than `now`, by due time and id."""
+        rows = self._run_for_queue("policy_waits_later", priority=priority, now=now, size=size)
+        # SQLite may have values other than numbers here, until the next claim corrects or rejects
+        # them.
+        return [DelayedMessage(row[0], row[2], row[5]) for row in rows if isinstance(row[2], int)]
 
-    def next_standby(self, priority: int) -> list[int]:
-        """When the first that stands by is to be looked at; empty: nothing does."""
-        return [each.due for each in self.standby_due(priority, now=_ANY_TIME, size=1)]
+    def find_next_standby(self, priority: int) -> list[int]:
+        """Return when the first standby message is to be checked, or an empty list."""
+        return [message.due for message in self.list_due_standby(priority, now=_MAX_TIME, size=1)]
 
-    def standby_due(self, priority: int, *, now: int, size: int) -> list[Standing]:
-        """Up to `size` messages that stand by and are to be looked at by `now`, by that time and
-        id.
-        """
-        rows = self._run_of_queue(
+    def list_due_standby(self, priority: int, *, now: int, size: int) -> list[StandbyMessage]:
+        """Return up to `size` standby messages to check by `now`, by that time and id."""
+        rows = self._run_for_queue(
             "policy_standby_due", priority=priority, now=STANDBY + now, size=size
         )
-        return _standing(rows)
+        return _to_standby_messages(rows)
 
-    def standby_of(
+    def list_standby_by_keys(
         self, ranges: Mapping[str, tuple[int, int]], *, last: bool = False
-    ) -> tuple[list[Standing], set[str]]:
-        """Up to `SCAN` messages of keys that stand by, whose ids lie between the two of their key,
-        key by key; of each the oldest first, or the `last`; and the keys of which all were read.
+    ) -> tuple[list[StandbyMessage], set[str]]:
+        """Return up to `SCAN_SIZE` standby messages by key, and the keys that were read completely.
+
+        Reads key by key the messages whose ids lie in the range of their key; of each key the
+        oldest first, or the latest first with `last`.
         """
         keys = list(ranges)
-        listed = [
+        range_rows = [
             {"n": n, "k": key, "low": low, "high": high}
             for n, (key, (low, high)) in enumerate(ranges.items())
         ]
         name = "policy_standby_last" if last else "policy_standby_first"
-        rows = self._run_of_queue(name, rows=json.dumps(listed), size=SCAN).all()
+        rows = self._run_for_queue(name, rows=json.dumps(range_rows), size=SCAN).all()
         # The last key that was read may have more.
-        whole = len(keys) if len(rows) < SCAN else int(rows[-1].n)
-        # To MySQL, keys that differ in spaces at their ends are equal.
-        found = _standing(row for row in rows if as_key(row[1]) == keys[row.n])
-        return found, set(keys[:whole])
+        complete_count = len(keys) if len(rows) < SCAN else int(rows[-1].n)
+        # MySQL treats keys as equal that differ only in trailing spaces.
+        messages = _to_standby_messages(row for row in rows if as_key(row[1]) == keys[row.n])
+        return messages, set(keys[:complete_count])
 
-    def stand_by(
+    def set_standby(
         self, due: Mapping[int, int], keys: Mapping[int, str | None] = MappingProxyType({})
     ) -> None:
-        """Let messages stand by until they are looked at when they are `due`; `keys` as for
-        `discard`.
-        """
-        at = {message: STANDBY + moment for message, moment in due.items()}
-        self.shift(at, BURST | HELD_BURST, KEPT | HELD_BURST, keys=keys)
+        """Put messages on standby until the checks at `due`; `keys` as for `discard`."""
+        shifted_due = {message: STANDBY + timestamp for message, timestamp in due.items()}
+        self.shift(shifted_due, BURST | HELD_BURST, KEPT | HELD_BURST, keys=keys)
 
-    def headers(self, ids: Sequence[int]) -> dict[int, Any]:
-        """The stored headers of `ids`."""
+    def read_headers(self, ids: Sequence[int]) -> dict[int, Any]:
+        """Return the stored headers of `ids`."""
         rows = json.dumps([{"id": message} for message in sorted(ids)])
-        found = self._run_of_queue("policy_headers", rows=rows)
-        return {row.id: row.headers for row in found}
+        header_rows = self._run_for_queue("policy_headers", rows=rows)
+        return {row.id: row.headers for row in header_rows}
 
-    def give_keys(self, keys: Mapping[int, str | None]) -> None:
-        """From now on policies go by these keys of messages, which their headers have."""
+    def set_keys(self, keys: Mapping[int, str | None]) -> None:
+        """Store keys read from headers, which policies use for the messages from now on."""
         rows = json.dumps([{"id": message, "k": key} for message, key in sorted(keys.items())])
-        self._run_of_queue("policy_give_keys", rows=rows)
+        self._run_for_queue("policy_give_keys", rows=rows)
 
     def shift(
         self,
         due: Mapping[int, int | None],
-        mark: int,
-        kept: int = ~0,
+        flags: int,
+        retained_flags: int = ~0,
         *,
         keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
-        """Give messages `mark`, of their marks leave `kept`, and another due time unless it is
-        None; `keys` as for `discard`.
+        """Set `flags` and new due times, and clear all flags except `retained_flags`.
+
+        A due time of None leaves the due time unchanged; `keys` as for `discard`.
         """
         if due:
-            self._tell({i: _put_off(at) for i, at in due.items()})
-            listed = [{"id": i, "due": at, "k": keys.get(i)} for i, at in due.items()]
-            rows = json.dumps(listed)
-            self._run_of_queue("policy_shift", rows=rows, mark=mark, kept=kept)
+            self._report_decisions(
+                {message: _describe_shift(timestamp) for message, timestamp in due.items()}
+            )
+            shift_rows = [
+                {"id": message, "due": timestamp, "k": keys.get(message)}
+                for message, timestamp in due.items()
+            ]
+            rows = json.dumps(shift_rows)
+            self._run_for_queue("policy_shift", rows=rows, mark=flags, kept=retained_flags)
 
     def discard(
         self,
@@ -214,51 +232,52 @@ class PolicyRows:
         keep: bool,
         keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
-        """End messages that have no lease as DISCARDED, archived if `keep`; those of `keys` only if
-        their keys are still these.
+        """End messages without a lease as DISCARDED, and archive them if `keep`.
+
+        Messages in `keys` are discarded only if they still have that key.
         """
         if not ends:
             return
-        self._tell({i: f"ended, {end.reason}" for i, end in ends.items()})
+        self._report_decisions({message: f"ended, {end.reason}" for message, end in ends.items()})
         rows = _ends_json(ends, keys)
         archived = keep and self.dialect.has_archive
         if archived and self.dialect.sql.has("policy_discard"):
-            self._run_of_queue("policy_discard", rows=rows)
+            self._run_for_queue("policy_discard", rows=rows)
             return
         if self.dialect.sql.has("policy_lock"):
             # Lock first, then copy and delete exactly the locked rows: a row that another
-            # transaction takes in between must not be copied.
-            held = set(self._run_of_queue("policy_lock", rows=rows).scalars())
-            rows = _ends_json({message: end for message, end in ends.items() if message in held})
+            # transaction claims in between must not be copied.
+            locked = set(self._run_for_queue("policy_lock", rows=rows).scalars())
+            rows = _ends_json({message: end for message, end in ends.items() if message in locked})
         if archived:
-            self._run_of_queue("policy_archive", rows=rows)
-        self._run_of_queue("policy_drop", rows=rows)
+            self._run_for_queue("policy_archive", rows=rows)
+        self._run_for_queue("policy_drop", rows=rows)
 
-    def _tell(self, decisions: Mapping[int, str]) -> None:
-        if self.decided is not None:
-            stored = self.headers(list(decisions))
-            self.decided(self.queue, decisions, stored)
+    def _report_decisions(self, decisions: Mapping[int, str]) -> None:
+        if self.on_decision is not None:
+            stored = self.read_headers(list(decisions))
+            self.on_decision(self.queue, decisions, stored)
 
-    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
-        """What is stored under `scope` for each of `keys`."""
-        wanted = sorted(set(keys))
-        if not wanted:
+    def load_states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the stored state of each of `keys` in `scope`."""
+        requested = sorted(set(keys))
+        if not requested:
             return {}
         rows = self._run(
-            "policy_states", scope=scope, rows=json.dumps([{"k": key} for key in wanted])
+            "policy_states", scope=scope, rows=json.dumps([{"k": key} for key in requested])
         ).all()
-        found = {as_key(key): None if info is None else json.loads(info) for key, info in rows}
-        return {key: info for key, info in found.items() if key is not None}
+        states = {as_key(key): None if info is None else json.loads(info) for key, info in rows}
+        return {key: info for key, info in states.items() if key is not None}
 
-    def keep(
+    def save_states(
         self,
         scope: str,
         states: Mapping[str, tuple[Any, int]],
         due: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Store what is known of each key, and when it may be forgotten.
+        """Store the state of each key and the time after which the state may be deleted.
 
-        `due` says of a key when it is to be looked at; without it there is no such time.
+        `due` has the time at which to check a key; other keys have no such time.
         """
         if states:
             due = due or {}
@@ -275,78 +294,81 @@ class PolicyRows:
             )
             self._run("policy_keep", scope=scope, rows=rows)
 
-    def next_due(self, scope: str) -> int | None:
-        """When the next key of `scope` is to be looked at, later than now."""
+    def find_next_due(self, scope: str) -> int | None:
+        """Return when the next key of `scope` is to be checked, later than now."""
         at = self._run("policy_next_due", scope=scope).scalar_one()
         return None if at is None else int(at)
 
-    def look_anew(self, scope: str) -> None:
-        """Let every key of `scope` that is to be looked at later be looked at now."""
+    def mark_keys_due(self, scope: str) -> None:
+        """Make every key of `scope` due for a check now."""
         self._run("policy_look_anew", scope=scope)
 
-    def running(self, queue: str, most: int) -> int:
-        """Leases of `queue`, counted up to `most`."""
-        return int(self._run("policy_running", queue=queue, size=most).scalar_one())
+    def count_leases(self, queue: str, maximum: int) -> int:
+        """Count the leases of `queue`, up to `maximum`."""
+        return int(self._run("policy_running", queue=queue, size=maximum).scalar_one())
 
-    def live(self, ids: Iterable[int]) -> dict[int, Live]:
-        """Those of `ids` that are in the queue."""
-        wanted = sorted(set(ids))
-        if not wanted:
+    def load_messages(self, ids: Iterable[int]) -> dict[int, QueuedMessage]:
+        """Return the messages of `ids` that are still in the queue."""
+        requested = sorted(set(ids))
+        if not requested:
             return {}
-        rows = self._run_of_queue(
-            "policy_live", rows=json.dumps([{"id": message} for message in wanted])
+        rows = self._run_for_queue(
+            "policy_live", rows=json.dumps([{"id": message} for message in requested])
         )
         return {
-            r[0]: Live(
-                r[1],
-                int(r[2]),
-                None if r[3] is None else int(r[3]),
-                as_key(r[4]),
-                r[5],
-                r[6],
-                bool(r[7]),
+            row[0]: QueuedMessage(
+                row[1],
+                int(row[2]),
+                None if row[3] is None else int(row[3]),
+                as_key(row[4]),
+                row[5],
+                row[6],
+                bool(row[7]),
             )
-            for r in rows
+            for row in rows
         }
 
     def due(
         self,
         priority: int,
         *,
-        before: int,
+        required_flags: int,
         now: int,
         size: int,
-        others: Suspicion | None,
+        excluded: Suspicion | None,
         only: int | None,
     ) -> list[tuple[int, str | None, int]]:
-        """Up to `size` messages due by `now`, when the claim began, that have the marks `before`:
-        id, key, due time.
+        """Return id, key and due time of up to `size` messages that were due by `now`.
 
-        Without the suspects that `others` tells. A burst that has ended since may lack what arrived
-        after the policies looked, and before its end.
+        Only messages with `required_flags`, without the suspects of `excluded`. A burst that has
+        ended since may lack messages that arrived after the policies scanned the queue and before
+        its end.
         """
         binds: dict[str, Any] = {
             "priority": priority,
-            "before": before,
+            "before": required_flags,
             "now": now,
             "size": size,
         }
-        which = ""
+        suffix = ""
         if only is not None:
-            which = "_one"
+            suffix = "_one"
             binds["only"] = only
-        elif others is not None:
-            which = "_others"
-            binds |= others.binds
-        rows = self._run_of_queue(f"policy_due{which}", **binds)
-        return [(r[0], as_key(r[1]), int(r[2])) for r in rows]
+        elif excluded is not None:
+            suffix = "_others"
+            binds |= excluded.binds
+        rows = self._run_for_queue(f"policy_due{suffix}", **binds)
+        return [(row[0], as_key(row[1]), int(row[2])) for row in rows]
 
 
-def _standing(rows: Iterable[Sequence[Any]]) -> list[Standing]:
-    return [Standing(r[0], as_key(r[1]), int(r[2]) - STANDBY, bool(r[3]), int(r[4])) for r in rows]
+def _to_standby_messages(rows: Iterable[Sequence[Any]]) -> list[StandbyMessage]:
+    return [
+        StandbyMessage(row[0], as_key(row[1]), int(row[2]) - STANDBY, bool(row[3]), int(row[4]))
+        for row in rows
+    ]
 
 
-def _put_off(due: int | None) -> str:
+def _describe_shift(due: int | None) -> str:
     if due is not None and due >= STANDBY:
         return "stands by for another message of its key"
     return "taken in" if due is None else f"due at {from_microseconds(due).isoformat()}"
@@ -369,9 +391,9 @@ def _ends_json(
 
 
 def as_key(value: Any) -> str | None:
-    """A key as text; None for bytes (SQLite) that are no text, which no broker has written.
+    """Return a key as text, or None for bytes (SQLite) that are no valid text.
 
-    Nor has one written a NUL: SQLite's functions of JSON end a text there.
+    No broker has written such bytes, nor a NUL: SQLite's JSON functions end a text there.
     """
     if value is None or isinstance(value, str):
         return value

@@ -1,13 +1,13 @@
-"""How the messages of one subscriber use the slots that its claims were granted, and what claims
-store of that.
+"""How the messages of one subscriber use the slots granted to its claims, and how claims store it.
 
-A claim stores of each slot when its message starts at the latest. The worker starts it between the
-slot and that moment, or not at all. The next claim stores when the start really was, or takes the
-slot back. So no period ever has more starts than its limit, however late this process is: it pays
-with its rate. How much later than its slot a start may be follows from how late the last ones were.
+For each slot, a claim stores the latest time at which its message starts. The worker starts it
+between the slot and that time, or not at all. The next claim stores the actual start, or takes
+the slot back. So no period ever has more starts than its limit, however late this process is:
+lateness only lowers its rate. The allowed delay of a start follows from the delays of the last
+starts.
 
-The idea is that of a lease with a bounded clock: a moment of the database's clock is known by the
-bounds in which it was read.
+The idea is a lease with a bounded clock: a time of the database's clock is known by the bounds
+in which it was read.
 
 Times are microseconds since 1970 by the database's clock, unless they are said to be monotonic.
 """
@@ -34,258 +34,272 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
 SHARED_SLOTS = "shared_slots"
 """Scope of the policy state; the key is the name of the budget."""
 LEAST_PATIENCE = MICROSECONDS // 50
-"""20 ms: a start may always be so much later than its slot."""
-MARGIN = 1.5
-"""A start may be so many times as late as the worst of the last ones."""
-STARTS = 16
-"""Starts of which it is remembered how late they were."""
-READS = 8
-"""Readings of the database's clock that are remembered: the best bound of each counts."""
+"""20 ms: the delay after its slot that a start may always have (microseconds)."""
+DELAY_FACTOR = 1.5
+"""A start may be delayed by this factor of the worst delay of the last starts."""
+MAX_LAGS = 16
+"""Number of starts whose delays are remembered."""
+MAX_READINGS = 8
+"""Number of remembered readings of the database's clock: the best bound of each counts."""
 DRIFT = 1 / 2000
-"""Clocks may run so much faster or slower than each other: 500 parts in a million, the most by
-which NTP slews a clock."""
-ROUNDED = 500
-"""The database's clock may be rounded by so many microseconds: SQLite tells milliseconds."""
-WORTH = 20
-"""A start whose report would gain less than this part of the period is not written for its own
-sake."""
+"""Maximum difference in speed between clocks: 500 parts in a million, the most by which NTP slews
+a clock.
+"""
+CLOCK_PRECISION = 500
+"""Microseconds by which the database's clock may be rounded: SQLite has milliseconds."""
+MIN_GAIN_SHARE = 20
+"""A start whose report would gain less than this part of the period is not written separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTime:
-    """The database's time, and between which moments of the process's clock it was read.
+    """A time of the database's clock, with the bounds of the read by the process's clock.
 
-    What follows the read, such as a slow COMMIT, says nothing about the database's clock.
+    A delay after the read, such as a slow COMMIT, says nothing about the database's clock.
     """
 
     now: int
     """Microseconds since 1970."""
-    asked: float
-    """Monotonic seconds, as `answered`."""
+    requested_at: float
+    """Monotonic seconds, as `answered_at`."""
     answered: float
 
     @property
-    def took(self) -> float:
-        """Seconds."""
-        return self.answered - self.asked
+    def duration(self) -> float:
+        """Seconds between request and answer."""
+        return self.answered - self.requested_at
 
-    def surely_after(self, at: int) -> float:
-        """A moment (monotonic) at which the database's clock shows `at` or later."""
+    def to_time_after(self, at: int) -> float:
+        """Return a time (monotonic) at which the database's clock shows `at` or later."""
         return self.answered + (at - self.now) / MICROSECONDS
 
-    def surely_before(self, at: int) -> float:
-        """A moment (monotonic) at which the database's clock shows `at` or earlier."""
-        return self.asked + (at - self.now) / MICROSECONDS
+    def to_time_before(self, at: int) -> float:
+        """Return a time (monotonic) at which the database's clock shows `at` or earlier."""
+        return self.requested_at + (at - self.now) / MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class SlotOutcome:
     """The end of a slot."""
 
     deadline: int
-    """What the log has: the latest moment of the start (microseconds of the database's clock)."""
-    real: int | None
-    """No earlier than the start; None: it did not start."""
+    """The latest start in the log (microseconds of the database's clock)."""
+    started_at: int | None
+    """Not earlier than the actual start; None if the message did not start."""
 
 
 class SlotUse:
-    """One subscriber's, in one process."""
+    """The slots of a subscriber in a process."""
 
     def __init__(self, clock: Clock) -> None:
-        """No slot has been used yet."""
+        """Create an instance without used slots."""
         self.clock = clock
         self.start_is_final = True
-        """Whether a handler that was begun has started: not so in a thread, and a batch may be
-        handed out again."""
+        """True if a handler that was begun has started. False for a thread, and for a batch that
+        may be handed out again.
+        """
         self.counts: Counter[str] = Counter()
-        """Slots that were "started", "missed" or "unused" since the counts were last taken."""
+        """Slots "started", "missed" or "unused" since the counts were last taken."""
         self.missed: Counter[str] = Counter()
-        """The same of the missed ones, by the queues of their messages."""
-        self._lags: deque[int] = deque([0], maxlen=STARTS)
-        self._reads: deque[ReadTime] = deque(maxlen=READS)
-        self._pending: dict[Place, list[Use]] = defaultdict(list)
+        """Missed slots by the queues of their messages, since the counts were last taken."""
+        self._lags: deque[int] = deque([0], maxlen=MAX_LAGS)
+        self._reads: deque[ReadTime] = deque(maxlen=MAX_READINGS)
+        self._pending: dict[Place, list[SlotOutcome]] = defaultdict(list)
         self.steps: list[tuple[Place, int]] = []
-        """Logs that showed that the database's clock was set back, and by how much."""
+        """Logs that showed that the database's clock was set back, and by how many microseconds."""
 
     # -- the database's clock -------------------------------------------------------------------
 
-    def read(self, read: ReadTime) -> None:
-        """The database's clock was read."""
+    def add_reading(self, read: ReadTime) -> None:
+        """Add a reading of the database's clock."""
         if self._reads and self._reads[-1] is read:
             return
         self._reads.append(read)
-        low, high = self._bounds(read.answered)
-        if low > high:  # it was set
+        low, high = self._compute_bounds(read.answered)
+        if low > high:  # the database's clock was set
             self._reads.clear()
             self._reads.append(read)
 
-    def _bounds(self, at: float) -> tuple[float, float]:
-        """The least and the most that the database's clock shows more than this process's does at
-        `at` (microseconds).
+    def _compute_bounds(self, at: float) -> tuple[float, float]:
+        """Return the minimum and maximum difference between the database's and this process's
+        clock.
+
+        In microseconds, at the monotonic time `at`.
         """
-        bounds = [_bounds(read, at) for read in self._reads]
+        bounds = [_compute_bounds(read, at) for read in self._reads]
         return max(low for low, _ in bounds), min(high for _, high in bounds)
 
-    def patience(self, late: int) -> int:
-        """How much later than its slot a start may be, of a claim whose answer may be `late` for it
-        (microseconds).
+    def compute_max_delay(self, lateness: int) -> int:
+        """Return the allowed delay of a start after the slot (microseconds).
+
+        `lateness` is the delay with which the claim's answer may arrive (microseconds).
         """
-        low, high = self._bounds(self._reads[-1].answered)
-        worst = MARGIN * max(late, *self._lags, high - low)
+        low, high = self._compute_bounds(self._reads[-1].answered)
+        worst = DELAY_FACTOR * max(lateness, *self._lags, high - low)
         return round(min(max(LEAST_PATIENCE, worst), MOST_PATIENCE))
 
-    def slot(self, at: int, deadline: int, places: tuple[Place, ...]) -> Slot:
-        """When a message may start by this process's clock, whose slot is `at`."""
+    def create_slot(self, at: int, deadline: int, slot_keys: tuple[Place, ...]) -> Slot:
+        """Create the slot `at` with bounds by this process's clock."""
         now = self._reads[-1].answered
-        low, high = self._bounds(now)
+        low, high = self._compute_bounds(now)
         earliest = (at - low) / MICROSECONDS
-        earliest += max(0.0, earliest - now) * (DRIFT if self._reads[-1].took else 0.0)
+        earliest += max(0.0, earliest - now) * (DRIFT if self._reads[-1].duration else 0.0)
         latest = (deadline - high) / MICROSECONDS
         latest -= max(0.0, latest - now) * DRIFT
-        return Slot(earliest, latest, at, deadline, places)
+        return Slot(earliest, latest, at, deadline, slot_keys)
 
-    # -- what becomes of slots ------------------------------------------------------------------
+    # -- outcomes of slots ----------------------------------------------------------------------
 
     def start(self, row: ClaimedMessage, *, must: bool = False) -> bool:
-        """The handler of `row` starts now, unless it is too late for that and it need not (`must`);
-        whether it starts. Call it right before the handler, and again if that starts later after
-        all; where it is not final, `tell` follows when the handler has ended.
+        """Start the handler of `row` unless the slot is missed; return True on a start.
+
+        With `must` it starts in any case. Call it right before the handler, and again if the
+        handler starts later after all. Where the start is not final, call `record_end` when the
+        handler has ended.
         """
         if row.slot is None:
             return True
         now = self.clock.monotonic()
         if row.slot.at is not None:
-            row.slot_started = round(now * MICROSECONDS + self._bounds(now)[1])
+            row.slot_started = round(now * MICROSECONDS + self._compute_bounds(now)[1])
         if must or now <= row.slot.latest:
             if self.start_is_final:
                 self.tell(row)
             return True
-        self._tell("missed", row)
+        self._record_outcome("missed", row)
         return False
 
     def tell(self, row: ClaimedMessage) -> None:
-        """The start of `row` was the last one; or it has not started, and does not."""
+        """Record that the last start of `row` was final, or that the row will not start."""
         if row.slot is not None:
-            self._tell("unused" if row.slot_started is None else "started", row)
+            self._record_outcome("unused" if row.slot_started is None else "started", row)
 
-    def _tell(self, how: str, row: ClaimedMessage) -> None:
+    def _record_outcome(self, outcome: str, row: ClaimedMessage) -> None:
         slot = row.slot
         if slot is None or slot.at is None or slot.deadline is None or row.slot_told:
             return
         row.slot_told = True
         if row.slot_started is not None:
             self._lags.append(max(0, row.slot_started - slot.at))
-        real = row.slot_started if how == "started" else None
-        for place in slot.places:
-            self._pending[place].append(Use(slot.deadline, real))
-        self.counts[how] += 1
-        if how == "missed":
+        started_at = row.slot_started if outcome == "started" else None
+        for slot_key in slot.places:
+            self._pending[slot_key].append(SlotOutcome(slot.deadline, started_at))
+        self.counts[outcome] += 1
+        if outcome == "missed":
             self.missed[row.queue] += 1
 
     @property
     def worst_lag(self) -> int:
-        """By how much the worst of the last starts was later than its slot (microseconds)."""
+        """The maximum delay of the last starts after their slots (microseconds)."""
         return max(self._lags)
 
-    # -- what the next claim tells --------------------------------------------------------------
+    # -- reports by the next claim --------------------------------------------------------------
 
-    def report(self, place: Place, policy: Throttle, log: SlotLog) -> int:
-        """Write into `log` what is to be told of it; how much of `pending` that was."""
-        uses = self._pending.get(place, ())
+    def report(self, slot_key: Place, policy: Throttle, log: SlotLog) -> int:
+        """Write pending outcomes into `log`; return their number."""
+        uses = self._pending.get(slot_key, ())
         for use in uses:
-            policy.report(log, use.deadline, use.real)
+            policy.report(log, use.deadline, use.started_at)
         return len(uses)
 
     def told(self, counts: Mapping[Place, int]) -> None:
-        """Forget the first uses of each place, `counts` of them.
+        """Remove the first `counts` pending outcomes of each slot key.
 
-        A claim has told them, or may have: its answer is not known. Telling them twice could remove
-        other starts from the log, which are at the same time by chance.
+        A claim has reported them, or may have: its answer is not known. Reporting them twice could
+        remove other starts from the log that happen to have the same time.
         """
-        for place, count in counts.items():
-            if left := self._pending[place][count:]:
-                self._pending[place] = left
+        for slot_key, count in counts.items():
+            if remaining := self._pending[slot_key][count:]:
+                self._pending[slot_key] = remaining
             else:
-                del self._pending[place]
+                del self._pending[slot_key]
 
-    def worth_telling(self, scope: str, policy: Throttle, known: Collection[str]) -> list[str]:
-        """The keys under `scope`, without those `known`, that are to be read only to tell of their
-        slots. Of the others it is forgotten.
+    def list_reportable_keys(
+        self, scope: str, policy: Throttle, known_keys: Collection[str]
+    ) -> list[str]:
+        """Return the keys in `scope`, except `known_keys`, that are worth reading only to report
+        slots.
+
+        Discards the outcomes of all other keys.
         """
-        least = policy.per // WORTH
-        found = []
-        for place in [place for place in self._pending if place[0] == scope]:
-            if place[1] in known:
+        min_gain = policy.per // MIN_GAIN_SHARE
+        keys = []
+        for slot_key in [slot_key for slot_key in self._pending if slot_key[0] == scope]:
+            if slot_key[1] in known_keys:
                 continue
             if any(
-                use.real is None or use.deadline - use.real > least for use in self._pending[place]
+                use.started_at is None or use.deadline - use.started_at > min_gain
+                for use in self._pending[slot_key]
             ):
-                found.append(place[1])
+                keys.append(slot_key[1])
             else:
-                del self._pending[place]
-        return found
+                del self._pending[slot_key]
+        return keys
 
 
-def _bounds(read: ReadTime, at: float) -> tuple[float, float]:
+def _compute_bounds(read: ReadTime, at: float) -> tuple[float, float]:
     low = read.now - read.answered * MICROSECONDS
-    high = read.now - read.asked * MICROSECONDS
-    if not read.took:  # the time of a test, which is the database's
+    high = read.now - read.requested_at * MICROSECONDS
+    if not read.duration:  # the clock of a test is the database's clock
         return low, high
     drift = DRIFT * MICROSECONDS
     return (
-        low - ROUNDED - (at - read.answered) * drift,
-        high + ROUNDED + (at - read.asked) * drift,
+        low - CLOCK_PRECISION - (at - read.answered) * drift,
+        high + CLOCK_PRECISION + (at - read.requested_at) * drift,
     )
 
 
-class States(Protocol):
-    """What is stored by (scope, key), in the middle of a claim."""
+class StateStore(Protocol):
+    """Stored states by scope and key, during a claim."""
 
-    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
-        """What is stored under `scope` for each of `keys`."""
+    def load_states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the stored state of each of `keys` in `scope`."""
 
-    def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
-        """Store what is known of each key, and when it may be forgotten."""
+    def save_states(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
+        """Store the state of each key and the time after which the state may be deleted."""
 
 
 class SlotLogs:
-    """What is known of slots in one claim, with what this process tells of those that it had."""
+    """The slot logs of a claim, with the outcomes that this process reports."""
 
     def __init__(
-        self, use: SlotUse, rates: LiveRates, now: int, told: dict[Place, int], late: int
+        self, use: SlotUse, rates: LiveRates, now: int, reported: dict[Place, int], lateness: int
     ) -> None:
-        """Nothing is known yet; `now` is when the claim read the clock, and its answer may come
-        `late` for the first slots (microseconds).
+        """Create an instance without logs.
 
-        By place, `told` gets how much of what `use` has to tell is stored by this claim.
+        `now` is the claim's reading of the clock, and `lateness` the delay with which its answer
+        may arrive for the first slots (microseconds). `reported` receives the number of outcomes of
+        `use` that this claim stores, by slot key.
         """
         self.use = use
         self.now = now
-        self.patience = use.patience(late)
-        """How much later than its slot a start may be (microseconds)."""
+        self.max_delay = use.compute_max_delay(lateness)
+        """The allowed delay of a start after its slot (microseconds)."""
         self.changed: set[Place] = set()
-        """Where something is to be told."""
+        """Slot keys with outcomes to report."""
         self._rates = rates
         self._reported: dict[Place, int] = {}
-        self._told = told
+        self._stored_counts = reported
 
-    def load(self, policy: Throttle, place: Place, info: Any) -> SlotLog:
-        """What is stored at `place`, and what has become of this process's slots since."""
+    def load(self, policy: Throttle, slot_key: Place, info: Any) -> SlotLog:
+        """Load the log of `slot_key`, and report the outcomes of this process's slots."""
         log = load_slots(policy, info)
-        shared = (place[0], "") if policy.key else place
+        shared = (slot_key[0], "") if policy.key else slot_key
         log.others = self._rates.others(shared, log.others, self.now)
         if back := mend_clock(log, self.now):
-            self.use.steps.append((place, back))
-            self.changed.add(place)
-        # Several queues of one claim may share the place: what was told is in the log.
-        if place not in self._told and (count := self.use.report(place, policy, log)):
-            self._reported[place] = count
-            self.changed.add(place)
+            self.use.steps.append((slot_key, back))
+            self.changed.add(slot_key)
+        # Several queues of one claim may share the slot key: then the log already has the reports.
+        if slot_key not in self._stored_counts and (
+            count := self.use.report(slot_key, policy, log)
+        ):
+            self._reported[slot_key] = count
+            self.changed.add(slot_key)
         return log
 
-    def dump(self, policy: Throttle, place: Place, log: SlotLog) -> tuple[dict[str, Any], int]:
-        """What this claim stores at `place`, and when it may be forgotten."""
-        if place in self._reported:
-            self._told[place] = self._reported[place]
+    def dump(self, policy: Throttle, slot_key: Place, log: SlotLog) -> tuple[dict[str, Any], int]:
+        """Return the state that this claim stores for `slot_key`, and the expiry of the state."""
+        if slot_key in self._reported:
+            self._stored_counts[slot_key] = self._reported[slot_key]
         info = dump_slots(policy, log, self.now, self.use.worst_lag)
         return info, forget_after(policy, log, self.now)

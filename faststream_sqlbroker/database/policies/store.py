@@ -1,13 +1,13 @@
 """Claims under scheduling policies, and the keys of `Once`.
 
-A claim by compare and swap is two statements, each of which commits by itself. The first reads;
-functions without input or output decide; the second writes, if no other claim of the queue has
-written since. All claims of a queue raise its version, also those that hold its lock
-(`policies.claims`), so what was counted is still true when it is written. A claim that comes too
+A claim by compare and swap has two statements, each of which commits by itself. The first
+reads, functions without input or output decide, and the second writes if no other claim of the
+queue has written since. All claims of a queue raise its version, including those that hold its
+lock (`policies.claims`), so counts are still true when they are written. A claim that comes too
 late has written nothing, and is repeated soon.
 
-This serves policies that need no more than the first due messages, the number of leases and the
-slots of the queue. The others, and all on databases without such statements, hold the lock.
+This serves policies that need only the first due messages, the number of leases and the slots
+of the queue. Other policies, and databases without such statements, use the lock.
 """
 
 import asyncio
@@ -38,17 +38,17 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import once
 from faststream_sqlbroker.database.parts.policy_state import process_name
 from faststream_sqlbroker.database.policies.claims import PolicyClaims
-from faststream_sqlbroker.database.policies.intake import RENEWED, slot_scope
+from faststream_sqlbroker.database.policies.intake import NOTE_RENEWAL, get_slot_scope
 from faststream_sqlbroker.database.policies.request import (
     Claim,
     PolicyClaimRequest,
     ScanPosition,
-    end_at,
     has_expired,
-    refuse,
-    refuses_keyless,
+    limit_starts,
+    reject_unstartable,
+    rejects_keyless,
 )
-from faststream_sqlbroker.database.policies.rows import Decided
+from faststream_sqlbroker.database.policies.rows import DecisionListener
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
 from faststream_sqlbroker.database.policies.slots import QueueSlots
 from faststream_sqlbroker.database.query import Work
@@ -67,73 +67,77 @@ class PolicyStore:
         self._dialect = database.dialect
         self._claims = PolicyClaims(database.dialect, database.clock)
 
-    def tell_decisions(self, decided: Decided) -> None:
-        """Let `decided` be told of what claims decide."""
-        self._claims.decided = decided
+    def tell_decisions(self, listener: DecisionListener) -> None:
+        """Register the function that is called with the decisions of claims."""
+        self._claims.on_decision = listener
 
     async def claim(
-        self, wanted: PolicyClaimRequest, memory: ScanPosition
+        self, request: PolicyClaimRequest, position: ScanPosition
     ) -> tuple[Claim, ScanPosition]:
-        """Lease the messages that the policies let start; and the position for the next claim."""
-        began = self._database.clock.monotonic()
-        if (swapped := await self._swapped(wanted, memory)) is not None:
-            return swapped
+        """Lease messages that the policies let start; return the result and the next position."""
+        started_at = self._database.clock.monotonic()
+        if (swap_result := await self._claim_by_swap(request, position)) is not None:
+            return swap_result
 
-        moved = memory
+        new_position = position
 
         def claim(connection: Connection) -> Claim:
-            nonlocal moved
+            nonlocal new_position
             # A copy: the transaction may be repeated, and must start at the same position.
-            moved = memory.copy()
-            return self._claims.claim(connection, wanted, moved)
+            new_position = position.copy()
+            return self._claims.claim(connection, request, new_position)
 
         try:
-            found = await self._database.run(claim, Activity.CONSUME, Activity.STATE)
+            result = await self._database.run(claim, Activity.CONSUME, Activity.STATE)
         except (UnknownOutcomeError, asyncio.CancelledError):
-            moved.use.told(moved.told)
+            new_position.use.told(new_position.reported)
             raise
-        moved.use.told(moved.told)
-        if found.read is not None:
+        new_position.use.told(new_position.reported)
+        if result.read is not None:
             now = self._database.clock.monotonic()
-            moved.note(now - found.read.asked, now - began)
-        return found, moved
+            new_position.record_claim(now - result.read.requested_at, now - started_at)
+        return result, new_position
 
-    async def _swapped(
-        self, wanted: PolicyClaimRequest, memory: ScanPosition
+    async def _claim_by_swap(
+        self, request: PolicyClaimRequest, position: ScanPosition
     ) -> tuple[Claim, ScanPosition] | None:
-        """`claim` without a lock; None: it needs one, and nothing was written."""
-        look = looking(self._dialect, wanted) if swaps(wanted) else None
-        if look is None:
+        """Claim without a lock; return None, with nothing written, if a lock is needed."""
+        scan = looking(self._dialect, request) if swaps(request) else None
+        if scan is None:
             return None
         clock = self._database.clock
-        asked = clock.monotonic()
+        started_at = clock.monotonic()
         # The wait for a connection counts as time in which the clock may have been read.
-        seen = await self._database.run(look, Activity.CONSUME, Activity.STATE, write=False)
-        claim = SwapClaim(wanted, seen, ReadTime(seen.now, asked, clock.monotonic()), memory)
+        seen = await self._database.run(scan, Activity.CONSUME, Activity.STATE, write=False)
+        claim = SwapClaim(
+            request, seen, ReadTime(seen.now, started_at, clock.monotonic()), position
+        )
         if claim.needs_lock:
             return None
-        moved = memory.copy()
+        new_position = position.copy()
         while (swap := claim.next_swap()) is not None:
-            swapping = self._dialect.swapping(swap)
+            write = self._dialect.swapping(swap)
             try:
-                found = await self._database.run(swapping, Activity.CONSUME, Activity.STATE)
+                claimed = await self._database.run(write, Activity.CONSUME, Activity.STATE)
             except asyncio.CancelledError:
-                claim.unanswered()
+                claim.handle_lost_answer()
                 raise
             except StoreError as error:
                 if isinstance(error, UnknownOutcomeError):
-                    claim.unanswered()
+                    claim.handle_lost_answer()
                     raise
-                if not claim.leased:
+                if not claim.has_leases:
                     raise
-                # Another queue's messages are leased already: no other claim would return them.
+                # Messages of another queue are already leased, and no other claim would return
+                # them.
                 claim.swapped(swap, None)
                 break
-            claim.swapped(swap, found)
-            # One that came too late was quick: it says nothing of how long a slot needs.
-            if found is not None:
-                moved.note_swap(clock.monotonic() - asked)
-        return claim.result(), moved
+            claim.swapped(swap, claimed)
+            # A swap that came too late was quick: its duration says nothing about how long a slot
+            # needs.
+            if claimed is not None:
+                new_position.note_swap(clock.monotonic() - started_at)
+        return claim.result(), new_position
 
     async def claim_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float
@@ -143,7 +147,7 @@ class PolicyStore:
         A repeat with the same leases changes nothing.
 
         Returns:
-            By id, the verdict on each row and the id of the message that has its key.
+            By id, the status of each row and the id of the message that has its key.
         """
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
@@ -154,224 +158,233 @@ class PolicyStore:
         )
 
     async def claim_free_keys(self, rows: Sequence[ClaimedMessage], ttl: float) -> set[int]:
-        """Those of `rows` whose keys were free, and are claimed now; `claim_keys` says why not the
-        others.
+        """Claim the free keys of `rows`; return the ids of their rows.
 
-        None of them, and nothing is sent, where the database has no shorter way than `claim_keys`.
+        `claim_keys` says why other keys were not claimed. Without a shorter way than `claim_keys`
+        in the database, returns an empty set and sends nothing.
         """
-        claiming = self._dialect.claiming_free_keys(rows, ttl, process_name())
+        query = self._dialect.claiming_free_keys(rows, ttl, process_name())
         return (
             set()
-            if claiming is None
-            else await self._database.run(claiming, Activity.CONSUME, Activity.STATE)
+            if query is None
+            else await self._database.run(query, Activity.CONSUME, Activity.STATE)
         )
 
     async def give_back_keys(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Free the keys of `rows` that are still claimed by them."""
+        """Release the keys that `rows` still claim."""
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
         await self._database.run(
-            lambda c: once.give_back_keys(c, table, lock, rows), Activity.CONSUME, Activity.STATE
+            lambda c: once.release_keys(c, table, lock, rows), Activity.CONSUME, Activity.STATE
         )
 
 
 class SwapClaim:
-    """One claim by compare and swap, after its first statement."""
+    """A claim by compare and swap after the first statement."""
 
     def __init__(
-        self, wanted: PolicyClaimRequest, seen: Seen, read: ReadTime, memory: ScanPosition
+        self, request: PolicyClaimRequest, seen: Seen, read: ReadTime, position: ScanPosition
     ) -> None:
-        """`read` is when it was `seen`."""
-        self._wanted = wanted
+        """`read` is the time at which `seen` was read."""
+        self._request = request
         self._seen = seen
         self._read = read
-        self._memory = memory
-        self._left = [seen.queues[name] for name in wanted.queues if name in seen.queues]
+        self._position = position
+        self._remaining = [seen.queues[name] for name in request.queues if name in seen.queues]
         self._rows: list[ClaimedMessage] = []
         self._suspects: dict[int, Suspect] = {}
-        self._waits = list(seen.waits)
-        self._gated = bool(self._left)
-        self._shut: set[str] = set()
-        """Queues of which nothing more can start before the next look."""
-        self._closes: int | None = None
+        self._delays = list(seen.waits)
+        self._gated = bool(self._remaining)
+        self._closed_queues: set[str] = set()
+        """Queues of which nothing more can start before the next scan."""
+        self._closes_at: int | None = None
         self._slots: QueueSlots | None = None
-        self._told: dict[Place, int] = {}
+        self._reported: dict[Place, int] = {}
 
     @property
     def needs_lock(self) -> bool:
-        """Whether something has to be done before that takes more than the two statements."""
-        delayed = any(isinstance(policy, Delay) for policy in self._wanted.policies)
+        """True if something has to be done first that takes more than the two statements."""
+        delayed = any(isinstance(policy, Delay) for policy in self._request.policies)
         return any(
             queue.version is None
-            or self._has_to_note(queue.queue)
-            or (delayed and any(not each.marks & DELAYED for each in queue.candidates))
-            for queue in self._left
+            or self._must_exchange(queue.queue)
+            or (delayed and any(not candidate.marks & DELAYED for candidate in queue.candidates))
+            for queue in self._remaining
         )
 
-    def _has_to_note(self, queue: str) -> bool:
-        """Whether it is time to tell other processes of the policies, and to hear of theirs."""
-        position = self._memory.intake
-        noted = position.noted.get(queue, float("-inf"))
-        if holds_of(self._wanted.policies) and self._read.asked >= noted + RENEWED:
+    def _must_exchange(self, queue: str) -> bool:
+        """Return True if an exchange of policies, limits and rates with other processes is due."""
+        position = self._position.intake
+        noted_at = position.noted.get(queue, float("-inf"))
+        if holds_of(self._request.policies) and self._read.requested_at >= noted_at + NOTE_RENEWAL:
             return True
-        throttled = any(isinstance(policy, Throttle) for policy in self._wanted.policies)
-        is_old = self._memory.is_old
-        if throttled and is_old(position.rates.read_at, self._read.asked):
+        throttled = any(isinstance(policy, Throttle) for policy in self._request.policies)
+        is_old = self._position.is_old
+        if throttled and is_old(position.rates.read_at, self._read.requested_at):
             return True
-        limited = any(isinstance(policy, Concurrency) for policy in self._wanted.policies)
+        limited = any(isinstance(policy, Concurrency) for policy in self._request.policies)
         read_at, _ = position.limits.get((queue, False), (float("-inf"), 0))
-        return limited and is_old(read_at, self._read.asked)
+        return limited and is_old(read_at, self._read.requested_at)
 
     @property
-    def leased(self) -> bool:
-        """Whether any message is leased by now."""
+    def has_leases(self) -> bool:
+        """True if any message is leased by now."""
         return bool(self._rows)
 
     def next_swap(self) -> Swap | None:
-        """What to write next; None: nothing more."""
-        while self._left and len(self._rows) < self._wanted.limit:
-            queue = self._left.pop(0)
-            if (swap := self._decide(queue)) is not None:
+        """Return the next write, or None at the end."""
+        while self._remaining and len(self._rows) < self._request.limit:
+            queue = self._remaining.pop(0)
+            if (swap := self._build_swap(queue)) is not None:
                 return swap
-            self._gated = self._gated and queue.queue in self._shut
+            self._gated = self._gated and queue.queue in self._closed_queues
         return None
 
-    def swapped(self, swap: Swap, found: Claimed | None) -> None:
-        """Take what came of `swap`; None: another claim was quicker."""
+    def swapped(self, swap: Swap, claimed: Claimed | None) -> None:
+        """Apply the result of `swap`; None means that another claim was quicker."""
         slots = self._slots
-        if found is None or slots is None:
-            # What was granted is forgotten with this claim: nothing of it was stored.
-            self._waits.append(0.0)
+        if claimed is None or slots is None:
+            # The granted slots are lost with this claim: nothing of them was stored.
+            self._delays.append(0.0)
             self._gated = False
             return
-        self._memory.use.told(self._told)
-        refuse(found, self._wanted.policies)
-        starting = [row for row in found if row.outcome is None and not has_expired(row)]
+        self._position.use.told(self._reported)
+        reject_unstartable(claimed, self._request.policies)
+        starting = [row for row in claimed if row.outcome is None and not has_expired(row)]
         slots.tell(starting)
-        if self._closes is not None:
-            end_at(self._closes, found, self._read)
-        if len(found) < len(swap.ids):
-            self._waits.append(0.0)  # another transaction has locked some of them
-        shut = self._waits_for_slot(slots, len(starting), swap.queue)
-        if not shut and len(starting) < len(found):
-            self._waits.append(0.0)  # rows that only end have left room for others
-        self._gated = self._gated and shut
-        self._rows += found
+        if self._closes_at is not None:
+            limit_starts(self._closes_at, claimed, self._read)
+        if len(claimed) < len(swap.ids):
+            self._delays.append(0.0)  # another transaction has locked some of them
+        is_closed = self._schedule_slot_scan(slots, len(starting), swap.queue)
+        if not is_closed and len(starting) < len(claimed):
+            self._delays.append(0.0)  # rows that only end have left capacity for others
+        self._gated = self._gated and is_closed
+        self._rows += claimed
 
-    def unanswered(self) -> None:
-        """Nothing is known of what came of the last swap."""
-        self._memory.use.told(self._told)
+    def handle_lost_answer(self) -> None:
+        """Handle a last swap whose result is unknown."""
+        self._position.use.told(self._reported)
 
     def result(self) -> Claim:
-        """The whole result."""
-        again = min(self._waits, default=None)
-        return Claim(self._rows, again, self._gated, suspects=self._suspects, read=self._read)
+        """Return the total result."""
+        next_claim_in = min(self._delays, default=None)
+        return Claim(
+            self._rows, next_claim_in, self._gated, suspects=self._suspects, read=self._read
+        )
 
-    def _decide(self, queue: SeenQueue) -> Swap | None:
-        """What to lease of a queue; None: nothing may start."""
-        wanted = self._wanted
-        limit = wanted.limit - len(self._rows)
-        starts = min(limit, max(0, wanted.starts - len(self._rows)))
-        if not self._is_open(queue.queue) or (free := self._leases(queue, limit, starts)) < 1:
+    def _build_swap(self, queue: SeenQueue) -> Swap | None:
+        """Return the leases of a queue to write, or None if nothing may start."""
+        request = self._request
+        limit = request.limit - len(self._rows)
+        starts = min(limit, max(0, request.immediate_starts - len(self._rows)))
+        if (
+            not self._is_window_open(queue.queue)
+            or (free_leases := self._count_free_leases(queue, limit, starts)) < 1
+        ):
             return None
-        states = _States(queue.states)
-        self._told = {}
+        states = _SwapStates(queue.states)
+        self._reported = {}
         slots = self._slots = QueueSlots(
             states,
             queue.queue,
             self._read,
-            wanted,
-            self._memory,
-            self._told,
-            self._memory.swaps_took,
+            request,
+            self._position,
+            self._reported,
+            self._position.swaps_took,
         )
-        slots.seconds_behind = wanted.seconds_behind(len(self._rows))
-        # Slots are counted before it is known which messages are leased, as they are stored by the
-        # same statement. One that is locked elsewhere by then has spent its slot in vain.
-        chosen = self._chosen(queue, slots.room(free, starts))
-        keyed = refuses_keyless(wanted.policies)
-        spending = sum(not each.expired and not (keyed and each.keyless) for each in chosen)
-        stored = slots.spend(spending)
-        if not chosen and not stored:
-            # The version stays: others decide by what they have read as well as before.
-            self._waits_for_slot(slots, 0, queue.queue)
+        slots.wait_seconds = request.get_wait_seconds(len(self._rows))
+        # Slots are counted before the leased messages are known, as the same statement stores both.
+        # The slot of a message that is locked elsewhere by then is wasted.
+        selected = self._select_candidates(queue, slots.room(free_leases, starts))
+        needs_key = rejects_keyless(request.policies)
+        spent_slots = sum(
+            not candidate.expired and not (needs_key and candidate.keyless)
+            for candidate in selected
+        )
+        stored = slots.spend(spent_slots)
+        if not selected and not stored:
+            # The version stays: decisions of other claims by their reads are still valid.
+            self._schedule_slot_scan(slots, 0, queue.queue)
             return None
         return Swap(
             queue.queue,
             queue.version or 0,
-            [each.id for each in chosen],
-            wanted.lease,
-            wanted.token,
-            states.kept,
+            [candidate.id for candidate in selected],
+            request.lease,
+            request.token,
+            states.changes,
         )
 
-    def _is_open(self, queue: str) -> bool:
-        self._closes = None
-        for policy in self._wanted.policies:
+    def _is_window_open(self, queue: str) -> bool:
+        self._closes_at = None
+        for policy in self._request.policies:
             if isinstance(policy, Window):
-                opens, self._closes = policy.span(self._seen.now)
+                opens, self._closes_at = policy.span(self._seen.now)
                 if opens > self._seen.now:
-                    self._wait_until(opens, queue)
+                    self._close_until(opens, queue)
                     return False
         return True
 
-    def _leases(self, queue: SeenQueue, limit: int, starts: int) -> int:
-        limits = [p for p in self._wanted.policies if isinstance(p, Concurrency)]
-        # The lowest of all processes, as the last claim under the lock has read it.
-        _, known = self._memory.intake.limits.get((queue.queue, False), (0.0, None))
-        return min((p.leases(queue.running, limit, starts, known) for p in limits), default=limit)
+    def _count_free_leases(self, queue: SeenQueue, limit: int, starts: int) -> int:
+        limits = [p for p in self._request.policies if isinstance(p, Concurrency)]
+        # The lowest limit of all processes, as read by the last claim under the lock.
+        _, lowest_limit = self._position.intake.limits.get((queue.queue, False), (0.0, None))
+        return min(
+            (p.leases(queue.running, limit, starts, lowest_limit) for p in limits), default=limit
+        )
 
-    def _chosen(self, queue: SeenQueue, room: int) -> list[Candidate]:
-        """The first `room` that are no suspects; those are noted."""
-        suspicion = self._wanted.suspicion
-        chosen: list[Candidate] = []
-        for each in queue.candidates:
-            if len(chosen) == room:
+    def _select_candidates(self, queue: SeenQueue, capacity: int) -> list[Candidate]:
+        """Return the first candidates without suspects, up to `capacity`; record the suspects."""
+        suspicion = self._request.suspicion
+        selected: list[Candidate] = []
+        for candidate in queue.candidates:
+            if len(selected) == capacity:
                 break
-            suspect = None if suspicion is None else suspicion.of(each.lost)
+            suspect = None if suspicion is None else suspicion.of(candidate.lost)
             if suspect is None:
-                chosen.append(each)
+                selected.append(candidate)
             else:
-                self._suspects[each.id] = suspect
-        return chosen
+                self._suspects[candidate.id] = suspect
+        return selected
 
-    def _waits_for_slot(self, slots: QueueSlots, starting: int, queue: str) -> bool:
-        """Whether all slots that there are were taken."""
+    def _schedule_slot_scan(self, slots: QueueSlots, starting: int, queue: str) -> bool:
+        """Schedule the next scan if all available slots were taken; return True if so."""
         if (at := slots.next_look(starting)) is None:
             return False
-        self._wait_until(at, queue)
+        self._close_until(at, queue)
         return True
 
-    def _wait_until(self, at: int, queue: str) -> None:
-        self._waits.append(max(0.001, (at - self._seen.now) / MICROSECONDS))
-        self._shut.add(queue)
+    def _close_until(self, at: int, queue: str) -> None:
+        self._delays.append(max(0.001, (at - self._seen.now) / MICROSECONDS))
+        self._closed_queues.add(queue)
 
 
-class _States:
-    """What was read of a queue's states, and what is to be written."""
+class _SwapStates:
+    """The states of a queue as read, and the changes to write."""
 
-    def __init__(self, known: Mapping[str, Any]) -> None:
-        self._known = known
-        self.kept: dict[str, tuple[Any, int]] = {}
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        self._stored = stored
+        self.changes: dict[str, tuple[Any, int]] = {}
 
-    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
-        """As `States`; a queue's own state has no key."""
-        return {key: self._known[scope] for key in keys if not key and scope in self._known}
+    def load_states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """Load as `StateStore`; a queue's own state has no key."""
+        return {key: self._stored[scope] for key in keys if not key and scope in self._stored}
 
-    def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
-        """As `States`."""
+    def save_states(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
         for state in states.values():
-            self.kept[scope] = state
+            self.changes[scope] = state
 
 
-def swaps(wanted: PolicyClaimRequest) -> bool:
-    """Whether two statements are enough for what is wanted."""
-    # Keys of a header are read from it before, under the lock.
-    simple = wanted.only is None and not wanted.ordered and wanted.header is None
-    return simple and all(map(_swaps, wanted.policies))
+def swaps(request: PolicyClaimRequest) -> bool:
+    """Return True if two statements are enough for the request."""
+    # Header keys must be read first, under the lock.
+    simple = request.only is None and not request.ordered and request.header is None
+    return simple and all(map(_can_swap_policy, request.policies))
 
 
-def _swaps(policy: Policy) -> bool:
+def _can_swap_policy(policy: Policy) -> bool:
     if isinstance(policy, Throttle):
         return policy.gates and policy.scope is None
     if isinstance(policy, Concurrency):
@@ -379,15 +392,15 @@ def _swaps(policy: Policy) -> bool:
     return isinstance(policy, Window | Delay | Once | BlockingWait)
 
 
-def looking(dialect: Dialect, wanted: PolicyClaimRequest) -> Work[Seen] | None:
-    """The first statement; None: the database has none such."""
-    limits = [policy.limit for policy in wanted.policies if isinstance(policy, Concurrency)]
-    throttles = sum(isinstance(policy, Throttle) for policy in wanted.policies)
-    suspicion = wanted.suspicion
+def looking(dialect: Dialect, request: PolicyClaimRequest) -> Work[Seen] | None:
+    """Return the first statement, or None if the database has none."""
+    limits = [policy.limit for policy in request.policies if isinstance(policy, Concurrency)]
+    throttles = sum(isinstance(policy, Throttle) for policy in request.policies)
+    suspicion = request.suspicion
     return dialect.looking_at_queues(
-        wanted.queues,
-        size=wanted.limit,
+        request.queues,
+        size=request.limit,
         most_running=max(limits, default=0),
-        scopes=[slot_scope("", n) for n in range(throttles)],
+        scopes=[get_slot_scope("", n) for n in range(throttles)],
         others=suspicion if suspicion is not None and not suspicion.told else None,
     )
