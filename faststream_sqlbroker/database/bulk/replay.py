@@ -1,7 +1,7 @@
-"""A replay: archived messages published again as new ones, each once for a name.
+"""Replay: publish archived messages again as new ones, each once for a name.
 
-The marks are those of a replay by Spark (`spark.replays`), so a message is replayed once for a name
-whichever of both is used. Bodies do not leave the database.
+The marks are those of a replay by Spark (`spark.replays`), so a message is replayed once for a
+name whichever of both is used. Bodies do not leave the database.
 """
 
 import uuid
@@ -31,77 +31,87 @@ from faststream_sqlbroker.database.parts.policy_state import insert_new
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.schema.types import clock
 
-REMEMBERED = 720 * 3600.0
-"""Seconds for which a message is known to have been replayed; `replay` of Spark has the same
-default."""
-_READ = ("id", "queue", "priority", "key", "headers", "publish_count")
-_WRITTEN = ("queue", "priority", "key", "headers", "publish_count", "origin_id")
+MARK_RETENTION = 720 * 3600.0
+"""Seconds for which the mark of a replayed message is stored; `replay` of Spark has the same
+default.
+"""
+_SOURCE_COLUMNS = ("id", "queue", "priority", "key", "headers", "publish_count")
+_COPY_COLUMNS = ("queue", "priority", "key", "headers", "publish_count", "origin_id")
 
 
 def scope_of(job: Job) -> str:
-    """The scope of the replay's marks."""
+    """Return the scope of the replay's marks."""
     return SCOPE + str(job.arguments["name"])
 
 
 def replay(
     connection: Connection, dialect: Operations, job: Job, ids: Sequence[int], now: datetime
 ) -> int:
-    """Publish the archived messages `ids` again, unless replayed before; how many."""
-    copies = _copies(matching(connection, dialect, job, ids, _READ), job)
-    # A replay by Spark may insert the same marks now: who sees its own token there publishes.
+    """Publish the archived messages `ids` again, unless replayed before; return their number."""
+    copies = _build_copies(matching(connection, dialect, job, ids, _SOURCE_COLUMNS), job)
+    # A replay by Spark may insert the same marks now: the run whose token is in the row publishes.
     token = uuid.uuid4()
     if not copies:
         return 0
     table = dialect.tables.policy_state
-    # In the order of ids, as all tasks of Spark do: so they cannot deadlock.
-    insert_new(connection, table, [_mark(copies[i], job, token, now) for i in sorted(copies)])
-    ours = select(table.c.key).where(
+    # In the order of ids, as all tasks of Spark do, so that they cannot deadlock.
+    insert_new(
+        connection,
+        table,
+        [_build_mark(copies[message_id], job, token, now) for message_id in sorted(copies)],
+    )
+    statement = select(table.c.key).where(
         table.c.scope == scope_of(job),
-        table.c.key.in_([str(i) for i in copies]),
+        table.c.key.in_([str(message_id) for message_id in copies]),
         table.c.lease_token == token,
     )
-    marked = [int(key) for key in connection.execute(ours).scalars()]
-    kept = _lock(connection, dialect, marked)
-    gone = [str(i) for i in marked if i not in kept]
-    if gone:
-        # A prune has removed them since they were read. A lake may still have them: without their
-        # marks, a replay by Spark under this name publishes them.
-        unmarked = and_(table.c.key.in_(gone), table.c.lease_token == token)
-        connection.execute(delete(table).where(table.c.scope == scope_of(job), unmarked))
-    if kept:
-        _publish(connection, dialect, job, [copies[i] for i in marked if i in kept])
-    return len(kept)
+    marked = [int(key) for key in connection.execute(statement).scalars()]
+    locked = _lock(connection, dialect, marked)
+    missing = [str(message_id) for message_id in marked if message_id not in locked]
+    if missing:
+        # A prune has removed these messages in the meantime. A lake may still have them: without
+        # their marks, a replay by Spark under this name publishes them.
+        condition = and_(table.c.key.in_(missing), table.c.lease_token == token)
+        connection.execute(delete(table).where(table.c.scope == scope_of(job), condition))
+    if locked:
+        _publish(
+            connection,
+            dialect,
+            job,
+            [copies[message_id] for message_id in marked if message_id in locked],
+        )
+    return len(locked)
 
 
 def _lock(connection: Connection, dialect: Operations, ids: Sequence[int]) -> set[int]:
-    """Those of the archived messages that are still there, and stay until the commit."""
+    """Lock archived messages until the commit; return the ids that still exist."""
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
-    found = select(archive.c.id).where(archive.c.id.in_(ids)).order_by(archive.c.id)
-    return set(connection.execute(found.with_for_update()).scalars())
+    statement = select(archive.c.id).where(archive.c.id.in_(ids)).order_by(archive.c.id)
+    return set(connection.execute(statement.with_for_update()).scalars())
 
 
-def _copies(rows: Sequence[Any], job: Job) -> dict[int, Copy]:
-    """By id what is published; without rows that no message can be made of."""
+def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, Copy]:
+    """Return the messages to publish by id, without rows that cannot be converted to a message."""
     plan = Plan(str(job.arguments["name"]), job.arguments.get("to"), {})
-    found = {}
+    copies = {}
     for row in rows:
         fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
         try:
-            found[row.id] = copy_row({**fields, "bytes": 0}, plan)
+            copies[row.id] = copy_row({**fields, "bytes": 0}, plan)
         except PublishError:
-            continue  # it is counted as skipped
-    return found
+            continue  # counted as skipped
+    return copies
 
 
-def _mark(copy: Copy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, Any]:
+def _build_mark(copy: Copy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, Any]:
     return {
         "scope": scope_of(job),
         "key": str(copy.origin),
         "created_at": now,
         "lease_token": token,
         "info": {"run": job.id, "queue": copy.queue},
-        "expires_at": now + timedelta(seconds=REMEMBERED),
+        "expires_at": now + timedelta(seconds=MARK_RETENTION),
     }
 
 
@@ -109,46 +119,49 @@ def _publish(connection: Connection, dialect: Operations, job: Job, copies: Sequ
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
-    # Ids rise, so what is inserted now is above this one; others may be, too.
+    # Ids rise, so the new messages are above this id; messages of others may be, too.
     last = connection.execute(select(func.max(message.c.id))).scalar_one() or 0
-    bound = [bindparam(f"new_{name}", type_=message.c[name].type) for name in _WRITTEN]
+    bound = [bindparam(f"new_{name}", type_=message.c[name].type) for name in _COPY_COLUMNS]
     copy = select(*bound, archive.c.payload, clock(), clock())
-    names = [*_WRITTEN, "payload", "created_at", "next_attempt_at"]
+    names = [*_COPY_COLUMNS, "payload", "created_at", "next_attempt_at"]
     statement = insert(message).from_select(names, copy.where(archive.c.id == bindparam("of_id")))
     connection.execute(
         statement,
         [
-            {"of_id": each.origin, **{f"new_{name}": each.values[name] for name in _WRITTEN}}
-            for each in copies
+            {
+                "of_id": source.origin,
+                **{f"new_{name}": source.values[name] for name in _COPY_COLUMNS},
+            }
+            for source in copies
         ],
     )
-    _note_ids(connection, dialect, job, _published(connection, dialect, job, copies, last))
+    _save_new_ids(connection, dialect, job, _load_published(connection, dialect, job, copies, last))
 
 
-def _published(
+def _load_published(
     connection: Connection, dialect: Operations, job: Job, copies: Sequence[Copy], last: int
 ) -> Sequence[Any]:
-    """The messages that were inserted: their ids are above `last`, the highest one before."""
+    """Return the inserted messages: their ids are above `last`, the highest id before."""
     c = dialect.tables.message.c
     name: Any = c.headers[REPLAY_JOB_HEADER].as_string()
     if dialect.name == "sqlite":
-        # Another program may have stored there what is not JSON, which would be an error.
+        # Another program may have stored invalid JSON, which would raise an error.
         name = case((func.json_valid(c.headers) == 1, name))
     columns = c.id, c.origin_id, c.queue, c.next_attempt_at, c.priority, c.key
-    ours = select(*columns).where(
+    statement = select(*columns).where(
         c.id > literal_column(str(int(last))),
-        c.origin_id.in_([each.origin for each in copies]),
+        c.origin_id.in_([source.origin for source in copies]),
         name == str(job.arguments["name"]),
     )
-    return connection.execute(ours).all()
+    return connection.execute(statement).all()
 
 
-def _note_ids(
+def _save_new_ids(
     connection: Connection, dialect: Operations, job: Job, published: Sequence[Any]
 ) -> None:
     """Add the new messages to their marks, for an undo."""
     c = dialect.tables.policy_state.c
-    one = update(dialect.tables.policy_state).where(
+    statement = update(dialect.tables.policy_state).where(
         c.scope == scope_of(job), c.key == bindparam("of_key")
     )
     binds: list[Mapping[str, Any]] = [
@@ -170,4 +183,4 @@ def _note_ids(
         for row in published
     ]
     if binds:
-        connection.execute(one.values(info=bindparam("new_info")), binds)
+        connection.execute(statement.values(info=bindparam("new_info")), binds)

@@ -41,26 +41,27 @@ from faststream_sqlbroker.schema.types import clock
 T = TypeVar("T")
 
 BATCH = 500
-"""Messages that one transaction changes at most: it keeps them locked until it commits."""
-COUNTED = STEP - 1
-"""Messages that one transaction counts at most, so that it does not last long. One row more tells
-whether there are more: both are in one step of the walk."""
+"""Maximum messages that one transaction changes: it keeps them locked until it commits."""
+COUNT_SIZE = STEP - 1
+"""Maximum messages that one transaction counts, so that it does not last long. One row more tells
+whether there are more: both are in one step of the index range.
+"""
 REFUSED_PAUSE = 60.0
-"""Seconds for which a job rests that cannot be run here; other jobs go on."""
+"""Seconds for which a job pauses that cannot run here; other jobs go on."""
 GONE = "there is no archive, so what was cancelled is deleted and cannot come back"
-"""Of the undo of a cancel: it skips all messages."""
+"""Note of the undo of a cancel, which skips all messages."""
 LIST = "job:"
-"""The scope of what a job has changed is this and its id; the key is the message's id."""
-LIST_KEPT = 30 * 86_400.0
-"""Seconds that the list of what it has changed is kept: without it nothing can be undone."""
-ERROR_BYTES = 500
-"""Of an error that is kept of a message; a job's row has up to twenty."""
+"""Prefix of the scope of a job's notes, followed by its id; the key is the message's id."""
+LIST_RETENTION = 30 * 86_400.0
+"""Seconds for which the notes of a job are stored: without them nothing can be undone."""
+MAX_ERROR_BYTES = 500
+"""Maximum bytes stored of a message's error; a job's row has up to twenty errors."""
 ACTIVITIES: Mapping[str, Activities] = {
     CANCEL: frozenset({Activity.OPERATE, Activity.REPAIR}),
     RETRY: frozenset({Activity.OPERATE, Activity.REPAIR}),
     MOVE: frozenset({Activity.OPERATE, Activity.REPAIR}),
 }
-"""What a job does in the database; what is not here does all of `ALL`."""
+"""Activities in the database by job action; other actions need `ALL_ACTIVITIES`."""
 ALL = frozenset({Activity.OPERATE, Activity.REPAIR, Activity.REDRIVE})
 
 
@@ -71,50 +72,50 @@ def activities_of(action: str) -> Activities:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a call of `step` found."""
+    """The result of a call of `run_step`."""
 
     job: Job | None
-    """The job as it is now; None: there is none that is due."""
+    """The current job; None if none is due."""
     pause: float | None
-    """Seconds until the next batch is due; None: none is left."""
+    """Seconds until the next batch is due; None if no batch remains."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What one transaction is to do of a batch."""
+class _BatchPart:
+    """The part of a batch that a transaction handles."""
 
     size: int
-    """How many of the next messages it visits."""
+    """Number of messages to visit."""
     failure: Failure | None = None
-    """The only message is left alone: the database has refused it."""
+    """The only message is skipped: the database has refused it."""
     kind: str = ""
-    """Of the error with which it was refused."""
+    """Kind of the error with which it was refused."""
 
 
 @dataclass(slots=True)
-class _Tried:
-    """What the last transaction of a batch has tried."""
+class _BatchState:
+    """The state of the last transaction of a batch."""
 
     job: Job | None = None
-    """As it was before; None: none was due."""
+    """The job before the transaction; None if none was due."""
     ids: Sequence[int] = ()
-    """The messages that it has visited."""
+    """The visited messages."""
     step: Step | None = None
-    """What the last transaction that was committed has done."""
+    """The result of the last committed transaction."""
 
 
-def _smaller(tried: _Tried, part: _Part, error: StoreError) -> list[_Part]:
+def _split_part(state: _BatchState, part: _BatchPart, error: StoreError) -> list[_BatchPart]:
     """Split `part`, which the database has refused.
 
     Raises:
         StoreError: `error`, which no message has caused.
     """
-    if isinstance(error, AccessError) or part.failure is not None or not tried.ids:
+    if isinstance(error, AccessError) or part.failure is not None or not state.ids:
         raise error
-    if half := len(tried.ids) // 2:
-        return [_Part(half), _Part(len(tried.ids) - half)]
-    failure = Failure(tried.ids[0], clean_text(str(error), limit=ERROR_BYTES))
-    return [_Part(1, failure, kind_of(error))]
+    if half := len(state.ids) // 2:
+        return [_BatchPart(half), _BatchPart(len(state.ids) - half)]
+    failure = Failure(state.ids[0], clean_text(str(error), limit=MAX_ERROR_BYTES))
+    return [_BatchPart(1, failure, kind_of(error))]
 
 
 class JobStore:
@@ -130,195 +131,220 @@ class JobStore:
         self._table = database.tables.policy_state
 
     async def plan(self, job: Job) -> Job:
-        """Count what `job` would visit, exactly, and fix where it ends; nothing is written.
+        """Count the messages that `job` would visit, exactly, and fix the end; writes nothing.
 
-        With ids, its note says why it does not take some of them.
+        For a job with ids, its note says why it does not visit some of them.
         """
 
         def begin(connection: Connection) -> Job:
             now = self._dialect.now(connection)
             bound = visits.last_row(connection, self._dialect, job.action)
-            filters = None if job.filters is None else _absolute(job.filters, now)
+            filters = None if job.filters is None else _resolve_ages(job.filters, now)
             return replace(job, filters=filters, bound=bound)
 
-        planned = await self._read(begin)
+        planned = await self._run_read(begin)
         queues: Counter[str] = Counter()
-        at = planned
-        goes_on = planned.bound is not None
-        while goes_on:
-            rows, after, bound = await self._read(
-                partial(visits.read, dialect=self._dialect, job=at, size=COUNTED, names=["queue"])
+        position = planned
+        has_more = planned.bound is not None
+        while has_more:
+            rows, after, bound = await self._run_read(
+                partial(
+                    visits.read,
+                    dialect=self._dialect,
+                    job=position,
+                    size=COUNT_SIZE,
+                    names=["queue"],
+                )
             )
             queues.update(row.queue for row in rows)
-            at = replace(at, cursor=after, done=at.done + len(rows), bound=bound or at.bound)
-            goes_on = after is not None
-        planned = replace(planned, bound=at.bound, queues=dict(queues), expected=at.done)
+            position = replace(
+                position,
+                cursor=after,
+                done=position.done + len(rows),
+                bound=bound or position.bound,
+            )
+            has_more = after is not None
+        planned = replace(
+            planned, bound=position.bound, queues=dict(queues), expected=position.done
+        )
         if planned.filters is None or not planned.filters.ids:
             return planned
-        return replace(planned, note=await self._read(partial(self._unmatched, job=planned)))
+        return replace(
+            planned, note=await self._run_read(partial(self._describe_unmatched, job=planned))
+        )
 
-    def _unmatched(self, connection: Connection, job: Job) -> str | None:
-        """Say why the job does not take some of its ids; None: it takes all."""
+    def _describe_unmatched(self, connection: Connection, job: Job) -> str | None:
+        """Describe why the job does not visit some ids, or return None if all are visited."""
         assert job.filters is not None  # noqa: S101 - `plan` has looked
         ids = job.filters.ids
         rows = visits.matching(connection, self._dialect, job, ids, ("id",))
         replayed: set[int] = set()
         if job.action == REPLAY:
-            replayed = visits.replayed(connection, self._dialect, job, ids)
+            replayed = visits.find_replayed(connection, self._dialect, job, ids)
         missing = sorted(set(ids) - {row.id for row in rows} | replayed)
-        states = visits.states_of(connection, self._dialect, missing)
+        states = visits.load_states(connection, self._dialect, missing)
         return job.note_unmatched(states, missing, replayed) if missing else None
 
     async def begin(self, job: Job, channel: str) -> Job:
-        """Store the planned job, whose first batch is due at once, and tell `channel` of it."""
+        """Store the planned job, whose first batch is due at once, and notify `channel`."""
 
         def work(connection: Connection) -> Job:
             now = self._dialect.now(connection)
-            nothing = job.bound is None and job.action != UNDO
-            stored = replace(job, state="ended" if nothing else "running")
-            begun = audit.add(connection, self._table, stored, now)
-            if self._dialect.can_listen and not nothing:
+            is_empty = job.bound is None and job.action != UNDO
+            stored = replace(job, state="ended" if is_empty else "running")
+            started = audit.add(connection, self._table, stored, now)
+            if self._dialect.can_listen and not is_empty:
                 notify_state_changed(connection, channel)
-            return begun
+            return started
 
         return await self._database.run(work, Activity.OPERATE)
 
     async def begin_undo(self, job_id: str, by: str, channel: str) -> Job | None:
-        """Store a job that undoes this one; None: there is no such job, or it cannot be undone."""
+        """Store a job that undoes the job; return None if no such job exists or can be undone."""
 
         def work(connection: Connection) -> Job | None:
-            job = audit.find(connection, self._table, job_id, lock=True)
-            # A batch that runs now has locked the row, so this has waited for its COMMIT.
+            job = audit.find_job(connection, self._table, job_id, lock=True)
+            # A running batch has locked the row, so this has waited for its COMMIT.
             if job is None or not job.can_be_undone:
                 return None
             undo = Job(
                 action=UNDO,
                 by=by,
-                arguments={"of": job.id, "action": job.action, "scope": _list_of(job)},
+                arguments={"of": job.id, "action": job.action, "scope": _get_list_scope(job)},
                 rate=job.rate,
                 state="running",
                 expected=job.done,
                 queues=job.queues,
                 note=None if self._dialect.has_archive or job.action != CANCEL else GONE,
             )
-            begun = audit.add(connection, self._table, undo, self._dialect.now(connection))
-            # Also of a job that was stopped: it must not go on while it is undone.
-            ended = replace(job, undone_by=begun.id, state="ended")
+            started = audit.add(connection, self._table, undo, self._dialect.now(connection))
+            # Also for a stopped job: it must not go on while it is undone.
+            ended = replace(job, undone_by=started.id, state="ended")
             audit.save(connection, self._table, ended, None)
             if self._dialect.can_listen:
                 notify_state_changed(connection, channel)
-            return begun
+            return started
 
         return await self._database.run(work, Activity.OPERATE)
 
     async def find(self, job_id: str) -> Job | None:
-        """The job as it is now."""
-        return await self._read(lambda c: audit.find(c, self._table, job_id))
+        """Return the current job."""
+        return await self._run_read(lambda c: audit.find_job(c, self._table, job_id))
 
     async def listed(self, before: str | None, limit: int) -> list[Job]:
-        """Up to `limit` jobs, the newest first; only those that are older than `before`."""
+        """Return up to `limit` jobs that are older than `before`, the latest first."""
         c = self._table.c
         jobs = select(c.key, c.created_at, c.info).where(c.scope == JOB)
         if before is not None:
             jobs = jobs.where(c.key < before)
-        newest = jobs.order_by(c.key.desc()).limit(limit)
+        statement = jobs.order_by(c.key.desc()).limit(limit)
 
         def read(connection: Connection) -> list[Job]:
-            return [job_of(*row) for row in connection.execute(newest)]
+            return [job_of(*row) for row in connection.execute(statement)]
 
-        return await self._read(read)
+        return await self._run_read(read)
 
     async def stop(self, job_id: str, by: str = "") -> Job | None:
-        """Let the job rest behind its running batch; None: there is no such job."""
-        noted = ("stop_job", by)
-        return await self._set_state(job_id, ("running",), "stopped", None, noted)
+        """Stop the job after the running batch; return None if no such job exists."""
+        audit_entry = ("stop_job", by)
+        return await self._set_state(job_id, ("running",), "stopped", None, audit_entry)
 
     async def resume(self, job_id: str, by: str = "") -> Job | None:
-        """Let a job go on that was stopped or has failed; None: there is no such job."""
-        noted = ("resume_job", by)
-        return await self._set_state(job_id, ("stopped", "failed"), "running", 0.0, noted)
+        """Resume a job that was stopped or has failed; return None if no such job exists."""
+        audit_entry = ("resume_job", by)
+        return await self._set_state(job_id, ("stopped", "failed"), "running", 0.0, audit_entry)
 
     async def _set_state(
         self,
         job_id: str,
-        before: Sequence[str],
-        after: Any,
+        allowed: Sequence[str],
+        new_state: Any,
         pause: float | None,
-        noted: tuple[str, str],
+        audit_entry: tuple[str, str],
     ) -> Job | None:
-        """Change the state if it is one of `before`; the audit notes what was done, and by whom."""
+        """Change the state if it is in `allowed`, and record the action and its operator in the
+        audit log.
+        """
 
         def work(connection: Connection) -> Job | None:
-            job = audit.find(connection, self._table, job_id, lock=True)
-            if job is None or job.state not in before:
+            job = audit.find_job(connection, self._table, job_id, lock=True)
+            if job is None or job.state not in allowed:
                 return job
-            job = replace(job, state=after, error=None, streak=None)
+            job = replace(job, state=new_state, error=None, streak=None)
             audit.save(connection, self._table, job, pause)
-            note_action(connection, self._dialect, *noted, {"job": job_id})
+            note_action(connection, self._dialect, *audit_entry, {"job": job_id})
             return job
 
         return await self._database.run(work, Activity.OPERATE)
 
     async def due_in(self, job_id: str | None = None) -> float | None:
-        """Seconds until the next batch of the job, or of any, is due; None: none is left."""
-        return await self._read(lambda c: audit.due_in(c, self._dialect, job_id))
+        """Return the seconds until the next batch of the job, or of any job; None if no batch
+        remains.
+        """
+        return await self._run_read(lambda c: audit.due_in(c, self._dialect, job_id))
 
     async def step(self, job_id: str | None = None) -> Step:
-        """Do one batch of the job, or of the first one that is due, if it is due and free.
+        """Run a batch of the job, or of the first due job, if due and free.
 
-        A batch that the database refuses is halved, until the message is alone that it refuses;
-        that one is counted as failed, and the job goes on behind it. If a whole batch is refused
-        with the same error, one by one, the job fails, in front of that batch. A job that cannot be
-        run here rests, so that those behind it go on; the second time it fails.
+        If the database refuses a batch, the batch is halved until the refused message is alone.
+        That message is counted as failed, and the job goes on after it. If all messages of a batch
+        are refused one by one with the same error, the job fails before that batch. A job that
+        cannot run here pauses, so that other jobs go on; the second time it fails.
         """
-        tried = _Tried()
-        write = partial(self._write, tried, job_id)
+        state = _BatchState()
+        write = partial(self._write, state, job_id)
         try:
-            await write_in_halves(_Part(BATCH), write, partial(_smaller, tried))
+            await write_in_halves(_BatchPart(BATCH), write, partial(_split_part, state))
         except TransientStoreError:
             raise
         except Exception as error:
-            if tried.job is not None:
+            if state.job is not None:
                 with suppress(StoreError):
-                    await self._put_off(tried.job.id, error)
+                    await self._defer(state.job.id, error)
             raise
-        assert tried.step is not None  # noqa: S101 - the last transaction has set it
-        return tried.step
+        assert state.step is not None  # noqa: S101 - the last transaction has set it
+        return state.step
 
-    async def _write(self, tried: _Tried, job_id: str | None, part: _Part) -> None:
-        """Do a part of a batch in one transaction."""
-        # Of a batch that was halved, the rest belongs to the same job.
-        wanted = job_id if tried.job is None else tried.job.id
+    async def _write(self, state: _BatchState, job_id: str | None, part: _BatchPart) -> None:
+        """Run a part of a batch in a transaction."""
+        # The rest of a halved batch belongs to the same job.
+        part_job_id = job_id if state.job is None else state.job.id
 
         def work(connection: Connection) -> Step:
-            # The race of two processes at one job: the second skips the locked row, and finds the
-            # position that the first one has committed when it asks again.
-            tried.ids = ()
-            job = self._lock_due(connection, wanted)
+            # The race of two processes at one job: the second skips the locked row, and reads the
+            # position that the first has committed with its next call.
+            state.ids = ()
+            job = self._lock_due(connection, part_job_id)
             if job is None:
-                found = None if wanted is None else audit.find(connection, self._table, wanted)
-                return Step(found, audit.due_in(connection, self._dialect, job_id))
-            tried.job = job
-            most = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
-            tried.ids, cursor = self._next(connection, job, min(most, part.size))
-            # Notes that are not of this job have no messages: only the position moves.
-            if part.failure is None or not tried.ids:
-                moved = self._change(connection, job, tried.ids, cursor)
-            elif list(tried.ids) == [part.failure.message_id]:
-                moved = job.failed_at(cursor, part.failure, part.kind, most)
+                stored = (
+                    None
+                    if part_job_id is None
+                    else audit.find_job(connection, self._table, part_job_id)
+                )
+                return Step(stored, audit.due_in(connection, self._dialect, job_id))
+            state.job = job
+            max_size = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
+            state.ids, cursor = self._find_next(connection, job, min(max_size, part.size))
+            # Notes of other runs have no messages here: only the position moves.
+            if part.failure is None or not state.ids:
+                moved_job = self._apply_change(connection, job, state.ids, cursor)
+            elif list(state.ids) == [part.failure.message_id]:
+                moved_job = job.failed_at(cursor, part.failure, part.kind, max_size)
             else:
-                # Another process has gone on, or the message has changed since.
-                moved = job
-            return self._saved(connection, job, moved, job_id)
+                # Another process has moved on, or the message has changed in the meantime.
+                moved_job = job
+            return self._save_progress(connection, job, moved_job, job_id)
 
-        def doing() -> Activities:
-            return ALL if tried.job is None else activities_of(tried.job.action)
+        def get_doing() -> Activities:
+            return ALL if state.job is None else activities_of(state.job.action)
 
-        tried.step = await self._database.run(work, doing=doing)
+        state.step = await self._database.run(work, doing=get_doing)
 
-    def _saved(self, connection: Connection, job: Job, moved: Job, job_id: str | None) -> Step:
-        """Write how far the locked job has come."""
-        # The rate is of what was visited, in whichever process: the pause is in the row.
+    def _save_progress(
+        self, connection: Connection, job: Job, moved: Job, job_id: str | None
+    ) -> Step:
+        """Write the progress of the locked job."""
+        # The rate counts visited messages of all processes: the pause is stored in the row.
         pause = 0.0 if job.rate is None else (moved.visited - job.visited) / job.rate
         ended = moved.state in ("ended", "failed")
         if moved.state != "failed":
@@ -328,24 +354,25 @@ class JobStore:
         audit.save(connection, self._table, moved, None if ended else pause)
         return Step(moved, None if ended and job_id is not None else pause)
 
-    async def _put_off(self, job_id: str, error: Exception) -> None:
-        """Let the job rest: another process may have the right that this one lacks. It fails if it
-        has rested for such an error before.
+    async def _defer(self, job_id: str, error: Exception) -> None:
+        """Pause the job: another process may have the right that this process lacks.
+
+        The job fails if it has paused for such an error before.
         """
-        text = clean_text(str(error) or repr(error), limit=ERROR_BYTES)
+        message = clean_text(str(error) or repr(error), limit=MAX_ERROR_BYTES)
 
         def work(connection: Connection) -> None:
-            job = audit.find(connection, self._table, job_id, lock=True)
+            job = audit.find_job(connection, self._table, job_id, lock=True)
             if job is not None and job.state == "running":
-                again = job.error is not None
-                rested = replace(job, error=text, state="failed" if again else "running")
-                audit.save(connection, self._table, rested, None if again else REFUSED_PAUSE)
+                has_paused = job.error is not None
+                paused = replace(job, error=message, state="failed" if has_paused else "running")
+                audit.save(connection, self._table, paused, None if has_paused else REFUSED_PAUSE)
 
         await self._database.run(work, Activity.OPERATE)
 
     def _lock_due(self, connection: Connection, job_id: str | None) -> Job | None:
-        """Lock the job, or the first of all, if its next batch is due and no other process is at
-        it.
+        """Lock the job, or the first due job, if its next batch is due and no other process has
+        locked it.
         """
         c = self._table.c
         due = select(c.key, c.created_at, c.info).where(c.scope == JOB, c.due_at <= clock())
@@ -355,7 +382,7 @@ class JobStore:
         row = connection.execute(locking).first()
         return None if row is None else job_of(*row)
 
-    def _change(
+    def _apply_change(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
     ) -> Job:
         if job.action == UNDO:
@@ -364,73 +391,80 @@ class JobStore:
         if job.action == REPLAY:
             done = replay.replay(connection, self._dialect, job, ids, now) if ids else 0
             return job.moved(cursor, done=done, skipped=len(ids) - done)
-        scope = _list_of(job)
-        # No message is changed twice, whatever has become of it since.
-        fresh = sorted(set(ids) - self._notes(connection, scope, ids).keys())
-        changed = CHANGES[job.action](connection, self._dialect, job, fresh) if fresh else {}
-        noted = {
+        scope = _get_list_scope(job)
+        # No message is changed twice, whatever its later state.
+        unchanged = sorted(set(ids) - self._load_notes(connection, scope, ids).keys())
+        changed = (
+            CHANGES[job.action](connection, self._dialect, job, unchanged) if unchanged else {}
+        )
+        note_values = {
             "scope": scope,
             "created_at": now,
-            "expires_at": now + timedelta(seconds=LIST_KEPT),
+            "expires_at": now + timedelta(seconds=LIST_RETENTION),
         }
         if changed:
             connection.execute(
                 insert(self._table),
-                [{**noted, "key": str(i), "info": dict(changed[i])} for i in sorted(changed)],
+                [
+                    {**note_values, "key": str(message_id), "info": dict(changed[message_id])}
+                    for message_id in sorted(changed)
+                ],
             )
         return job.moved(cursor, done=len(changed), skipped=len(ids) - len(changed))
 
-    def _next(
+    def _find_next(
         self, connection: Connection, job: Job, size: int
     ) -> tuple[list[int], Position | None]:
-        """The messages of the next batch, and the position behind them; None: the last ones."""
+        """Return the messages of the next batch, and the next position, or None at the end."""
         if job.action != UNDO:
             return visits.visit(connection, self._dialect, job, size)
         after = "" if job.cursor is None else str(job.cursor[0])
         scope = str(job.arguments["scope"])
-        # By key: what is forgotten on the way lies behind the position.
+        # In the order of keys: notes removed meanwhile are before the position.
         c = self._table.c
-        behind = select(c.key, c.info).where(c.scope == scope, c.key > after).order_by(c.key)
-        noted = connection.execute(behind.limit(size)).all()
-        cursor = [noted[-1].key] if len(noted) == size else None
-        of = job.arguments["of"]
-        # The marks of a replay are those of all its runs.
-        return [int(row.key) for row in noted if (row.info or {}).get("run", of) == of], cursor
+        statement = select(c.key, c.info).where(c.scope == scope, c.key > after).order_by(c.key)
+        notes = connection.execute(statement.limit(size)).all()
+        cursor = [notes[-1].key] if len(notes) == size else None
+        run_id = job.arguments["of"]
+        # The marks of a replay include all of its runs.
+        return [
+            int(row.key) for row in notes if (row.info or {}).get("run", run_id) == run_id
+        ], cursor
 
     def _undo(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
     ) -> Job:
         scope = str(job.arguments["scope"])
-        ours = self._notes(connection, scope, ids)
-        undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, ours)
+        notes = self._load_notes(connection, scope, ids)
+        undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, notes)
         c = self._table.c
-        noted = delete(self._table).where(c.scope == scope, c.key == bindparam("of_key"))
-        if keys := sorted(str(i) for i in undone):
-            connection.execute(noted, [{"of_key": key} for key in keys])
-        return job.moved(cursor, done=len(undone), skipped=len(ours) - len(undone))
+        statement = delete(self._table).where(c.scope == scope, c.key == bindparam("of_key"))
+        if keys := sorted(str(message_id) for message_id in undone):
+            connection.execute(statement, [{"of_key": key} for key in keys])
+        return job.moved(cursor, done=len(undone), skipped=len(notes) - len(undone))
 
-    def _notes(
+    def _load_notes(
         self, connection: Connection, scope: str, ids: Sequence[int]
     ) -> dict[int, Mapping[str, Any]]:
-        """What is noted of each of `ids`."""
+        """Return the notes of the messages `ids`."""
         notes: dict[int, Mapping[str, Any]] = {}
         c = self._table.c
-        for part in chunks([str(i) for i in ids]):
-            noted = select(c.key, c.info).where(c.scope == scope, c.key.in_(part))
-            notes.update((int(row.key), row.info or {}) for row in connection.execute(noted))
+        for part in chunks([str(message_id) for message_id in ids]):
+            statement = select(c.key, c.info).where(c.scope == scope, c.key.in_(part))
+            notes.update((int(row.key), row.info or {}) for row in connection.execute(statement))
         return notes
 
-    async def _read(self, work: Callable[[Connection], T]) -> T:
+    async def _run_read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.run(work, Activity.OPERATE, write=False)
 
 
-def _list_of(job: Job) -> str:
-    """The scope of what the job notes of each message."""
+def _get_list_scope(job: Job) -> str:
+    """Return the scope of the job's notes about messages."""
     return replay.scope_of(job) if job.action == REPLAY else LIST + job.id
 
 
-def _absolute(filters: Filters, now: datetime) -> Filters:
-    """The filters with moments in place of ages."""
+def _resolve_ages(filters: Filters, now: datetime) -> Filters:
+    """Return the filters with timestamps in place of ages."""
     since, until = (
         now - timedelta(seconds=value) if isinstance(value, int | float) else value
         for value in (filters.since, filters.until)
