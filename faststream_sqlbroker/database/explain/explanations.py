@@ -1,8 +1,8 @@
-"""Why a message does not run, and how many wait for the policies of a queue.
+"""Explain why a message does not run, and how many messages wait for the policies of a queue.
 
-Short reads in one snapshot, none of which counts a whole queue. Of a queue with policies at most
-1 000 due messages and 1 000 later ones are read, and each is asked what its own explanation would
-say. So both always tell the same.
+Short reads in one snapshot, none of which counts a complete queue. Of a queue with policies, at
+most 1 000 due messages and 1 000 later ones are read, and each is explained as if alone. So
+both always report the same.
 """
 
 import json
@@ -35,8 +35,12 @@ from faststream_sqlbroker.core.status import (
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.explain.live import COLUMNS, LiveMessage
-from faststream_sqlbroker.database.explain.policies import PolicyFacts, delay, policy_reasons
-from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES, UNREADABLE
+from faststream_sqlbroker.database.explain.policies import (
+    PolicyFacts,
+    explain_delay,
+    explain_policies,
+)
+from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES, READ_ERRORS
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST
 from faststream_sqlbroker.database.policies.rows import PolicyRows, as_key
@@ -56,7 +60,7 @@ _SNAPSHOT: dict[str, tuple[str, ...]] = {
 
 
 class Explanations:
-    """Reads them; each operation is one transaction, which sees one snapshot and writes nothing.
+    """Reads explanations; each operation is one transaction with one snapshot, and writes nothing.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
@@ -66,41 +70,45 @@ class Explanations:
         self._database = database
         self._tables = database.tables
 
-    def _rows(self, connection: Connection, queue: str) -> PolicyRows:
+    def _build_rows(self, connection: Connection, queue: str) -> PolicyRows:
         return PolicyRows(self._database.dialect, connection, queue)
 
     async def explain(self, message_id: int) -> Explanation:
-        """Why a message is not running, or how it ended."""
+        """Explain why a message is not running, or how the message ended."""
         table = self._tables.message
-        of_id = table.c.id == message_id
+        condition = table.c.id == message_id
 
         def explain(connection: Connection) -> Explanation:
-            _begin_snapshot(connection)
-            # First the two columns that are always readable, whatever another program has stored
-            # elsewhere.
-            head = connection.execute(select(table.c.state, table.c.queue).where(of_id)).first()
+            _start_snapshot(connection)
+            # First the two columns that are always readable, whatever another program has stored in
+            # the others.
+            head = connection.execute(select(table.c.state, table.c.queue).where(condition)).first()
             if head is None:
-                return self._ended(connection, message_id)
-            row, wrong = _read(connection, [table.c[name] for name in COLUMNS], of_id)
+                return self._explain_ended(connection, message_id)
+            row, invalid = _read_row(connection, [table.c[name] for name in COLUMNS], condition)
             if row is None:
-                words = (
+                description = (
                     "its row holds what no message can have, such as a count that is not a "
                     "number: the next claim rejects it"
                 )
-                reasons = [Reason("undecodable", words)]
+                reasons = [Reason("undecodable", description)]
             else:
-                reasons = [*_unusable(wrong), *self._reasons(connection, row)]
+                reasons = [*_explain_invalid_times(invalid), *self._list_reasons(connection, row)]
             return Explanation(message_id, MessageState[head.state], head.queue, tuple(reasons))
 
         return await self._database.run(explain, Activity.OPERATE, write=False)
 
-    def _reasons(self, connection: Connection, row: Any) -> list[Reason]:
-        known = read_subscribers(connection, self._tables.policy_state, ended=True)
-        alive = [s for s in known if s.lease_expires_at > row.now and row.queue in s.queues]
-        facts = PolicyFacts(self._rows(connection, row.queue), row.now, alive)
-        return LiveMessage(facts, known, row).reasons()
+    def _list_reasons(self, connection: Connection, row: Any) -> list[Reason]:
+        subscribers = read_subscribers(connection, self._tables.policy_state, ended=True)
+        alive = [
+            subscriber
+            for subscriber in subscribers
+            if subscriber.lease_expires_at > row.now and row.queue in subscriber.queues
+        ]
+        details = PolicyFacts(self._build_rows(connection, row.queue), row.now, alive)
+        return LiveMessage(details, subscribers, row).list_reasons()
 
-    def _ended(self, connection: Connection, message_id: int) -> Explanation:
+    def _explain_ended(self, connection: Connection, message_id: int) -> Explanation:
         archive = self._tables.archive
         row = None
         if archive is not None:
@@ -112,133 +120,140 @@ class Explanations:
                 archive.c.related_id,
                 archive.c.last_error,
             )
-            found = select(*columns, clock().label("now")).where(archive.c.id == message_id)
-            row = connection.execute(found).first()
+            statement = select(*columns, clock().label("now")).where(archive.c.id == message_id)
+            row = connection.execute(statement).first()
         if row is None:
-            words = (
+            description = (
                 "no message with this id is live or archived: it was never published, not kept in "
                 "the archive, or removed from it"
             )
-            return Explanation(message_id, None, None, (Reason("not_found", words),))
-        words = f"it ended as {row.state} at {moment_text(row.archived_at, row.now)}"
-        words += _why(row) + error_text(row.last_error)
-        reasons = [Reason("archived", words, message_id=row.related_id)]
-        reasons += self._started(connection, row.queue, message_id, row.now)
+            return Explanation(message_id, None, None, (Reason("not_found", description),))
+        description = f"it ended as {row.state} at {moment_text(row.archived_at, row.now)}"
+        description += _format_reason(row) + error_text(row.last_error)
+        reasons = [Reason("archived", description, message_id=row.related_id)]
+        reasons += self._explain_started(connection, row.queue, message_id, row.now)
         return Explanation(message_id, MessageState[row.state], row.queue, tuple(reasons))
 
-    def _started(
+    def _explain_started(
         self, connection: Connection, queue: str, message_id: int, now: datetime
     ) -> list[Reason]:
-        """What is known of the start of a message that ACK_FIRST removed."""
+        """Explain the start of a message that ACK_FIRST removed."""
         table = self._tables.policy_state
-        of = and_(table.c.scope == ACK_FIRST + queue, table.c.key == str(message_id))
+        condition = and_(table.c.scope == ACK_FIRST + queue, table.c.key == str(message_id))
         row = connection.execute(
-            select(table.c.info, table.c.created_at, table.c.lease_expires_at).where(of)
+            select(table.c.info, table.c.created_at, table.c.lease_expires_at).where(condition)
         ).first()
         if row is None:
             return []
         worker = str((row.info or {}).get("worker"))
         since = moment_text(row.created_at, now)
         if row.lease_expires_at > now:
-            words = (
+            description = (
                 f"ACK_FIRST removed it, and {worker} began its handler {since}; its outcome is "
                 "unknown if that process gives no sign of life until "
                 f"{moment_text(row.lease_expires_at, now)}"
             )
-            return [Reason("processing", words, until=row.lease_expires_at, worker=worker)]
-        words = (
+            return [Reason("processing", description, until=row.lease_expires_at, worker=worker)]
+        description = (
             f"ACK_FIRST removed it, {worker} started its handler {since} and was not heard of again"
         )
-        return [Reason("unknown_outcome", words, worker=worker)]
+        return [Reason("unknown_outcome", description, worker=worker)]
 
     async def policied_queues(
         self, queue: str | None, after: str | None, limit: int
     ) -> list[PoliciedQueue]:
-        """How many messages wait for the policies of up to `limit` queues, by name.
+        """Count the messages that wait for the policies of up to `limit` queues, by name.
 
         Args:
-            queue: Only this one.
-            after: Only those with a greater name.
+            queue: Only this queue.
+            after: Only queues with a greater name.
             limit: 1 or more.
         """
 
         def read(connection: Connection) -> list[PoliciedQueue]:
-            _begin_snapshot(connection)
+            _start_snapshot(connection)
             now = connection.execute(select(clock())).scalar_one()
             subscribers = read_subscribers(connection, self._tables.policy_state)
-            policied = {name for s in subscribers if s.policies or s.ordered for name in s.queues}
-            wanted = [
+            policied = {
+                name
+                for subscriber in subscribers
+                if subscriber.policies or subscriber.ordered
+                for name in subscriber.queues
+            }
+            names = [
                 name
                 for name in sorted(policied)
                 if (queue is None or name == queue) and (after is None or name > after)
             ]
-            found: list[PoliciedQueue] = []
-            for name in wanted[:limit]:
-                alive = [s for s in subscribers if name in s.queues]
-                facts = PolicyFacts(self._rows(connection, name), now, alive)
-                found.append(_QueueWaits(facts).read())
-            return found
+            queues: list[PoliciedQueue] = []
+            for name in names[:limit]:
+                alive = [subscriber for subscriber in subscribers if name in subscriber.queues]
+                details = PolicyFacts(self._build_rows(connection, name), now, alive)
+                queues.append(_QueueCounter(details).read())
+            return queues
 
         return await self._database.run(read, Activity.OPERATE, write=False)
 
 
-class _QueueWaits:
-    """One queue at the moment of the snapshot."""
+class _QueueCounter:
+    """Counts the waiting messages of a queue in the snapshot."""
 
-    def __init__(self, facts: PolicyFacts) -> None:
-        """That of `facts`."""
-        self._facts = facts
-        self._connection = facts.connection
-        self._dialect = facts.dialect
+    def __init__(self, details: PolicyFacts) -> None:
+        self._details = details
+        self._connection = details.connection
+        self._dialect = details.dialect
 
     def read(self) -> PoliciedQueue:
-        """Count what waits."""
-        pairs = self._dialect.ready_pairs(self._connection, [self._facts.queue])
+        """Count the waiting messages."""
+        pairs = self._dialect.ready_pairs(self._connection, [self._details.queue])
         priorities = [pair.priority for pair in pairs]
-        due, due_capped = self._messages("due", priorities)
-        later, later_capped = self._messages("later", priorities)
-        self._facts.expect(message.key for message in (*due, *later))
+        due, due_capped = self._load_messages("due", priorities)
+        delayed, delayed_capped = self._load_messages("later", priorities)
+        self._details.expect_keys(message.key for message in (*due, *delayed))
         waits = count_waits(
-            [*self._due_reasons(due), *self._later_reasons(later)],
-            self._facts.policies(Throttle),
+            [*self._iter_due_reasons(due), *self._iter_delayed_reasons(delayed)],
+            self._details.list_policies(Throttle),
             due_capped=due_capped,
-            later_capped=later_capped,
+            later_capped=delayed_capped,
         )
         return PoliciedQueue(
-            queue=self._facts.queue,
-            at=self._facts.now,
-            ways=tuple(sorted(by_way(self._facts.queue, self._facts.subscribers))),
-            subscribers=len(self._facts.subscribers),
+            queue=self._details.queue,
+            at=self._details.now,
+            ways=tuple(sorted(by_way(self._details.queue, self._details.subscribers))),
+            subscribers=len(self._details.subscribers),
             due=len(due),
             due_capped=due_capped,
             waits=waits,
         )
 
-    def _messages(self, which: str, priorities: Sequence[int]) -> tuple[list[WaitingMessage], bool]:
-        """The first of them in the order of claims, and whether there are more."""
+    def _load_messages(
+        self, kind: str, priorities: Sequence[int]
+    ) -> tuple[list[WaitingMessage], bool]:
+        """Return the first messages in the order of claims, and True if there are more."""
         rows: list[Any] = []
         for priority in priorities:
             size = MOST_LOOKED_AT + 1 - len(rows)
             if size < 1:
                 break
             binds = {
-                "queue": self._facts.queue,
+                "queue": self._details.queue,
                 "priority": priority,
-                "now": to_microseconds(self._facts.now),
+                "now": to_microseconds(self._details.now),
                 "size": size,
             }
-            statement = self._dialect.sql[f"policy_waits_{which}"]
-            # Another message is delivered in the place of what stands by: that one counts.
+            statement = self._dialect.sql[f"policy_waits_{kind}"]
+            # A standby message does not count: another message is delivered in its place, and that
+            # one counts.
             rows += [
-                row for row in self._connection.execute(statement, binds) if not _stands_by(row)
+                row for row in self._connection.execute(statement, binds) if not _is_standby(row)
             ]
-        read = [self._message(row) for row in rows[:MOST_LOOKED_AT] if _is_read(row)]
-        return read, len(rows) > MOST_LOOKED_AT
+        messages = [self._to_message(row) for row in rows[:MOST_LOOKED_AT] if _is_readable(row)]
+        return messages, len(rows) > MOST_LOOKED_AT
 
-    def _message(self, row: Any) -> WaitingMessage:
+    def _to_message(self, row: Any) -> WaitingMessage:
         return WaitingMessage(
             id=row[0],
-            queue=self._facts.queue,
+            queue=self._details.queue,
             key=as_key(row[1]),
             state=MessageState[row[3]],
             attempts_count=row[6],
@@ -246,95 +261,99 @@ class _QueueWaits:
             next_attempt_at=from_microseconds(row[2]),
             expired=bool(row[4]),
             policy_marks=row[5],
-            now=self._facts.now,
+            now=self._details.now,
         )
 
-    def _due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[Wait]:
-        behind = self._behind(due) if self._facts.ordered else set()
+    def _iter_due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[Wait]:
+        blocked = self._find_blocked(due) if self._details.is_ordered else set()
         for message in due:
             if message.expired:
                 continue  # the next claim discards it, whatever the policies say
-            if message.id in behind:
+            if message.id in blocked:
                 yield Reason("behind_earlier_message", "", policy=ORDERED_WAY), message
                 continue
-            for reason in policy_reasons(self._facts, message)[:1]:
+            for reason in explain_policies(self._details, message)[:1]:
                 yield reason, message
 
-    def _later_reasons(self, later: Sequence[WaitingMessage]) -> Iterator[Wait]:
-        """Of messages that a policy has put off; others are not due by themselves."""
-        for message in later:
+    def _iter_delayed_reasons(self, delayed: Sequence[WaitingMessage]) -> Iterator[Wait]:
+        """Yield the reasons of messages that a policy has put off; other messages are delayed
+        anyway.
+        """
+        for message in delayed:
             if message.expired or not message.policy_marks:
                 continue
-            found = delay(self._facts, message) or [
+            reasons = explain_delay(self._details, message) or [
                 reason
-                for reason in policy_reasons(self._facts, message)
+                for reason in explain_policies(self._details, message)
                 if reason.until == message.next_attempt_at or reason.code == "key_held"
             ]
-            for reason in found[:1]:
+            for reason in reasons[:1]:
                 yield reason, message
 
-    def _behind(self, due: Sequence[WaitingMessage]) -> set[int]:
-        """Those that an earlier message of their key, or a leased one, keeps waiting."""
+    def _find_blocked(self, due: Sequence[WaitingMessage]) -> set[int]:
+        """Return the messages that wait for an earlier or a leased message of their key."""
         keys = {message.key for message in due if message.key is not None}
         binds = {
             "rows": json.dumps([{"k": key} for key in sorted(keys)]),
-            "queue": self._facts.queue,
+            "queue": self._details.queue,
         }
-        found = self._connection.execute(self._dialect.sql["policy_firsts"], binds)
-        firsts = {as_key(key): first for key, first in found if first is not None}
+        rows = self._connection.execute(self._dialect.sql["policy_firsts"], binds)
+        firsts = {as_key(key): first for key, first in rows if first is not None}
 
-        def waits(message: WaitingMessage) -> bool:
+        def is_blocked(message: WaitingMessage) -> bool:
             key = message.key
             return key is not None and (
-                firsts.get(key, message.id) < message.id or bool(self._facts.leases(key))
+                firsts.get(key, message.id) < message.id or bool(self._details.load_leases(key))
             )
 
-        return {message.id for message in due if waits(message)}
+        return {message.id for message in due if is_blocked(message)}
 
 
-def _is_read(row: Sequence[Any]) -> bool:
-    # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
+def _is_readable(row: Sequence[Any]) -> bool:
+    # SQLite may have values other than numbers here, until the next claim corrects or rejects them.
     return all(isinstance(row[column], int) for column in (2, 5, 6, 7))
 
 
-def _stands_by(row: Sequence[Any]) -> bool:
-    return _is_read(row) and stands_by(row[2], row[5])
+def _is_standby(row: Sequence[Any]) -> bool:
+    return _is_readable(row) and stands_by(row[2], row[5])
 
 
-def _read(
-    connection: Connection, columns: Sequence[Column[Any]], of_id: Any
+def _read_row(
+    connection: Connection, columns: Sequence[Column[Any]], condition: Any
 ) -> tuple[Any, list[str]]:
-    """The row with `now`, and the names of its columns that hold an invalid time.
+    """Return the row with `now`, and the names of columns with an invalid time.
 
-    Invalid times have the value that a claim would give them. No row if another column is invalid.
+    Invalid times have the value that a claim would set. Returns no row if another column is
+    invalid.
     """
-    wrong: list[str] = []
+    invalid: list[str] = []
     try:
-        found = connection.execute(select(*columns, clock().label("now")).where(of_id))
-        values = dict(found.mappings().one())
-    except UNREADABLE:
-        values, wrong = _read_singly(connection, columns, of_id)
+        result = connection.execute(select(*columns, clock().label("now")).where(condition))
+        values = dict(result.mappings().one())
+    except READ_ERRORS:
+        values, invalid = _read_columns(connection, columns, condition)
     # MySQL's drivers read a zero date as None.
-    wrong += [name for name in NEEDED_TIMES if values[name] is None and name not in wrong]
+    invalid += [name for name in NEEDED_TIMES if values[name] is None and name not in invalid]
     times = {column.name for column in columns if isinstance(column.type, UtcTimestamp)}
-    if not times.issuperset(wrong) or not _has_counts(values):
-        return None, wrong
-    values |= {name: values["now"] for name in NEEDED_TIMES if name in wrong}
-    return SimpleNamespace(**values), wrong
+    if not times.issuperset(invalid) or not _has_counts(values):
+        return None, invalid
+    values |= {name: values["now"] for name in NEEDED_TIMES if name in invalid}
+    return SimpleNamespace(**values), invalid
 
 
-def _read_singly(
-    connection: Connection, columns: Sequence[Column[Any]], of_id: Any
+def _read_columns(
+    connection: Connection, columns: Sequence[Column[Any]], condition: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values with `now`, each read by itself, and the names of those that cannot be read; they
-    are None.
+    """Return the values with `now`, each read alone, and the names of unreadable columns.
+
+    Unreadable values are None.
     """
     values: dict[str, Any] = {"now": connection.execute(select(clock())).scalar_one()}
     unreadable: list[str] = []
     for column in columns:
         try:
-            values[column.name] = connection.execute(select(column).where(of_id)).scalar_one()
-        except UNREADABLE:
+            values[column.name] = connection.execute(select(column).where(condition)).scalar_one()
+        except READ_ERRORS:
             values[column.name] = None
             unreadable.append(column.name)
     return values, unreadable
@@ -344,28 +363,28 @@ def _has_counts(values: Mapping[str, Any]) -> bool:
     return all(isinstance(values[name], int) for name in ("attempts_count", "deliveries_count"))
 
 
-def _unusable(names: Sequence[str]) -> list[Reason]:
+def _explain_invalid_times(names: Sequence[str]) -> list[Reason]:
     if not names:
         return []
     due = ": it is due now" if "next_attempt_at" in names else ""
-    words = (
+    description = (
         f"its {' and '.join(names)} is no time, as another program has written it{due}; the next "
         "claim puts that right, with a warning"
     )
-    return [Reason("unusable_time", words)]
+    return [Reason("unusable_time", description)]
 
 
-def _begin_snapshot(connection: Connection) -> None:
-    """From now on `connection`, which has not read yet, reads one snapshot and writes nothing."""
+def _start_snapshot(connection: Connection) -> None:
+    """Start a read-only snapshot on `connection`, which has not read yet."""
     driver: Any = connection.connection.driver_connection
-    # A listener of the application may have begun already. In SQLite every transaction is a
-    # snapshot, so that is enough.
+    # A listener of the application may have started a transaction already. In SQLite every
+    # transaction is a snapshot, so that is enough.
     if connection.dialect.name == "sqlite" and driver.in_transaction:
         return
     for statement in _SNAPSHOT[connection.dialect.name]:
         connection.exec_driver_sql(statement)
 
 
-def _why(row: Any) -> str:
+def _format_reason(row: Any) -> str:
     about = "" if row.related_id is None else f" (message {row.related_id})"
     return "" if row.reason is None else f": {row.reason}{about}"

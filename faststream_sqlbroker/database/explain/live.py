@@ -1,4 +1,4 @@
-"""Why a live message has not reached its handler."""
+"""Explain why a live message has not reached its handler."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,9 +23,9 @@ from faststream_sqlbroker.core.status import (
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.database.explain.policies import (
     PolicyFacts,
-    delay,
-    policy_reasons,
-    standby,
+    explain_delay,
+    explain_policies,
+    explain_standby,
 )
 from faststream_sqlbroker.database.parts import cancels
 from faststream_sqlbroker.database.parts.live_subscribers import read_pause, select_pauses
@@ -50,9 +50,9 @@ COLUMNS = (
     "policy_marks",
     "policy_key",
 )
-"""What is read of a message: not its body, which may be large."""
-MOST_COUNTED = 1_000
-"""Messages that are counted at most. The explanation then says "1000 or more"."""
+"""Columns that are read of a message: not its body, which may be large."""
+MAX_COUNTED = 1_000
+"""Maximum messages that are counted. The explanation then says "1000 or more"."""
 
 # Literals, because a generic plan cannot use a partial index if its condition is a parameter.
 _CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
@@ -61,312 +61,369 @@ _LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
 
 
 class LiveMessage:
-    """A message of the message table, and the reasons why it waits."""
+    """A message of the message table, with the reasons for the wait."""
 
-    def __init__(self, facts: PolicyFacts, known: Sequence[LiveSubscriber], row: Any) -> None:
+    def __init__(
+        self, details: PolicyFacts, subscribers: Sequence[LiveSubscriber], row: Any
+    ) -> None:
         """Explain `row`: `COLUMNS` of the message, and the database's time as `now`.
 
-        `facts` are those of its queue; `known` are all subscribers, with crashed ones.
+        `details` are those of its queue; `subscribers` are all subscribers, including crashed ones.
         """
-        self._facts = facts
-        self._connection = facts.connection
-        self._dialect = facts.dialect
+        self._details = details
+        self._connection = details.connection
+        self._dialect = details.dialect
         self._row = row
-        self._table = facts.dialect.tables.message
-        self._known = known
-        self._alive = facts.subscribers
-        self._claiming = [s for s in self._alive if s.claims]
+        self._table = details.dialect.tables.message
+        self._subscribers = subscribers
+        self._live_subscribers = details.subscribers
+        self._claiming = [subscriber for subscriber in self._live_subscribers if subscriber.claims]
 
-    def reasons(self) -> list[Reason]:
-        """Why it waits; if nothing delays it, the messages that come first."""
-        return [*self._own_reasons(), *self._mixed()]
+    def list_reasons(self) -> list[Reason]:
+        """Return the reasons for the wait; without delays, the messages that come first."""
+        return [*self._list_own_reasons(), *self._explain_mixed()]
 
-    def _own_reasons(self) -> list[Reason]:
+    def _list_own_reasons(self) -> list[Reason]:
         if self._row.state == "PROCESSING":
-            return [*self._cancelled(), *self._leased()]
-        found = [
-            *self._expired(),
-            *self._paused(),
-            *self._drained(),
-            *self._not_due(),
-            *self._no_subscriber(),
-            *self._suspect(),
+            return [*self._explain_cancel(), *self._explain_lease()]
+        reasons = [
+            *self._explain_expiry(),
+            *self._explain_pauses(),
+            *self._explain_drain(),
+            *self._explain_due_time(),
+            *self._explain_no_subscriber(),
+            *self._explain_suspect(),
         ]
-        found += self._behind()
-        found += policy_reasons(self._facts, self._waiting())
-        return found or [self._turn()]
+        reasons += self._explain_order()
+        reasons += explain_policies(self._details, self._to_waiting())
+        return reasons or [self._explain_capacity()]
 
-    def _waiting(self) -> WaitingMessage:
-        r = self._row
+    def _to_waiting(self) -> WaitingMessage:
+        row = self._row
         return WaitingMessage(
-            id=r.id,
-            queue=r.queue,
-            key=r.policy_key if r.policy_marks & HEADER_KEY else r.key,
-            state=MessageState[r.state],
-            attempts_count=r.attempts_count,
-            deliveries_count=r.deliveries_count,
-            next_attempt_at=r.next_attempt_at,
-            expired=r.expires_at is not None and r.expires_at <= r.now,
-            policy_marks=r.policy_marks,
-            now=r.now,
+            id=row.id,
+            queue=row.queue,
+            key=row.policy_key if row.policy_marks & HEADER_KEY else row.key,
+            state=MessageState[row.state],
+            attempts_count=row.attempts_count,
+            deliveries_count=row.deliveries_count,
+            next_attempt_at=row.next_attempt_at,
+            expired=row.expires_at is not None and row.expires_at <= row.now,
+            policy_marks=row.policy_marks,
+            now=row.now,
         )
 
-    def _at(self, moment: datetime) -> str:
-        return moment_text(moment, self._row.now)
+    def _format_time(self, timestamp: datetime) -> str:
+        return moment_text(timestamp, self._row.now)
 
-    def _worker(self, token: UUID | None) -> str | None:
-        return next((s.worker for s in self._known if s.holds(token)), None)
+    def _find_worker(self, token: UUID | None) -> str | None:
+        return next(
+            (subscriber.worker for subscriber in self._subscribers if subscriber.holds(token)), None
+        )
 
-    def _cancelled(self) -> list[Reason]:
-        r = self._row
-        if r.lease_token is None:
+    def _explain_cancel(self) -> list[Reason]:
+        row = self._row
+        if row.lease_token is None:
             return []
         table = self._dialect.tables.policy_state
-        asked = cancels.of_leases(self._connection, table, [(r.id, r.lease_token)])
-        if not asked:
+        requests = cancels.of_leases(self._connection, table, [(row.id, row.lease_token)])
+        if not requests:
             return []
-        words = (
-            f"it is to be {asked[r.id].text}; its holder is asked to end it, and it is discarded "
-            "when its lease is over, unless its handler ends first"
+        description = (
+            f"it is to be {requests[row.id].text}; its holder is asked to end it, and it is "
+            "discarded when its lease is over, unless its handler ends first"
         )
-        return [Reason("cancel_requested", words)]
+        return [Reason("cancel_requested", description)]
 
-    def _leased(self) -> list[Reason]:
-        r = self._row
-        worker = self._worker(r.lease_token)
-        until = r.lease_expires_at
+    def _explain_lease(self) -> list[Reason]:
+        row = self._row
+        worker = self._find_worker(row.lease_token)
+        until = row.lease_expires_at
         name = worker or "a subscriber that is not listed"
-        if until is not None and until > r.now:
-            since = "" if r.acquired_at is None else f" since {self._at(r.acquired_at)}"
-            words = (
-                f"{name} has it{since}, and handles it or is about to; its lease, renewed as long "
-                f"as that process lives, runs until {self._at(until)}"
+        if until is not None and until > row.now:
+            since = (
+                "" if row.acquired_at is None else f" since {self._format_time(row.acquired_at)}"
             )
-            gone = worker is not None and all(s.worker != worker for s in self._alive)
-            words += "; that process has not been heard of lately" if gone else ""
-            return [Reason("processing", words, until=until, worker=worker)]
-        if inside := self._in_transaction(worker):
-            return [inside]
+            description = (
+                f"{name} has it{since}, and handles it or is about to; its lease, renewed as long "
+                f"as that process lives, runs until {self._format_time(until)}"
+            )
+            is_gone = worker is not None and all(
+                subscriber.worker != worker for subscriber in self._live_subscribers
+            )
+            description += "; that process has not been heard of lately" if is_gone else ""
+            return [Reason("processing", description, until=until, worker=worker)]
+        if transaction_reason := self._explain_transaction(worker):
+            return [transaction_reason]
         ran_out = (
-            "it has no lease" if until is None else f"the lease of {name} ran out {self._at(until)}"
+            "it has no lease"
+            if until is None
+            else f"the lease of {name} ran out {self._format_time(until)}"
         )
-        words = f"{ran_out}: a subscriber of the queue gives it back, by its release_stuck_interval"
+        description = (
+            f"{ran_out}: a subscriber of the queue gives it back, by its release_stuck_interval"
+        )
         return [
-            Reason("lease_expired", words, worker=worker),
-            *self._paused(),
-            *self._no_subscriber(),
+            Reason("lease_expired", description, worker=worker),
+            *self._explain_pauses(),
+            *self._explain_no_subscriber(),
         ]
 
-    def _in_transaction(self, worker: str | None) -> Reason | None:
-        """Whether a transaction holds it: then nothing can renew its lease, nor give it back."""
-        r = self._row
-        if r.lease_expires_at is None:
+    def _explain_transaction(self, worker: str | None) -> Reason | None:
+        """Return a reason if a transaction locks the row: then nothing can renew or release the
+        lease.
+        """
+        row = self._row
+        if row.lease_expires_at is None:
             return None
-        locked = locked_by_others(self._connection, self._dialect, [r.id])
+        locked = locked_by_others(self._connection, self._dialect, [row.id])
         name = worker or "a subscriber that is not listed"
-        over = f"its lease ran out {self._at(r.lease_expires_at)}"
+        expiry = f"its lease ran out {self._format_time(row.lease_expires_at)}"
         if locked:
-            words = (
+            description = (
                 f"{name} has it, and a transaction holds its row, as that of a handler with "
-                f"transactional=True does: {over}, and can be neither renewed nor given back "
+                f"transactional=True does: {expiry}, and can be neither renewed nor given back "
                 "until that transaction ends"
             )
-            return Reason("in_transaction", words, worker=worker)
-        if locked is None and any(s.worker == worker and s.transactional for s in self._known):
-            words = (
-                f"{over}, but its handler may still run in a transaction of {name}, which this "
+            return Reason("in_transaction", description, worker=worker)
+        if locked is None and any(
+            subscriber.worker == worker and subscriber.transactional
+            for subscriber in self._subscribers
+        ):
+            description = (
+                f"{expiry}, but its handler may still run in a transaction of {name}, which this "
                 "database does not show; if that has ended, a subscriber of the queue gives it back"
             )
-            return Reason("in_transaction", words, worker=worker)
+            return Reason("in_transaction", description, worker=worker)
         return None
 
-    def _expired(self) -> list[Reason]:
-        at = self._row.expires_at
-        if at is None or at > self._row.now:
+    def _explain_expiry(self) -> list[Reason]:
+        expires_at = self._row.expires_at
+        if expires_at is None or expires_at > self._row.now:
             return []
-        return [Reason("expired", f"it expired at {self._at(at)}: the next claim discards it")]
+        return [
+            Reason(
+                "expired",
+                f"it expired at {self._format_time(expires_at)}: the next claim discards it",
+            )
+        ]
 
-    def _paused(self) -> list[Reason]:
-        found = []
+    def _explain_pauses(self) -> list[Reason]:
+        reasons = []
         table = self._dialect.tables.policy_state
         statement = select_pauses(table).where(table.c.key == self._row.queue)
-        for p in map(read_pause, self._connection.execute(statement)):
-            end = "it is resumed" if p.until is None else self._at(p.until)
-            why = "" if p.reason is None else f" ({p.reason})"
-            words = f"{p.by} has paused the queue since {self._at(p.since)}, until {end}{why}"
-            found.append(Reason("paused", words, until=p.until))
-        if not self._claiming and (own := [s.worker for s in self._alive if s.paused]):
-            # Those that an operator has drained are a reason of their own.
-            few = any(s.drained for s in self._alive)
-            who = "a" if few else "every"
-            words = f"{who} live subscriber of the queue is paused in its own process: {_some(own)}"
-            found.append(Reason("paused", words))
-        return found
+        for pause in map(read_pause, self._connection.execute(statement)):
+            end = "it is resumed" if pause.until is None else self._format_time(pause.until)
+            reason = "" if pause.reason is None else f" ({pause.reason})"
+            since = self._format_time(pause.since)
+            description = f"{pause.by} has paused the queue since {since}, until {end}{reason}"
+            reasons.append(Reason("paused", description, until=pause.until))
+        if not self._claiming and (
+            paused_workers := [
+                subscriber.worker for subscriber in self._live_subscribers if subscriber.paused
+            ]
+        ):
+            # Drained subscribers are reported as a separate reason.
+            has_drained = any(subscriber.drained for subscriber in self._live_subscribers)
+            quantifier = "a" if has_drained else "every"
+            description = (
+                f"{quantifier} live subscriber of the queue is paused in its own process: "
+                f"{_format_names(paused_workers)}"
+            )
+            reasons.append(Reason("paused", description))
+        return reasons
 
-    def _drained(self) -> list[Reason]:
-        drained = [s.worker for s in self._alive if s.drained]
+    def _explain_drain(self) -> list[Reason]:
+        drained = [subscriber.worker for subscriber in self._live_subscribers if subscriber.drained]
         if not drained or self._claiming:
             return []
-        words = (
-            f"no live subscriber of the queue claims, as an operator has drained {_some(drained)}; "
-            "`sqlbroker undrain` ends that"
+        description = (
+            "no live subscriber of the queue claims, as an operator has drained "
+            f"{_format_names(drained)}; `sqlbroker undrain` ends that"
         )
-        return [Reason("drained", words, worker=drained[0])]
+        return [Reason("drained", description, worker=drained[0])]
 
-    def _mixed(self) -> list[Reason]:
-        """Subscribers of its queue differ, so that what one promises may not hold."""
-        ways = by_way(self._row.queue, self._alive)
-        if len(ways) < 2:  # noqa: PLR2004 - one is none to differ from
+    def _explain_mixed(self) -> list[Reason]:
+        """Return a reason if subscribers of the queue differ, so that promises may not hold."""
+        modes = by_way(self._row.queue, self._live_subscribers)
+        if len(modes) < 2:  # noqa: PLR2004 - one is none to differ from
             return []
-        words = f"subscribers of the queue differ: {ways_text(ways)}; {MIXED}"
-        return [Reason("mixed_subscribers", words)]
+        description = f"subscribers of the queue differ: {ways_text(modes)}; {MIXED}"
+        return [Reason("mixed_subscribers", description)]
 
-    def _not_due(self) -> list[Reason]:
-        r = self._row
-        at = r.next_attempt_at
-        if at <= r.now:
+    def _explain_due_time(self) -> list[Reason]:
+        row = self._row
+        due_at = row.next_attempt_at
+        if due_at <= row.now:
             return []
-        waiting = self._waiting()
-        if shifted := standby(self._facts, waiting) or delay(self._facts, waiting):
+        waiting = self._to_waiting()
+        if shifted := explain_standby(self._details, waiting) or explain_delay(
+            self._details, waiting
+        ):
             return shifted
-        if r.state == "PENDING":
-            return [Reason("delayed", f"it is not due before {self._at(at)}", until=at)]
-        words = f"the next attempt is due at {self._at(at)}, after {r.attempts_count}"
-        words += " attempt" if r.attempts_count == 1 else " attempts"
-        words += error_text(r.last_error)
-        return [Reason("retrying", words, until=at)]
+        if row.state == "PENDING":
+            return [
+                Reason("delayed", f"it is not due before {self._format_time(due_at)}", until=due_at)
+            ]
+        description = (
+            f"the next attempt is due at {self._format_time(due_at)}, after {row.attempts_count}"
+        )
+        description += " attempt" if row.attempts_count == 1 else " attempts"
+        description += error_text(row.last_error)
+        return [Reason("retrying", description, until=due_at)]
 
-    def _no_subscriber(self) -> list[Reason]:
-        if self._alive:
+    def _explain_no_subscriber(self) -> list[Reason]:
+        if self._live_subscribers:
             return []
-        words = "no process that is alive subscribes to the queue"
-        last = next((s for s in self._known if self._row.queue in s.queues), None)
+        description = "no process that is alive subscribes to the queue"
+        last = next(
+            (
+                subscriber
+                for subscriber in self._subscribers
+                if self._row.queue in subscriber.queues
+            ),
+            None,
+        )
         if last is None:
-            return [Reason("no_live_subscriber", words)]
-        words += (
-            f"; {last.worker} did, and counted as alive until {self._at(last.lease_expires_at)}"
-        )
-        return [Reason("no_live_subscriber", words, worker=last.worker)]
+            return [Reason("no_live_subscriber", description)]
+        alive_until = self._format_time(last.lease_expires_at)
+        description += f"; {last.worker} did, and counted as alive until {alive_until}"
+        return [Reason("no_live_subscriber", description, worker=last.worker)]
 
-    def _suspect(self) -> list[Reason]:
-        lost = self._row.deliveries_count - self._row.attempts_count
-        if lost < SUSPECT_AFTER:
+    def _explain_suspect(self) -> list[Reason]:
+        lost_deliveries = self._row.deliveries_count - self._row.attempts_count
+        if lost_deliveries < SUSPECT_AFTER:
             return []
-        words = (
-            f"{lost} of its deliveries ended without an outcome, so it may have killed its "
-            "process: it runs alone, when a process holds nothing else"
+        description = (
+            f"{lost_deliveries} of its deliveries ended without an outcome, so it may have killed "
+            "its process: it runs alone, when a process holds nothing else"
         )
-        return [Reason("suspect", words)]
+        return [Reason("suspect", description)]
 
-    def _behind(self) -> list[Reason]:
-        r = self._row
-        expired = r.expires_at is not None and r.expires_at <= r.now
-        if r.key is None or expired or not any(s.ordered for s in self._alive):
+    def _explain_order(self) -> list[Reason]:
+        row = self._row
+        expired = row.expires_at is not None and row.expires_at <= row.now
+        if (
+            row.key is None
+            or expired
+            or not any(subscriber.ordered for subscriber in self._live_subscribers)
+        ):
             return []
         c = self._table.c
         columns = c.id, c.state, c.next_attempt_at, c.lease_token, c.lease_expires_at
         live = or_(c.expires_at.is_(None), c.expires_at > clock())
-        of_key = and_(c.queue == r.queue, c.key == r.key)
-        first = select(*columns).where(of_key, c.id < r.id, live).order_by(c.id).limit(1)
-        running = self._indexed(select(*columns), "leased")
-        running = running.where(of_key, c.id != r.id, _LEASED).limit(1)
-        for statement in (self._indexed(first, "key"), running):
-            found = self._connection.execute(statement).first()
-            if found is not None:
-                return [self._behind_message(found)]
+        of_key = and_(c.queue == row.queue, c.key == row.key)
+        first = select(*columns).where(of_key, c.id < row.id, live).order_by(c.id).limit(1)
+        running = self._use_index(select(*columns), "leased")
+        running = running.where(of_key, c.id != row.id, _LEASED).limit(1)
+        for statement in (self._use_index(first, "key"), running):
+            blocker = self._connection.execute(statement).first()
+            if blocker is not None:
+                return [self._build_order_reason(blocker)]
         return []
 
-    def _behind_message(self, other: Any) -> Reason:
-        """Name `other`, a row of the message table, as the reason."""
+    def _build_order_reason(self, other: Any) -> Reason:
+        """Build the reason that names `other`, a row of the message table."""
         worker = None
         until = None
         if other.state == "PROCESSING":
-            worker = self._worker(other.lease_token)
+            worker = self._find_worker(other.lease_token)
             until = other.lease_expires_at
             lasting = until is not None and until > self._row.now
-            words = f"{worker or 'a subscriber that is not listed'} has it"
+            description = f"{worker or 'a subscriber that is not listed'} has it"
             if until is not None:
-                words += f", by a lease {'until' if lasting else 'that ran out'} {self._at(until)}"
+                state = "until" if lasting else "that ran out"
+                description += f", by a lease {state} {self._format_time(until)}"
         elif other.next_attempt_at > self._row.now:
             until = other.next_attempt_at
-            what = (
+            event = (
                 "its next attempt is due" if other.state == "RETRYABLE" else "it is not due before"
             )
-            words = f"{what} {self._at(until)}"
+            description = f"{event} {self._format_time(until)}"
         else:
-            words = "it is due"
-        words = f"message {other.id} of the same key comes first, as {ORDERED_WAY} wants: {words}"
+            description = "it is due"
+        description = (
+            f"message {other.id} of the same key comes first, as {ORDERED_WAY} wants: {description}"
+        )
         return Reason(
             "behind_earlier_message",
-            words,
+            description,
             until=until,
             message_id=other.id,
             worker=worker,
             policy=ORDERED_WAY,
         )
 
-    def _turn(self) -> Reason:
-        ahead = self._ahead()
-        workers = sum(s.max_workers for s in self._claiming)
-        busy = self._count(
-            self._indexed(select(literal_column("1")), "leased").where(self._of_queue, _LEASED)
-        )
-        who = f"{workers} workers of {len(self._claiming)} subscribers take from the queue"
-        if not ahead and busy < workers:
-            words = (
-                f"nothing stands in its way, it is claimed next: {who}, {busy} messages are leased"
+    def _explain_capacity(self) -> Reason:
+        ahead = self._count_ahead()
+        workers = sum(subscriber.max_workers for subscriber in self._claiming)
+        busy = self._count_rows(
+            self._use_index(select(literal_column("1")), "leased").where(
+                self._queue_condition, _LEASED
             )
-            return Reason("ready", words)
-        words = f"{_up_to(ahead)} due messages come first and {_up_to(busy)} are leased: {who}"
-        return Reason("waiting_for_capacity", words)
+        )
+        worker_info = f"{workers} workers of {len(self._claiming)} subscribers take from the queue"
+        if not ahead and busy < workers:
+            description = (
+                f"nothing stands in its way, it is claimed next: {worker_info}, {busy} messages "
+                "are leased"
+            )
+            return Reason("ready", description)
+        description = (
+            f"{_format_count(ahead)} due messages come first and {_format_count(busy)} are leased: "
+            f"{worker_info}"
+        )
+        return Reason("waiting_for_capacity", description)
 
     @property
-    def _of_queue(self) -> Any:
+    def _queue_condition(self) -> Any:
         return self._table.c.queue == self._row.queue
 
-    def _ahead(self) -> int:
-        """Due messages of the queue that are claimed before this one, at most `MOST_COUNTED`."""
-        r = self._row
+    def _count_ahead(self) -> int:
+        """Count the due messages that are claimed before this message, up to `MAX_COUNTED`."""
+        row = self._row
         c = self._table.c
-        own = or_(
-            c.next_attempt_at < r.next_attempt_at,
-            and_(c.next_attempt_at == r.next_attempt_at, c.id < r.id),
+        same_priority = or_(
+            c.next_attempt_at < row.next_attempt_at,
+            and_(c.next_attempt_at == row.next_attempt_at, c.id < row.id),
         )
         higher = [
             pair.priority
-            for pair in self._dialect.ready_pairs(self._connection, [r.queue])
-            if pair.priority > r.priority and pair.due_in <= 0
+            for pair in self._dialect.ready_pairs(self._connection, [row.queue])
+            if pair.priority > row.priority and pair.due_in <= 0
         ]
         count = 0
-        for priority, before in [
-            *((p, c.next_attempt_at <= clock()) for p in higher),
-            (r.priority, own),
+        for priority, condition in [
+            *((higher_priority, c.next_attempt_at <= clock()) for higher_priority in higher),
+            (row.priority, same_priority),
         ]:
-            if count < MOST_COUNTED:
-                due = self._indexed(select(literal_column("1")), "ready").where(
-                    self._claimable, self._of_queue
+            if count < MAX_COUNTED:
+                due = self._use_index(select(literal_column("1")), "ready").where(
+                    self._claimable, self._queue_condition
                 )
-                due = due.where(c.priority == priority, before)
-                count += self._count(due, MOST_COUNTED - count)
+                due = due.where(c.priority == priority, condition)
+                count += self._count_rows(due, MAX_COUNTED - count)
         return count
 
     @property
     def _claimable(self) -> Any:
         return _CLAIMABLE_MYSQL if self._connection.dialect.name in MYSQL else _CLAIMABLE
 
-    def _count(self, rows: Select[Any], most: int = MOST_COUNTED) -> int:
-        found = rows.select_from(self._table).limit(most).subquery()
-        return int(self._connection.execute(select(func.count()).select_from(found)).scalar_one())
+    def _count_rows(self, rows: Select[Any], maximum: int = MAX_COUNTED) -> int:
+        subquery = rows.select_from(self._table).limit(maximum).subquery()
+        return int(
+            self._connection.execute(select(func.count()).select_from(subquery)).scalar_one()
+        )
 
-    def _indexed(self, statement: Select[Any], index: str) -> Select[Any]:
-        """Force this index, on databases that allow it."""
+    def _use_index(self, statement: Select[Any], index: str) -> Select[Any]:
+        """Force this index on databases that allow that."""
         return self._dialect.use_index(statement, self._table, f"{index}_index", on_sqlite=True)
 
 
-def _up_to(count: int) -> str:
-    return str(count) if count < MOST_COUNTED else f"{MOST_COUNTED} or more"
+def _format_count(count: int) -> str:
+    return str(count) if count < MAX_COUNTED else f"{MAX_COUNTED} or more"
 
 
-def _some(names: list[str], most: int = 5) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+def _format_names(names: list[str], maximum: int = 5) -> str:
+    remaining = len(names) - maximum
+    return ", ".join(names[:maximum]) + (f" and {remaining} more" if remaining > 0 else "")

@@ -1,7 +1,7 @@
-"""Why each policy makes a message wait: each brings a function of its own.
+"""Explain why each policy makes a message wait: each policy has a function.
 
-The facts are what the policies of one queue know: read when it is asked for, once, in one
-snapshot. One message is asked about, or many: `expect` makes the facts of many keys one read.
+`PolicyDetails` is the state of the policies of one queue, each part read on demand, once, in
+one snapshot. `expect_keys` makes the reads of many keys one read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,20 +32,20 @@ from faststream_sqlbroker.core.status import LiveSubscriber, Reason, WaitingMess
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts.policy_state import ONCE
-from faststream_sqlbroker.database.policies.intake import burst_scope, slot_scope
+from faststream_sqlbroker.database.policies.intake import burst_scope, get_slot_scope
 from faststream_sqlbroker.database.policies.other_processes import SHARED_LEASES
-from faststream_sqlbroker.database.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.database.policies.rows import PolicyRows, QueuedMessage
 from faststream_sqlbroker.database.policies.slot_use import SHARED_SLOTS
 
-MOST_LEASES = 10_000
-"""Leases of the keys asked about that are read at most."""
+MAX_LEASES = 10_000
+"""Maximum leases of the requested keys that are read."""
 P = TypeVar("P", bound=Policy)
 _LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
 """Literals: SQLite finds a partial index by them."""
 
 
 Lease = Row[tuple[int, str | None, UUID]]
-"""The id, key and token of a message that a subscriber has leased."""
+"""The id, key and token of a leased message."""
 
 
 class PolicyFacts:
@@ -54,7 +54,7 @@ class PolicyFacts:
     def __init__(
         self, rows: PolicyRows, now: datetime, subscribers: Sequence[LiveSubscriber]
     ) -> None:
-        """`rows` are used to read only; `subscribers` are the live ones of the queue."""
+        """`rows` is only read; `subscribers` are the live subscribers of the queue."""
         self.connection = rows.connection
         self._rows = rows
         self._running: dict[int, int] = {}
@@ -62,7 +62,7 @@ class PolicyFacts:
         self._expected: set[str] = set()
         self._bursts: dict[str, Bursts] = {}
         self._slots: dict[str, KnownSlots | None] = {}
-        self._live: dict[int, Live] = {}
+        self._queued: dict[int, QueuedMessage] = {}
         self._leases: dict[str, list[Lease]] = {}
         self._claimed: dict[str, Any] = {}
         self.queue = rows.queue
@@ -71,91 +71,98 @@ class PolicyFacts:
 
     @property
     def dialect(self) -> Dialect:
-        """That of the connection."""
+        """The dialect of the connection."""
         return self._rows.dialect
 
     @property
-    def ordered(self) -> bool:
-        """Whether a live subscriber of the queue keeps the order of keys."""
+    def is_ordered(self) -> bool:
+        """True if a live subscriber of the queue keeps the order of keys."""
         return any(subscriber.ordered for subscriber in self.subscribers)
 
-    def policies(self, kind: type[P]) -> list[P]:
-        """Those of this kind that live subscribers have, one of each text, by text."""
-        return [policy for _, policy in self._numbered(kind, by_number=False)]
+    def list_policies(self, kind: type[P]) -> list[P]:
+        """Return the distinct policies of this kind of live subscribers, by text."""
+        return [policy for _, policy in self._list_numbered(kind, by_number=False)]
 
-    def _numbered(self, kind: type[P], *, by_number: bool = True) -> list[tuple[int, P]]:
-        """The same with their numbers among their like, by which their states are stored."""
-        found: dict[tuple[int, str], P] = {}
+    def _list_numbered(self, kind: type[P], *, by_number: bool = True) -> list[tuple[int, P]]:
+        """Return distinct policies with their number among policies of this kind.
+
+        Their states are stored by that number.
+        """
+        policies: dict[tuple[int, str], P] = {}
         for subscriber in self.subscribers:
-            like = [policy for policy in subscriber.rules if isinstance(policy, kind)]
-            for number, policy in enumerate(like):
-                found.setdefault((number if by_number else 0, str(policy)), policy)
-        return [(number, found[number, text]) for number, text in sorted(found)]
+            same_kind = [policy for policy in subscriber.rules if isinstance(policy, kind)]
+            for number, policy in enumerate(same_kind):
+                policies.setdefault((number if by_number else 0, str(policy)), policy)
+        return [(number, policies[number, text]) for number, text in sorted(policies)]
 
-    def expect(self, keys: Iterable[str | None]) -> None:
-        """From now on, what is known of `keys` is read together."""
+    def expect_keys(self, keys: Iterable[str | None]) -> None:
+        """Read the state of `keys` together from now on."""
         self._expected |= {key for key in keys if key is not None}
 
-    def worker(self, token: UUID | None) -> str | None:
-        """The live subscriber that gave a lease this token."""
-        return next((s.worker for s in self.subscribers if s.holds(token)), None)
+    def find_worker(self, token: UUID | None) -> str | None:
+        """Return the live subscriber that gave a lease this token."""
+        return next(
+            (subscriber.worker for subscriber in self.subscribers if subscriber.holds(token)), None
+        )
 
-    # -- of the queue --------------------------------------------------------------------------
+    # -- state of the queue --------------------------------------------------------------------
 
     @cached_property
     def next_slots(self) -> list[tuple[Throttle, KnownSlots]]:
-        """The throttles whose slots are all taken, and when each has the next."""
-        found = []
+        """The throttles whose slots are all taken, and the next slot of each."""
+        throttles = []
         now = to_microseconds(self.now)
-        for number, policy in self._numbered(Throttle):
+        for number, policy in self._list_numbered(Throttle):
             shared = policy.scope
-            scope = slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
+            scope = get_slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
             key = shared or ""
-            slots = known_slots(self._rows.states(scope, [key]).get(key))
+            slots = known_slots(self._rows.load_states(scope, [key]).get(key))
             if slots is not None and slots.next > now:
-                found.append((policy, slots))
-        return sorted(found, key=lambda each: -each[1].next)
+                throttles.append((policy, slots))
+        return sorted(throttles, key=lambda throttle: -throttle[1].next)
 
-    def key_slots(self, key: str | None) -> list[tuple[Throttle, KnownSlots]]:
-        """The throttles by key of which this key has no slot, and when it has the next."""
-        by_key = [each for each in self.policies(Throttle) if each.key]
+    def load_key_slots(self, key: str | None) -> list[tuple[Throttle, KnownSlots]]:
+        """Return the throttles by key of which this key has no slot, and the next slot."""
+        by_key = [item for item in self.list_policies(Throttle) if item.key]
         if key is None or not by_key:
             return []
         if key not in self._slots:
-            scope = slot_scope(self.queue)
+            scope = get_slot_scope(self.queue)
             keys = {*self._expected, key}
-            known = self._rows.states(scope, keys)
-            self._slots |= {each: known_slots(known.get(each)) for each in keys}
+            states = self._rows.load_states(scope, keys)
+            self._slots |= {item: known_slots(states.get(item)) for item in keys}
         slots = self._slots[key]
         if slots is None or slots.next <= to_microseconds(self.now):
             return []
         return [(policy, slots) for policy in by_key]
 
     @cached_property
-    def closed(self) -> tuple[Window, int] | None:
-        """The window that opens first, and when (microseconds); None: a subscriber may take now."""
+    def closed_window(self) -> tuple[Window, int] | None:
+        """The window that opens first, and the time (microseconds); None if a subscriber may claim
+        now.
+        """
         now = to_microseconds(self.now)
         first: list[tuple[Window, int]] = []
         for subscriber in self.subscribers:
-            windows = [each for each in subscriber.rules if isinstance(each, Window)]
-            ahead = [(w, opens) for w in windows if (opens := w.span(now)[0]) > now]
-            if not ahead:
+            windows = [item for item in subscriber.rules if isinstance(item, Window)]
+            closed = [(window, opens) for window in windows if (opens := window.span(now)[0]) > now]
+            if not closed:
                 return None
-            first.append(max(ahead, key=lambda each: each[1]))
-        return min(first, key=lambda each: each[1], default=None)
+            first.append(max(closed, key=lambda item: item[1]))
+        return min(first, key=lambda item: item[1], default=None)
 
-    def running(self, most: int) -> int:
-        """Leases of the queue, counted up to `most`."""
-        if most not in self._running:
-            self._running[most] = self._rows.running(self.queue, most)
-        return self._running[most]
+    def count_leases(self, maximum: int) -> int:
+        """Count the leases of the queue, up to `maximum`."""
+        if maximum not in self._running:
+            self._running[maximum] = self._rows.count_leases(self.queue, maximum)
+        return self._running[maximum]
 
-    def running_of(self, scope: str, most: int) -> int:
-        """Leases of all queues of a budget, each counted up to `most`."""
+    def count_scope_leases(self, scope: str, maximum: int) -> int:
+        """Count the leases of all queues of a budget, each up to `maximum`."""
         if scope not in self._shared:
-            info = self._rows.states(SHARED_LEASES, [scope]).get(scope) or {}
+            info = self._rows.load_states(SHARED_LEASES, [scope]).get(scope) or {}
             self._shared[scope] = sum(
-                self._rows.running(queue, most)
+                self._rows.count_leases(queue, maximum)
                 for queue in sorted({*info.get("queues", ()), self.queue})
             )
         return self._shared[scope]
@@ -163,78 +170,84 @@ class PolicyFacts:
     @cached_property
     def first_lease(self) -> Lease | None:
         """The leased message with the lowest id."""
-        return self.connection.execute(self._leased.limit(1)).first()
+        return self.connection.execute(self._select_leased.limit(1)).first()
 
-    # -- of keys -------------------------------------------------------------------------------
+    # -- state of keys -------------------------------------------------------------------------
 
-    def bursts(self, key: str) -> tuple[Bursts, dict[int, Live]]:
-        """The bursts of `key`, and those of its messages that are in the queue."""
+    def load_bursts(self, key: str) -> tuple[Bursts, dict[int, QueuedMessage]]:
+        """Return the bursts of `key`, and their messages that are in the queue."""
         if key not in self._bursts:
-            wanted = (self._expected | {key}) - self._bursts.keys()
-            states = self._rows.states(burst_scope(self.queue), wanted)
-            found = {each: Bursts.load(states.get(each)) for each in wanted}
-            ids = {message for bursts in found.values() for message in bursts.known()}
-            self._live |= self._rows.live(ids)
-            self._bursts |= found
+            missing = (self._expected | {key}) - self._bursts.keys()
+            states = self._rows.load_states(burst_scope(self.queue), missing)
+            loaded = {missing_key: Bursts.load(states.get(missing_key)) for missing_key in missing}
+            ids = {message for bursts in loaded.values() for message in bursts.known()}
+            self._queued |= self._rows.load_messages(ids)
+            self._bursts |= loaded
         bursts = self._bursts[key]
-        return bursts, {i: self._live[i] for i in bursts.known() if i in self._live}
+        return bursts, {
+            message_id: self._queued[message_id]
+            for message_id in bursts.known()
+            if message_id in self._queued
+        }
 
-    def standby(self, key: str) -> tuple[list[int], dict[int, Live]]:
-        """The messages of `key` that are to be delivered in the place of others, and those of them
-        that are in the queue.
-        """
-        state = self._rows.states(burst_scope(self.queue), [key]).get(key)
+    def load_standby(self, key: str) -> tuple[list[int], dict[int, QueuedMessage]]:
+        """Return the messages of `key` with standby messages, and the queued messages by id."""
+        state = self._rows.load_states(burst_scope(self.queue), [key]).get(key)
         waiting = waiting_in(state or {})
-        return waiting, self._rows.live(waiting)
+        return waiting, self._rows.load_messages(waiting)
 
-    def newest(self, key: str) -> tuple[Latest, dict[int, Live]]:
-        """The same for KeepLast, which keeps what it knows in the same place."""
-        state = self._rows.states(burst_scope(self.queue), [key]).get(key)
+    def load_latest(self, key: str) -> tuple[Latest, dict[int, QueuedMessage]]:
+        """Return the KeepLast state of `key`, and the messages that are in the queue."""
+        state = self._rows.load_states(burst_scope(self.queue), [key]).get(key)
         latest = Latest.load(state)
-        return latest, self._rows.live(latest.known())
+        return latest, self._rows.load_messages(latest.known())
 
-    def leases(self, key: str) -> list[Lease]:
-        """The leased messages of `key`, by id."""
+    def load_leases(self, key: str) -> list[Lease]:
+        """Return the leased messages of `key`, by id."""
         if key not in self._leases:
-            wanted = (self._expected | {key}) - self._leases.keys()
-            self._leases |= {each: [] for each in wanted}
-            of_keys = self._leased.where(self._key.in_(sorted(wanted))).limit(MOST_LEASES)
-            for lease in self.connection.execute(of_keys):
+            missing = (self._expected | {key}) - self._leases.keys()
+            self._leases |= {missing_key: [] for missing_key in missing}
+            statement = self._select_leased.where(self._key_column.in_(sorted(missing))).limit(
+                MAX_LEASES
+            )
+            for lease in self.connection.execute(statement):
                 if lease.key in self._leases:
                     self._leases[lease.key].append(lease)
         return self._leases[key]
 
-    def claimed(self, key: str) -> Any:
-        """Return the row of `key` for `Once`, with `info` and `created_at`; None: it is free."""
+    def load_claim(self, key: str) -> Any:
+        """Return the row of `key` for `Once`, with `info` and `created_at`, or None if the key is
+        free.
+        """
         if key not in self._claimed:
-            wanted = (self._expected | {key}) - self._claimed.keys()
-            self._claimed |= dict.fromkeys(wanted)
+            missing = (self._expected | {key}) - self._claimed.keys()
+            self._claimed |= dict.fromkeys(missing)
             c = self.dialect.tables.policy_state.c
-            found = select(c.key, c.info, c.created_at).where(
-                c.scope == ONCE + self.queue, c.key.in_(sorted(wanted))
+            statement = select(c.key, c.info, c.created_at).where(
+                c.scope == ONCE + self.queue, c.key.in_(sorted(missing))
             )
-            self._claimed |= {row.key: row for row in self.connection.execute(found)}
+            self._claimed |= {row.key: row for row in self.connection.execute(statement)}
         return self._claimed[key]
 
     @property
-    def _key(self) -> ColumnElement[str]:
-        """What policies go by."""
+    def _key_column(self) -> ColumnElement[str]:
+        """The key that policies use."""
         c = self.dialect.tables.message.c
         return case((c.policy_marks.op("&")(HEADER_KEY) != 0, c.policy_key), else_=c.key)
 
     @property
-    def _leased(self) -> Select[Any]:
+    def _select_leased(self) -> Select[Any]:
         table = self.dialect.tables.message
-        columns = table.c.id, self._key.label("key"), table.c.lease_token.label("token")
-        found = select(*columns)
+        columns = table.c.id, self._key_column.label("key"), table.c.lease_token.label("token")
+        statement = select(*columns)
         # A key may have many messages, but few are leased.
-        found = self.dialect.use_index(found, table, "leased_index", on_sqlite=True)
-        return found.where(table.c.queue == self.queue, _LEASED).order_by(table.c.id)
+        statement = self.dialect.use_index(statement, table, "leased_index", on_sqlite=True)
+        return statement.where(table.c.queue == self.queue, _LEASED).order_by(table.c.id)
 
 
-def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether it waits for its delay. Later policies, and retries, have due times of their own."""
-    delays = facts.policies(Delay)
+def explain_delay(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain a wait for the delay. Later policies, and retries, set due times of their own."""
+    delays = details.list_policies(Delay)
     if (
         not delays
         or not message.policy_marks & HELD_DELAY
@@ -242,155 +255,179 @@ def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     ):
         return []
     until = message.next_attempt_at
-    words = f"it is not due before {moment_text(until, message.now)}, by {delays[0]}"
-    return [Reason("delayed", words, until=until, policy=str(delays[0]))]
+    description = f"it is not due before {moment_text(until, message.now)}, by {delays[0]}"
+    return [Reason("delayed", description, until=until, policy=str(delays[0]))]
 
 
-def standby(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether another message of its key is to be delivered in its place."""
-    if not is_standing(message):
+def explain_standby(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain that another message of the key is to be delivered in place of this message."""
+    if not is_standby(message):
         return []
-    again = max(message.now, message.next_attempt_at - timedelta(microseconds=STANDBY))
-    bursts, live = ([], {}) if message.key is None else facts.standby(message.key)
-    policies: list[Debounce | KeepLast] = [*facts.policies(Debounce), *facts.policies(KeepLast)]
-    by = chosen_for(bursts, message.id, leading=any(policy.leading for policy in policies))
+    next_check = max(message.now, message.next_attempt_at - timedelta(microseconds=STANDBY))
+    bursts, queued = ([], {}) if message.key is None else details.load_standby(message.key)
+    policies: list[Debounce | KeepLast] = [
+        *details.list_policies(Debounce),
+        *details.list_policies(KeepLast),
+    ]
+    owner = chosen_for(bursts, message.id, leading=any(policy.leading for policy in policies))
     policy = str(policies[0]) if policies else None
-    if by is None or by not in live:
-        words = (
+    if owner is None or owner not in queued:
+        description = (
             "another message of its key was to be delivered in its place; it is looked at again "
-            f"at {moment_text(again, message.now)}"
+            f"at {moment_text(next_check, message.now)}"
         )
-        return [Reason("in_burst", words, message_id=by, until=again, policy=policy)]
-    until = from_microseconds(live[by].due)
-    words = (
-        f"message {by} of its key is delivered in its place, which is due at "
+        return [Reason("in_burst", description, message_id=owner, until=next_check, policy=policy)]
+    until = from_microseconds(queued[owner].due)
+    description = (
+        f"message {owner} of its key is delivered in its place, which is due at "
         f"{moment_text(until, message.now)}; if that one cannot be, this one goes"
     )
-    return [Reason("in_burst", words, message_id=by, until=until, policy=policy)]
+    return [Reason("in_burst", description, message_id=owner, until=until, policy=policy)]
 
 
-def is_standing(message: WaitingMessage) -> bool:
-    """Whether it stands by; then only `standby` says why it waits."""
+def is_standby(message: WaitingMessage) -> bool:
+    """Return True if the message stands by; then only `explain_standby` explains the wait."""
     return stands_by(to_microseconds(message.next_attempt_at), message.policy_marks)
 
 
-def window(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether every live subscriber is outside of its window."""
-    if facts.closed is None:
+def window(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain that every live subscriber is outside of the window."""
+    if details.closed_window is None:
         return []
-    closed, opens = facts.closed
+    closed, opens = details.closed_window
     until = from_microseconds(opens)
-    words = f"it is outside of {closed}, which opens at {moment_text(until, message.now)}"
-    return [Reason("outside_window", words, until=until, policy=str(closed))]
+    description = f"it is outside of {closed}, which opens at {moment_text(until, message.now)}"
+    return [Reason("outside_window", description, until=until, policy=str(closed))]
 
 
-def burst(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether its burst goes on, or another message of its key comes first."""
-    debounces = facts.policies(Debounce)
+def explain_burst(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain that the burst goes on, or that another message of the key comes first."""
+    debounces = details.list_policies(Debounce)
     if message.key is None or not message.policy_marks & BURST or not debounces:
         return []
-    bursts, live = facts.bursts(message.key)
-    turn = bursts.next(set(live))
+    bursts, queued = details.load_bursts(message.key)
+    turn = bursts.next(set(queued))
     if turn is not None and turn != message.id:
-        return [_behind(facts, message.key, turn, live[turn], debounces[0])]
+        return [_build_key_held(details, message.key, turn, queued[turn], debounces[0])]
     if message.id == bursts.newest and message.next_attempt_at > message.now:
-        words = (
+        description = (
             "it is the newest message of a burst of its key, which ends at "
             f"{moment_text(message.next_attempt_at, message.now)} if no other comes"
         )
-        return [Reason("in_burst", words, until=message.next_attempt_at, policy=str(debounces[0]))]
+        return [
+            Reason("in_burst", description, until=message.next_attempt_at, policy=str(debounces[0]))
+        ]
     return []
 
 
-def newest(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether another message of its key runs, or its window goes on."""
-    policies = facts.policies(KeepLast)
+def explain_latest(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain that another message of the key runs, or that the window goes on."""
+    policies = details.list_policies(KeepLast)
     if message.key is None or not message.policy_marks & BURST or not policies:
         return []
-    latest, live = facts.newest(message.key)
-    running = next((i for i, known in live.items() if known.state == "PROCESSING"), None)
+    latest, queued = details.load_latest(message.key)
+    running = next(
+        (
+            message_id
+            for message_id, queued_message in queued.items()
+            if queued_message.state == "PROCESSING"
+        ),
+        None,
+    )
     if running is not None and running != message.id:
-        return [_behind(facts, message.key, running, live[running], policies[0])]
+        return [_build_key_held(details, message.key, running, queued[running], policies[0])]
     if message.id == latest.newest and message.next_attempt_at > message.now:
-        words = (
+        description = (
             "it is the newest message of its key, which may have the next at "
             f"{moment_text(message.next_attempt_at, message.now)}"
         )
-        return [Reason("in_burst", words, until=message.next_attempt_at, policy=str(policies[0]))]
+        return [
+            Reason("in_burst", description, until=message.next_attempt_at, policy=str(policies[0]))
+        ]
     return []
 
 
-def _behind(facts: PolicyFacts, key: str, other: int, known: Live, policy: Policy) -> Reason:
-    """It waits until the message `other` of its key has settled."""
-    token = next((each.token for each in facts.leases(key) if each.id == other), None)
-    name = facts.worker(token)
-    doing = f"{name} has it" if name else f"it is {known.state}"
-    words = f"message {other} of its key comes first, and it waits until that has settled: {doing}"
-    return Reason("key_held", words, message_id=other, worker=name, policy=str(policy))
+def _build_key_held(
+    details: PolicyFacts, key: str, other: int, queued: QueuedMessage, policy: Policy
+) -> Reason:
+    """Build the reason that the message waits until the message `other` of the key has settled."""
+    token = next((lease.token for lease in details.load_leases(key) if lease.id == other), None)
+    name = details.find_worker(token)
+    doing = f"{name} has it" if name else f"it is {queued.state}"
+    description = (
+        f"message {other} of its key comes first, and it waits until that has settled: {doing}"
+    )
+    return Reason("key_held", description, message_id=other, worker=name, policy=str(policy))
 
 
-def slot(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether there is no slot for it yet; the throttle with the latest slot first."""
-    throttles = facts.policies(Throttle)
+def explain_throttle(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain that there is no slot yet; the throttle with the latest slot comes first."""
+    throttles = details.list_policies(Throttle)
     if not throttles:
         return []
     if message.policy_marks & PUT_OFF and message.next_attempt_at > message.now:
-        own = next((each for each in throttles if each.when_exceeded != "wait"), throttles[0])
+        refusing = next(
+            (policy for policy in throttles if policy.when_exceeded != "wait"), throttles[0]
+        )
         until = message.next_attempt_at
-        words = f"it asks for a slot of {own} again at {moment_text(until, message.now)}"
-        return [Reason("throttled", words, until=until, policy=str(own))]
-    found = []
-    for throttle, slots in [*facts.next_slots, *facts.key_slots(message.key)]:
+        description = f"it asks for a slot of {refusing} again at {moment_text(until, message.now)}"
+        return [Reason("throttled", description, until=until, policy=str(refusing))]
+    reasons = []
+    for throttle, slots in [*details.next_slots, *details.load_key_slots(message.key)]:
         until = from_microseconds(slots.next)
-        words = f"every slot of {throttle} is taken until {moment_text(until, message.now)}"
-        words += _rate_left(throttle, slots.lag)
-        found.append(Reason("throttled", words, until=until, policy=str(throttle)))
-    return found
+        description = f"every slot of {throttle} is taken until {moment_text(until, message.now)}"
+        description += _format_rate_loss(throttle, slots.lag)
+        reasons.append(Reason("throttled", description, until=until, policy=str(throttle)))
+    return reasons
 
 
-def _rate_left(throttle: Throttle, lag: int) -> str:
-    """What the lateness of starts leaves of the rate, if that is less than nearly all."""
+def _format_rate_loss(throttle: Throttle, lag: int) -> str:
+    """Format the remaining rate under late starts if noticeably lower."""
     if lag * 20 < throttle.per:
         return ""
-    left = throttle.rate * throttle.per / (throttle.per + lag)
+    remaining_rate = throttle.rate * throttle.per / (throttle.per + lag)
     return (
         f"; starts come up to {lag / MICROSECONDS:.2f} s after their slots, which leaves "
-        f"{left:.3g} of {throttle.rate} in {seconds(throttle.per)}"
+        f"{remaining_rate:.3g} of {throttle.rate} in {seconds(throttle.per)}"
     )
 
 
-def concurrency(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether as many messages are leased as may be."""
-    found = []
-    for policy in facts.policies(Concurrency):
+def explain_concurrency(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain that the maximum number of messages is leased."""
+    reasons = []
+    for policy in details.list_policies(Concurrency):
         limit = policy.limit
         if policy.per_key:
-            leases = [] if message.key is None else facts.leases(message.key)
+            leases = [] if message.key is None else details.load_leases(message.key)
             first = leases[0] if len(leases) >= limit else None
         elif (scope := policy.scope) is not None:
-            if facts.running_of(scope, limit) >= limit:
-                words = f"{limit} of {limit} leases of the scope {scope!r} are taken ({policy})"
-                found.append(Reason("concurrency", words, policy=str(policy)))
+            if details.count_scope_leases(scope, limit) >= limit:
+                description = (
+                    f"{limit} of {limit} leases of the scope {scope!r} are taken ({policy})"
+                )
+                reasons.append(Reason("concurrency", description, policy=str(policy)))
             continue
         else:
-            first = facts.first_lease if facts.running(limit) >= limit else None
+            first = details.first_lease if details.count_leases(limit) >= limit else None
         if first is None:
             continue
-        name = facts.worker(first.token)
-        whose = "its key" if policy.per_key else "the queue"
-        words = (
-            f"{limit} of {limit} leases of {whose} are taken ({policy}): "
+        name = details.find_worker(first.token)
+        limit_target = "its key" if policy.per_key else "the queue"
+        description = (
+            f"{limit} of {limit} leases of {limit_target} are taken ({policy}): "
             f"message {first.id} is held by {name or 'a subscriber that is not listed'}"
         )
         code = "key_held" if policy.per_key else "concurrency"
-        found.append(Reason(code, words, message_id=first.id, worker=name, policy=str(policy)))
-    return found
+        reasons.append(
+            Reason(code, description, message_id=first.id, worker=name, policy=str(policy))
+        )
+    return reasons
 
 
-def once(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether its key has been claimed already."""
-    policies = facts.policies(Once)
-    state = None if message.key is None or not policies else facts.claimed(message.key)
+def explain_once(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Explain that the key has been claimed already."""
+    policies = details.list_policies(Once)
+    state = None if message.key is None or not policies else details.load_claim(message.key)
     if state is None:
         return []
     ends = state.created_at + timedelta(seconds=state.info["ttl"])
@@ -400,34 +437,34 @@ def once(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     other = state.info["message"]
     until = moment_text(ends, message.now)
     if other == message.id:
-        words = (
+        description = (
             "its handler was started before, and it is not known how far it got: "
             "the next claim makes the message FAILED"
         )
-        return [Reason("unknown_outcome", words, policy=str(policies[0]))]
-    words = (
+        return [Reason("unknown_outcome", description, policy=str(policies[0]))]
+    description = (
         f"its key was claimed by message {other}, until {until}: "
         "the next claim discards it as a duplicate"
     )
-    return [Reason("duplicate", words, message_id=other, policy=str(policies[0]))]
+    return [Reason("duplicate", description, message_id=other, policy=str(policies[0]))]
 
 
-Explain = Callable[[PolicyFacts, WaitingMessage], list[Reason]]
-"""Gets what the policies of the message's queue know, and the message; only reads."""
+Explainer = Callable[[PolicyFacts, WaitingMessage], list[Reason]]
+"""Gets the policy details of the message's queue, and the message; only reads."""
 
-EXPLAINERS: list[Explain] = [
+EXPLAINERS: list[Explainer] = [
     window,
-    burst,
-    newest,
-    slot,
-    concurrency,
-    once,
+    explain_burst,
+    explain_latest,
+    explain_throttle,
+    explain_concurrency,
+    explain_once,
 ]
 """In the order in which their reasons are listed."""
 
 
-def policy_reasons(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Why policies keep `message` from its handler; nothing if they do not, or if it stands by."""
-    if is_standing(message):
+def explain_policies(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Return the reasons by which policies delay `message`; empty for a standby message."""
+    if is_standby(message):
         return []
-    return [reason for explain in EXPLAINERS for reason in explain(facts, message)]
+    return [reason for explain in EXPLAINERS for reason in explain(details, message)]
