@@ -21,18 +21,23 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST, ONCE, at_key, process_name
+from faststream_sqlbroker.database.parts.policy_state import (
+    ACK_FIRST,
+    ONCE,
+    match_key,
+    process_name,
+)
 from faststream_sqlbroker.schema.types import clock, later
 
-MAX_NOTED = 100
-"""Ids that one entry of the audit names; all are counted."""
+MAX_AUDIT_IDS = 100
+"""Maximum ids in one entry of the audit; all are counted."""
 
 Started = tuple[str, int]
 """Queue and id of a message whose handler has been started."""
 
 
 class AckFirstStarts:
-    """Records in the database which of these handlers have started and not yet ended.
+    """Records in the database the handlers that have started and not yet ended.
 
     Each start belongs to a holder, the subscriber of one process, which renews it while the handler
     runs. A start that its holder stops renewing has an unknown outcome.
@@ -54,9 +59,9 @@ class AckFirstStarts:
         holder: UUID,
         lease: float,
     ) -> SettleResult:
-        """Write `settlements` of `rows` and record the starts of those written, in one transaction.
+        """Write `settlements` of `rows` and the starts of written rows in the same transaction.
 
-        If `holder` neither ends nor renews a start for `lease` seconds, `unknown` lists it.
+        If `holder` neither ends nor renews a start for `lease` seconds, `list_unknown` returns it.
         """
         remove = self._dialect.remove_first
         worker = self._worker
@@ -67,14 +72,14 @@ class AckFirstStarts:
         )
 
     async def renew(self, started: Sequence[Started], holder: UUID, lease: float) -> None:
-        """Extend these starts of `holder` to `lease` seconds from now: their handlers still run."""
+        """Extend starts of `holder`, whose handlers still run, to `lease` seconds from now."""
         statement = (
             update(self._table)
-            .where(at_key(self._table), self._table.c.lease_token == holder)
+            .where(match_key(self._table), self._table.c.lease_token == holder)
             .values(lease_expires_at=later(bindparam("until")))
         )
         until = round(lease * 1_000_000)
-        binds = [{**keys, "until": until} for keys in _keys(started)]
+        binds = [{**keys, "until": until} for keys in _build_keys(started)]
 
         def renew(connection: Connection) -> None:
             connection.execute(statement, binds)
@@ -82,51 +87,53 @@ class AckFirstStarts:
         await self._database.run(renew, Activity.CONSUME, Activity.STATE)
 
     async def end(self, started: Sequence[Started], holder: UUID) -> None:
-        """Remove these starts of `holder`: their handlers have ended."""
+        """Remove starts of `holder`, whose handlers have ended."""
 
         def remove(connection: Connection) -> None:
-            owned = at_key(self._table), self._table.c.lease_token == holder
-            connection.execute(delete(self._table).where(*owned), _keys(started))
+            owned = match_key(self._table), self._table.c.lease_token == holder
+            connection.execute(delete(self._table).where(*owned), _build_keys(started))
 
         await self._database.run(remove, Activity.CONSUME, Activity.STATE)
 
     async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
-        """Up to `limit` starts whose holder has not been heard of for its lease, or that came back;
-        the oldest first; None: of any queue.
+        """Return up to `limit` starts that their holder stopped renewing, or that came back.
+
+        The oldest come first. Without `queue`, starts of all queues.
         """
         c = self._table.c
-        statement = self._overdue(queue).order_by(c.created_at, c.key).limit(limit)
+        statement = self._select_overdue(queue).order_by(c.created_at, c.key).limit(limit)
         rows = await self._database.run(
             lambda connection: connection.execute(statement).all(), Activity.OPERATE, write=False
         )
-        outcomes = [_outcome(*row) for row in rows]
+        outcomes = [_to_outcome(*row) for row in rows]
         return sorted(outcomes, key=lambda outcome: (outcome.started_at, outcome.message_id))
 
     async def forget(self, ids: Sequence[int], by: str = "") -> int:
-        """Remove messages from that list, and note who did; how many were on it. A key that is
-        handled once stays claimed.
+        """Remove messages from that list and record who did; return the number of removed messages.
+
+        A key that is handled once stays claimed.
         """
         forgotten = set(ids)
 
         def forget(connection: Connection) -> int:
-            overdue = connection.execute(self._overdue(None)).all()
-            rows = [row for row in overdue if _outcome(*row).message_id in forgotten]
-            at_row = and_(at_key(self._table), self._table.c.lease_expires_at <= clock())
-            if binds := _keys_in(rows, ACK_FIRST):
+            overdue = connection.execute(self._select_overdue(None)).all()
+            rows = [row for row in overdue if _to_outcome(*row).message_id in forgotten]
+            at_row = and_(match_key(self._table), self._table.c.lease_expires_at <= clock())
+            if binds := _filter_keys(rows, ACK_FIRST):
                 connection.execute(delete(self._table).where(at_row), binds)
-            if binds := _keys_in(rows, ONCE):
+            if binds := _filter_keys(rows, ONCE):
                 unmark = update(self._table).where(at_row).values(lease_expires_at=None)
                 connection.execute(unmark, binds)
             count = len(rows)
             if count:
-                named = {"message_ids": list(ids[:MAX_NOTED])}
-                note_action(connection, self._dialect, "forget_unknown", by, named, done=count)
+                options = {"message_ids": list(ids[:MAX_AUDIT_IDS])}
+                note_action(connection, self._dialect, "forget_unknown", by, options, done=count)
             return count
 
         return await self._database.run(forget, Activity.OPERATE)
 
-    def _overdue(self, queue: str | None) -> Select[Any]:
-        """Select the starts whose lease has run out; None: of any queue."""
+    def _select_overdue(self, queue: str | None) -> Select[Any]:
+        """Select the starts whose lease has expired; without `queue`, of all queues."""
         c = self._table.c
         scopes = [
             c.scope.startswith(prefix, autoescape=True)
@@ -138,7 +145,7 @@ class AckFirstStarts:
         return select(*columns).where(and_(or_(*scopes), c.lease_expires_at <= clock()))
 
 
-def _outcome(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
+def _to_outcome(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
     if scope.startswith(ONCE):
         return UnknownOutcome(
             info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"]
@@ -148,13 +155,13 @@ def _outcome(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOu
     )
 
 
-def _keys(started: Sequence[Started]) -> list[dict[str, Any]]:
+def _build_keys(started: Sequence[Started]) -> list[dict[str, Any]]:
     return [
         {"of_scope": ACK_FIRST + queue, "of_key": str(message_id)} for queue, message_id in started
     ]
 
 
-def _keys_in(rows: Sequence[Row[Any]], prefix: str) -> list[dict[str, Any]]:
+def _filter_keys(rows: Sequence[Row[Any]], prefix: str) -> list[dict[str, Any]]:
     return [
         {"of_scope": row.scope, "of_key": row.key} for row in rows if row.scope.startswith(prefix)
     ]

@@ -1,5 +1,6 @@
-"""Claims of single messages by application code, which may replace their bodies; each operation is
-one transaction. The statements are the same on every database.
+"""Claims of single messages by application code, which may replace their bodies.
+
+Each operation is one transaction. The statements are the same on every database.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,30 +24,31 @@ from faststream_sqlbroker.database.parts.message_walks import shown_columns
 from faststream_sqlbroker.database.parts.policy_state import read_database_id
 from faststream_sqlbroker.schema.types import clock
 
-LOOK_INTERVAL = 10.0
-"""Seconds between two looks for the database's part of correlation ids; the first subscriber of the
-fleet draws it."""
+ID_READ_INTERVAL = 10.0
+"""Seconds between two reads of the database's part of correlation ids, which the first subscriber
+of the fleet creates.
+"""
 MAX_REFUSED = 100
-"""Messages that one transaction may settle before it finds one to take; bounds its length."""
+"""Maximum messages that one transaction settles before it accepts one; bounds its length."""
 MAX_RELEASED = 100
-"""Expired leases that one transaction gives back; bounds its length."""
+"""Maximum expired leases that one transaction releases; bounds its length."""
 
 Judge = Callable[[ClaimedMessage], tuple[Settlement | None, bool]]
-"""What to write of a row that was just leased (None: nothing), and whether it is the one to take.
-"""
+"""Returns the settlement of a row that was just leased, if any, and True to accept the row."""
 
 
 @dataclass(slots=True)
 class DirectClaim:
-    """The result of one transaction."""
+    """The result of a transaction that claims directly."""
 
     rows: list[ClaimedMessage] = field(default_factory=list)
     refused: list[ClaimedMessage] = field(default_factory=list)
-    """Those settled because they must not be taken."""
+    """Messages settled because they must not be claimed."""
     written: list[Settlement] = field(default_factory=list)
-    """What was written of them, and of the rows that were removed."""
+    """Settlements of refused messages and of removed rows."""
     again: float | None = None
-    """Without rows: seconds until the next one is due; 0: try again at once; None: not known."""
+    """Without rows: seconds until the next message is due; 0 to retry at once; None if not known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,11 @@ class DirectClaims:
         database: Database,
         correlation_ids: CorrelationIds,
     ) -> None:
-        """`take` completes `correlation_ids`."""
+        """`claim` completes `correlation_ids`."""
         self._database = database
         self._correlation_ids = correlation_ids
-        self._look_at = float("-inf")
-        """When to look again for what they are made of (monotonic seconds)."""
+        self._next_id_read = float("-inf")
+        """Time of the next read of the database id (monotonic seconds)."""
         self._dialect = database.dialect
         self._state = database.tables.policy_state
 
@@ -88,41 +90,44 @@ class DirectClaims:
         archive: bool = True,
         limit: int = 1,
     ) -> DirectClaim:
-        """Lease the first due messages of `queues`, in their order, that `judge` accepts: up to
-        `limit`, perhaps fewer than there are. Queues that are paused for the whole fleet are
-        skipped.
+        """Lease up to `limit` of the first due messages of `queues` that `judge` accepts.
+
+        Queues are searched in their order; paused queues are skipped. Fewer messages may be leased
+        than there are.
 
         A settlement that `judge` returns is written in the same transaction. `judge` may be called
         twice for a row, if the database makes the broker repeat the transaction. Expired leases of
         `queues` are released if nothing is due, and always with `release`: there may be no
-        subscriber to do it. What of them was to be cancelled is discarded instead, and archived if
+        subscriber to do it. Messages with a cancel request are discarded instead, and archived if
         `archive`.
         """
         ids = self._correlation_ids
         now = self._database.clock.monotonic()
-        looks = ids.database_id is None and now >= self._look_at
+        reads_id = ids.database_id is None and now >= self._next_id_read
         database_id: str | None = None
-        taken = DirectClaim()
+        result = DirectClaim()
 
         def claim(connection: Connection) -> None:
-            nonlocal database_id, taken
-            taken = DirectClaim()
-            if looks:
+            nonlocal database_id, result
+            result = DirectClaim()
+            if reads_id:
                 database_id = read_database_id(connection, self._state)
-            give_back = partial(self._give_back, connection, queues, archive=archive)
+            release_expired = partial(self._release_expired, connection, queues, archive=archive)
             if release:
-                give_back()
+                release_expired()
             lease_due = partial(self._lease_due, connection, limit, lease, token)
-            again = None if release else give_back
-            self._claim_accepted(connection, queues, lease_due, judge, again, taken)
+            release_if_empty = None if release else release_expired
+            self._claim_accepted(connection, queues, lease_due, judge, release_if_empty, result)
 
         await self._database.run(
-            claim, doing=lambda: needed_to_write(taken.written) | {Activity.TAKE}, planned_anew=True
+            claim,
+            doing=lambda: needed_to_write(result.written) | {Activity.TAKE},
+            planned_anew=True,
         )
-        if looks:
+        if reads_id:
             ids.database_id = database_id or ids.database_id
-            self._look_at = now + LOOK_INTERVAL
-        return taken
+            self._next_id_read = now + ID_READ_INTERVAL
+        return result
 
     def _claim_accepted(
         self,
@@ -130,32 +135,35 @@ class DirectClaims:
         queues: Sequence[str],
         lease_due: Callable[[Sequence[ReadyPair]], Sequence[ClaimedMessage]],
         judge: Judge,
-        give_back: Callable[[], int] | None,
-        taken: DirectClaim,
+        release_expired: Callable[[], int] | None,
+        result: DirectClaim,
     ) -> None:
-        """Lease and judge, until a message is accepted; `give_back` is called if nothing is due."""
+        """Lease and judge until a message is accepted; call `release_expired` if nothing is due."""
         pairs = self._dialect.ready_pairs(connection, queues, only_open=True)
-        while len(taken.refused) < MAX_REFUSED:
+        while len(result.refused) < MAX_REFUSED:
             rows = lease_due(pairs)
-            if not rows and give_back is not None and give_back():
+            if not rows and release_expired is not None and release_expired():
                 pairs = self._dialect.ready_pairs(connection, queues, only_open=True)
                 rows = lease_due(pairs)
             if not rows:
-                taken.again = min((pair.due_in for pair in pairs if pair.due_in > 0), default=None)
+                result.again = min((pair.due_in for pair in pairs if pair.due_in > 0), default=None)
                 return
-            self._judge_all(connection, rows, judge, taken)
-            # Fewer than asked for are enough: another claim would cost more than the next request.
-            if taken.rows:
+            self._apply_judge(connection, rows, judge, result)
+            # Fewer messages than requested are enough: another claim would cost more than the next
+            # request.
+            if result.rows:
                 return
-        taken.again = 0.0
+        result.again = 0.0
 
-    def _give_back(self, connection: Connection, queues: Sequence[str], *, archive: bool) -> int:
-        """End the expired leases of `queues`; how many."""
-        asked = requests(connection, self._state)
-        # What ends while they are looked at is left: it may be one of them.
-        before = self._dialect.now(connection) if asked else None
-        ended = end_expired(connection, self._dialect, queues, asked, archive=archive)
-        return ended + self._dialect.release_stuck(connection, queues, MAX_RELEASED, before)
+    def _release_expired(
+        self, connection: Connection, queues: Sequence[str], *, archive: bool
+    ) -> int:
+        """End the expired leases of `queues`; return their number."""
+        cancel_requests = requests(connection, self._state)
+        # Leases that end after this time are left: they may have a new request.
+        before = self._dialect.now(connection) if cancel_requests else None
+        discarded = end_expired(connection, self._dialect, queues, cancel_requests, archive=archive)
+        return discarded + self._dialect.release_stuck(connection, queues, MAX_RELEASED, before)
 
     def _lease_due(
         self,
@@ -168,48 +176,48 @@ class DirectClaims:
         due = [pair for pair in pairs if pair.due_in <= 0]
         return self._dialect.claiming(due, limit, lease, token)(connection) if due else []
 
-    def _judge_all(
+    def _apply_judge(
         self,
         connection: Connection,
         rows: Sequence[ClaimedMessage],
         judge: Judge,
-        taken: DirectClaim,
+        result: DirectClaim,
     ) -> None:
-        """Write what `judge` says of rows that were just leased, and note them in `taken`."""
+        """Write the settlements by `judge` of rows that were just leased, and extend `result`."""
         settlements: list[Settlement] = []
         for row in rows:
             settlement, accepted = judge(row)
             if settlement is not None:
                 settlements.append(settlement)
-            (taken.rows if accepted else taken.refused).append(row)
+            (result.rows if accepted else result.refused).append(row)
         if settlements:
-            taken.written += settlements
+            result.written += settlements
             self._dialect.settle(connection, settlements)
 
-    async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:
-        """Write `settlement`, and a new body if given, if its lease is still held."""
+    async def settle(self, settlement: Settlement, replacement: Replaced | None) -> SettleResult:
+        """Write `settlement`, and a new body if given, if the lease is still held."""
         run = partial(
             self._database.run, doing=partial(needed_to_write, [settlement]), planned_anew=True
         )
-        if replaced is None:
+        if replacement is None:
             return await run(self._dialect.settling_one(settlement))
-        return await run(lambda c: self._settle_replaced(c, settlement, replaced))
+        return await run(lambda c: self._settle_replacement(c, settlement, replacement))
 
-    def _settle_replaced(
-        self, connection: Connection, settlement: Settlement, replaced: Replaced
+    def _settle_replacement(
+        self, connection: Connection, settlement: Settlement, replacement: Replaced
     ) -> SettleResult:
-        """Write the row's new body and `settlement`, if its lease is still held.
+        """Write the row's new body and `settlement`, if the lease is still held.
 
         The body is written first, so an archived row has the new one.
         """
-        self._dialect.size_limit(connection).check_parts(replaced.payload)
+        self._dialect.size_limit(connection).check_parts(replacement.payload)
         table = self._dialect.tables.message
         leased = update(table).where(
             table.c.id == settlement.id, table.c.lease_token == settlement.lease_token
         )
-        values: dict[str, Any] = {"payload": replaced.payload}
-        if replaced.headers is not None:
-            values["headers"] = replaced.headers or None
+        values: dict[str, Any] = {"payload": replacement.payload}
+        if replacement.headers is not None:
+            values["headers"] = replacement.headers or None
         if not connection.execute(leased.values(values)).rowcount:
             return SettleResult(lost={settlement.id})
         return self._dialect.settle(connection, [settlement])
@@ -222,11 +230,11 @@ class DirectClaims:
         decide: Callable[[ClaimedMessage, float], Settlement],
         replace: Callable[[ClaimedMessage], Replaced] | None = None,
     ) -> Settlement | None:
-        """Write what `decide` makes of a message that is leased with `token`; None: the lease is
-        another's, and nothing is written.
+        """Write the settlement by `decide` of a message leased with `token`.
 
-        `decide` gets the message and the seconds since its claim; it may be called twice, if the
-        database makes the broker repeat the transaction. `replace` gives a new body.
+        Returns None, with nothing written, if another delivery has the lease. `decide` gets the
+        message and the seconds since its claim; it may be called twice, if the database makes the
+        broker repeat the transaction. `replace` returns a new body.
         """
         written: list[Settlement] = []
 
@@ -238,16 +246,16 @@ class DirectClaims:
             age = (self._dialect.now(connection) - row.acquired_at).total_seconds()
             settlement = decide(row, max(0.0, age))
             if not settlement.leaves:
-                # Nothing brings a message back which an operator has cancelled.
-                asked = of_leases(connection, self._state, [(message_id, token)])
-                if message_id in asked:
-                    row.cancelled = asked[message_id].text
+                # A message that an operator has cancelled never returns to its queue.
+                cancel_requests = of_leases(connection, self._state, [(message_id, token)])
+                if message_id in cancel_requests:
+                    row.cancelled = cancel_requests[message_id].text
                     settlement = decide(row, max(0.0, age))
             written.append(settlement)
             if replace is None:
                 result = self._dialect.settle(connection, [settlement])
             else:
-                result = self._settle_replaced(connection, settlement, replace(row))
+                result = self._settle_replacement(connection, settlement, replace(row))
             return settlement if result.settled else None
 
         doing = {Activity.TAKE, Activity.ARCHIVE}
@@ -260,38 +268,42 @@ class DirectClaims:
     def _lock(
         self, connection: Connection, queue: str, message_id: int, token: UUID
     ) -> ClaimedMessage | None:
-        """Lock a message that is leased with `token` and read it; None: the lease is another's."""
+        """Lock and read a message leased with `token`, or return None if another delivery has the
+        lease.
+        """
         table = self._dialect.tables.message
         c = table.c
         columns = shown_columns(table, CLAIMED_COLUMNS, self._dialect.name)
         leased = (c.id == message_id, c.queue == queue, c.lease_token == token)
         row = connection.execute(select(*columns).where(*leased).with_for_update()).first()
-        return None if row is None else _claimed_message(row, token)
+        return None if row is None else _to_claimed(row, token)
 
     async def extend_held(
         self, queue: str, message_id: int, token: UUID, lease: float, *, in_time: bool = False
     ) -> datetime | None:
-        """Let a lease end `lease` seconds from now, never sooner than it does; its end, by the
-        database's clock. None: the lease is another's, or with `in_time` it has ended.
+        """Extend a lease to `lease` seconds from now, never shortening the lease; return the end.
+
+        The end is by the database's clock. Returns None if another delivery has the lease, or with
+        `in_time` if the lease has ended.
         """
         c = self._dialect.tables.message.c
-        held = [c.id == message_id, c.queue == queue, c.lease_token == token]
-        ends = select(c.lease_expires_at).where(
-            *held, *([c.lease_expires_at > clock()] if in_time else [])
+        conditions = [c.id == message_id, c.queue == queue, c.lease_token == token]
+        statement = select(c.lease_expires_at).where(
+            *conditions, *([c.lease_expires_at > clock()] if in_time else [])
         )
 
         def extend(connection: Connection) -> datetime | None:
-            # Locked first: a release at the same time would else come between the two statements.
-            locked = connection.execute(ends.with_for_update()).first()
+            # Lock first: otherwise a release could run between the two statements.
+            locked = connection.execute(statement.with_for_update()).first()
             if locked is None or not self._dialect.renew(connection, [(message_id, token)], lease):
                 return None
-            end: datetime = connection.execute(ends).scalar_one()
+            end: datetime = connection.execute(statement).scalar_one()
             return end
 
         return await self._database.run(extend, Activity.TAKE, planned_anew=True)
 
 
-def _claimed_message(row: Any, token: UUID) -> ClaimedMessage:
+def _to_claimed(row: Any, token: UUID) -> ClaimedMessage:
     return ClaimedMessage(
         id=row.id,
         queue=row.queue,

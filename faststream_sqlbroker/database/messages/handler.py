@@ -33,8 +33,8 @@ from faststream_sqlbroker.exceptions import (
 
 Ids = list[int | None]
 current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
-"""The transaction of the handler that runs; the tasks that it starts inherit it."""
-_LEAVE_OUT = "leave transactional out, or publish a message to another subscriber that does it"
+"""The transaction of the running handler; tasks that it starts inherit it."""
+_REMEDY = "leave transactional out, or publish a message to another subscriber that does it"
 _PUBLISHED_LATE = (
     "the transaction of the handler that publishes has ended: await the publish, and tasks that "
     "publish, before the handler ends; or give with_ack=False, which commits the message at once"
@@ -42,30 +42,32 @@ _PUBLISHED_LATE = (
 
 
 def transaction_to_join(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
-    """Return the transaction, which may have ended, that a publish to `engine` belongs to: that of
-    the handler that calls this, or has started the task that does.
+    """Return the transaction of the calling handler that a publish to `engine` belongs to.
 
-    Another engine's is not joined, as equal URLs may lead to different databases. On SQLite it is,
+    Tasks started by the handler belong to it, too; the transaction may have ended. The transaction
+    of another engine is not joined, as equal URLs may lead to different databases. On SQLite it is,
     as the publish would wait for it.
     """
     handler = current.get()
     if handler is None:
         return None
-    theirs = handler.connection.engine
-    joins = theirs.pool is engine.pool or (dialect.one_writer and theirs.url == engine.url)
-    return handler if joins else None
+    handler_engine = handler.connection.engine
+    is_same_database = handler_engine.pool is engine.pool or (
+        dialect.one_writer and handler_engine.url == engine.url
+    )
+    return handler if is_same_database else None
 
 
 def only_writer(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
-    """Return the transaction of the handler that calls this, if it keeps all other writers out."""
+    """Return the transaction of the calling handler if all other writers are kept out."""
     handler = transaction_to_join(dialect, engine) if dialect.one_writer else None
-    return None if handler is None or not handler.active else handler
+    return None if handler is None or not handler.is_active else handler
 
 
 def refuse_in_handler(
-    dialect: Dialect, engine: AsyncEngine, name: str, cure: str = _LEAVE_OUT
+    dialect: Dialect, engine: AsyncEngine, name: str, remedy: str = _REMEDY
 ) -> None:
-    """Refuse `name`, which writes in a transaction of its own, where that would wait for itself.
+    """Refuse `name`, which writes in a separate transaction, where that would wait for itself.
 
     Raises:
         NotSupportedError: the caller is a handler with transactional=True on SQLite.
@@ -73,7 +75,8 @@ def refuse_in_handler(
     if only_writer(dialect, engine) is not None:
         raise NotSupportedError(
             f"{name} cannot be used in a handler with transactional=True on SQLite: it writes in a "
-            f"transaction of its own, and that of the handler keeps every other writer out; {cure}"
+            "transaction of its own, and that of the handler keeps every other writer out; "
+            f"{remedy}"
         )
 
 
@@ -94,7 +97,7 @@ class HandlerTransaction:
         self._activity = LastUse()
         self._idle_limit = float("inf")
         """Seconds without a statement after which the server ends the session."""
-        self._silent = 0.0
+        self._silence = 0.0
         """Seconds without a statement of the handler before `commit`."""
         self.locked = HandlerLock((), set())
         self.denied: AccessError | None = None
@@ -102,14 +105,15 @@ class HandlerTransaction:
         self._doing: Activities = frozenset()
         self._turn = asyncio.Lock()
         """Held for each statement of the broker while the handler and its tasks run: a driver takes
-        one at a time."""
+        one at a time.
+        """
         self._is_shut = False
         self.proven = False
-        """After the handler's end, this was still the transaction that had locked the rows."""
+        """True if this was still the transaction with the row locks after the handler's end."""
 
     @property
     def session(self) -> AsyncSession:
-        """A session on the connection, made at the first read; its commit() only flushes."""
+        """A session on the connection, made at the first read, whose commit() only flushes."""
         if self._session is None:
             self._session = AsyncSession(
                 self.connection, join_transaction_mode="rollback_only", expire_on_commit=False
@@ -118,24 +122,24 @@ class HandlerTransaction:
 
     @property
     def sync_connection(self) -> Connection | None:
-        """The connection's, as AsyncConnection has it."""
+        """The synchronous connection, as in AsyncConnection."""
         return self.connection.sync_connection
 
-    async def begin(self) -> None:
-        """Begin the transaction; nothing is sent to the server yet."""
+    async def start(self) -> None:
+        """Start the transaction; nothing is sent to the server yet."""
         self._root = await self.connection.begin()
 
     @property
-    def active(self) -> bool:
-        """Whether the handler has left the transaction open."""
+    def is_active(self) -> bool:
+        """True if the handler has left the transaction open."""
         return self._root.is_active and self.connection.get_transaction() is self._root
 
     def note(self, error: BaseException) -> None:
-        """Evict connections if `error`, of the handler or of `commit`, came from a stale one."""
+        """Evict connections if `error`, of handler or `commit`, came from a stale connection."""
         self._checkouts.note(error)
 
     async def lock(self, leases: Leases, lease: float) -> set[int]:
-        """Lock the rows whose lease is still held; their ids.
+        """Lock the rows whose lease is still held; return their ids.
 
         The lock keeps their lease until the transaction ends. From now on `connection` refuses
         every statement outside of this transaction. If the handler sends nothing for `lease`
@@ -146,9 +150,9 @@ class HandlerTransaction:
         """
 
         def lock(connection: Connection) -> HandlerLock:
-            held = self._dialect.handler_locks.lock(connection, leases, lease)
+            handler_lock = self._dialect.handler_locks.lock(connection, leases, lease)
             connection.execution_options(**{INSIDE: self._activity})
-            return held
+            return handler_lock
 
         self._activity = LastUse()
         self._idle_limit = lease
@@ -157,27 +161,27 @@ class HandlerTransaction:
         return self.locked.held
 
     async def publish(self, insert: Callable[[AsyncConnection], Awaitable[Ids]]) -> Ids:
-        """Insert messages in this transaction, in the turn of the task that calls this.
+        """Insert messages in this transaction, in the turn of the calling task.
 
         Raises:
             PublishError: it has ended.
             TransientStoreError: the database does not answer; this cannot be committed any more.
         """
         async with self._errors.classed(), asyncio.timeout(self._timeout), self._turn:
-            if self._is_shut or not self.active:
+            if self._is_shut or not self.is_active:
                 raise PublishError(_PUBLISHED_LATE)
             ids = await insert(self.connection)
             self._activity.sent_at = monotonic()
             return ids
 
     async def shut(self) -> None:
-        """Wait for the publishes of tasks that the handler has left, and refuse later ones."""
+        """Wait for publishes of the handler's remaining tasks, and refuse later publishes."""
         async with self._turn:
             self._is_shut = True
 
     async def prove(self) -> None:
         """Set `proven` if this is still the transaction that has locked the rows; raise nothing."""
-        if not self.active:
+        if not self.is_active:
             return
         with contextlib.suppress(SqlBrokerError):
             async with self._errors.classed(), asyncio.timeout(self._timeout):
@@ -187,7 +191,7 @@ class HandlerTransaction:
                 self.proven = True
 
     async def hold(self, leases: Leases, seconds: float) -> set[int]:
-        """Allow the handler to send nothing for `seconds`; the ids of `leases` still held.
+        """Allow the handler to send nothing for `seconds`; return the ids of `leases` still held.
 
         Raises:
             TransientStoreError: the database does not answer.
@@ -198,14 +202,14 @@ class HandlerTransaction:
             return self._dialect.lock(connection, leases)
 
         async with self._errors.classed(), asyncio.timeout(self._timeout), self._turn:
-            held = await self.connection.run_sync(hold)
+            leased_ids = await self.connection.run_sync(hold)
         self._idle_limit = seconds
-        return held
+        return leased_ids
 
     async def commit(self, settlements: Sequence[Settlement]) -> SettleResult:
-        """Flush the session, write `settlements` and the messages published with them, and commit.
+        """Flush the session, write `settlements` with their published messages, and commit.
 
-        Nothing is committed if one of them has lost its lease.
+        Nothing is committed if a settlement has lost its lease.
 
         Raises:
             TransactionEndedError: this is not the transaction that has locked the rows.
@@ -226,10 +230,10 @@ class HandlerTransaction:
                 committing = False
             return result
 
-        if not self.active:
+        if not self.is_active:
             raise TransactionEndedError(ENDED)
-        # Taken before our own statements: they would end the silence.
-        self._silent = monotonic() - self._activity.sent_at
+        # Measured before the broker's own statements, which would end the silence.
+        self._silence = monotonic() - self._activity.sent_at
         if self._session is not None:
             await self._flush(self._session)
         try:
@@ -239,7 +243,8 @@ class HandlerTransaction:
             ):
                 return await self.connection.run_sync(settle)
         except BaseException as error:
-            # Cut off between the COMMIT and its answer, the transaction may have been committed.
+            # If cancelled between the COMMIT and its answer, the transaction may have been
+            # committed.
             if committing and not self._errors.wrote_nothing(error):
                 msg = f"the answer to the COMMIT was lost: {error}"
                 raise UnknownOutcomeError(msg) from error
@@ -255,15 +260,16 @@ class HandlerTransaction:
             async with asyncio.timeout(self._timeout):
                 await session.flush()
         except (SQLAlchemyError, TimeoutError) as error:
-            ours = self._errors.of(error)
-            if isinstance(ours, TransientStoreError):
-                raise ours from error
+            store_error = self._errors.of(error)
+            if isinstance(store_error, TransientStoreError):
+                raise store_error from error
             raise
 
-    async def forget(self) -> None:
-        """Make the connection ready for the pool, whatever state the handler has left it in."""
+    async def reset(self) -> None:
+        """Prepare the connection for the pool, whatever state the handler has left."""
         if not self._is_shut and self._turn.locked() and not self.connection.closed:
-            # The handler was cut off, and a task of it publishes: nothing else may be sent now.
+            # The handler was cancelled while one of its tasks publishes: nothing else may be sent
+            # now.
             await self.connection.invalidate()
         await self.shut()
         if self.sync_connection is not None:
@@ -273,52 +279,51 @@ class HandlerTransaction:
             self._session.sync_session.expunge_all()
 
     async def explain(self, denied: AccessError) -> AccessError:
-        """`denied` with the right, the user and the GRANT, if they can be found out.
+        """Return `denied` with the missing right, the user and the GRANT, as far as known.
 
-        Call it after the connection was returned: it takes another one.
+        Call it after the connection was returned, because it uses another connection.
         """
         return await self._errors.explained(denied, self._doing)
 
     def was_silent(self, error: StoreError) -> bool:
-        """Whether `commit` raised `error` because the handler sent nothing for too long.
+        """Return True if `commit` raised `error` because the handler sent nothing for too long.
 
         The server had ended the session then.
         """
-        return self._silent >= self._idle_limit and not self._errors.was_rolled_back(error)
+        return self._silence >= self._idle_limit and not self._errors.was_rolled_back(error)
 
 
 class HandlerTransactions:
-    """Opens transactions for handlers; at most `places` are open at a time."""
+    """Opens transactions for handlers, up to `max_open` at a time."""
 
-    def __init__(self, database: Database, places: int) -> None:
-        """Open `places` transactions at a time."""
+    def __init__(self, database: Database, max_open: int) -> None:
         self._database = database
         self._engine = refusing_outside(database.engine)
-        self._places = LoopSemaphore(places)
+        self._slots = LoopSemaphore(max_open)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HandlerTransaction]:
-        """A transaction that has begun; it is rolled back at the end unless it was committed.
+        """Open a transaction, which is rolled back at the end unless committed.
 
         Raises:
             TransientStoreError: it could not be opened in time.
         """
-        ours = self._database
-        async with self._places, AsyncExitStack() as stack:
-            async with ours.errors.classed(), asyncio.timeout(ours.timeout):
-                connection = await stack.enter_async_context(ours.checkouts(None, self._engine))
-                transaction = HandlerTransaction(connection, ours)
-                await transaction.begin()
+        database = self._database
+        async with self._slots, AsyncExitStack() as stack:
+            async with database.errors.classed(), asyncio.timeout(database.timeout):
+                connection = await stack.enter_async_context(database.checkouts(None, self._engine))
+                transaction = HandlerTransaction(connection, database)
+                await transaction.start()
             try:
                 yield transaction
             finally:
-                await transaction.forget()
+                await transaction.reset()
 
     async def was_committed(self, lock: HandlerLock) -> bool:
-        """Whether the transaction that had taken `lock` was committed; it must have ended.
+        """Return True if the ended transaction that held `lock` was committed.
 
         Raises:
             StoreError: the database did not answer.
         """
-        asked = self._database.dialect.handler_locks.was_committed
-        return await self._database.run(lambda c: asked(c, lock))
+        was_committed = self._database.dialect.handler_locks.was_committed
+        return await self._database.run(lambda c: was_committed(c, lock))

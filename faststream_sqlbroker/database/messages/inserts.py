@@ -37,79 +37,83 @@ class Inserts:
         self._shared: PublishCoalescer | None = None
 
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
-        """Insert `rows` in one transaction, which rows of other publishes may share.
+        """Insert `rows` in a transaction, which rows of other publishes may share.
 
         Raises:
-            MessageTooLargeError: one of them exceeds the database's limit; nothing was sent.
+            MessageTooLargeError: a row exceeds the database's limit; nothing was sent.
         """
-        shared = self._of_this_loop
-        size = self._known_size(rows)
+        coalescer = self._loop_coalescer
+        size = self._check_size(rows)
         for row in rows:
             if row.lookup is not None:
                 return self._database.run(
                     lambda c: insert_mirrored(self._dialect, c, rows),
                     Activity.PUBLISH,
                     Activity.MIRROR,
-                    places=shared.place,
+                    places=coalescer.connection_slot,
                 )
         if size > BYTES_TOGETHER:
             return self._database.run(
-                lambda c: self._dialect.insert(c, rows), Activity.PUBLISH, places=shared.place
+                lambda c: self._dialect.insert(c, rows),
+                Activity.PUBLISH,
+                places=coalescer.connection_slot,
             )
         for row in rows:
             if row.dedup_id is not None:
                 # Not shared: the insert waits while another transaction holds the same dedup_id,
-                # and all publishes that shared it would wait, too.
+                # and all publishes in the same statement would wait, too.
                 return self._database.run(
-                    self._dialect.inserting(rows), Activity.PUBLISH, places=shared.place
+                    self._dialect.inserting(rows),
+                    Activity.PUBLISH,
+                    places=coalescer.connection_slot,
                 )
-        return shared.insert(rows)
+        return coalescer.insert(rows)
 
     def refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
         """Refuse rows that are too large. The limit is known once a connection was made.
 
         Raises:
-            MessageTooLargeError: one of `rows` exceeds the database's limit.
+            MessageTooLargeError: a row exceeds the database's limit.
         """
-        self._known_size(rows)
+        self._check_size(rows)
 
-    def _known_size(self, rows: Sequence[NewMessage]) -> int:
-        """Bytes of `rows`, none of which is known to be too large."""
+    def _check_size(self, rows: Sequence[NewMessage]) -> int:
+        """Return the bytes of `rows`, and refuse rows known to be too large."""
         size = bytes_of(rows)
         if (limit := self._dialect.known_limit) is not None:
             limit.check(rows, size)
         return size
 
     async def run(self, query: Query[None]) -> None:
-        """Run `query` on the connection for publishing, after the inserts before it."""
+        """Run `query` on the connection for publishing, after earlier inserts."""
         if self._shortcut.possible:
-            await self._of_this_loop.run(query)
+            await self._loop_coalescer.run(query)
         else:
-            place = self._of_this_loop.place
-            await self._database.run(query, Activity.PUBLISH, places=place, locks=False)
+            connection_slot = self._loop_coalescer.connection_slot
+            await self._database.run(query, Activity.PUBLISH, places=connection_slot, locks=False)
 
     async def close(self) -> None:
         """Return the connection for publishing to the pool."""
-        shared, self._shared = self._shared, None
-        if shared is not None and shared.loop is asyncio.get_running_loop():
-            await shared.close()
+        coalescer, self._shared = self._shared, None
+        if coalescer is not None and coalescer.loop is asyncio.get_running_loop():
+            await coalescer.close()
 
     @property
-    def _of_this_loop(self) -> PublishCoalescer:
-        # A coalescer belongs to one event loop; that of another loop can neither be used nor
+    def _loop_coalescer(self) -> PublishCoalescer:
+        # A coalescer belongs to one event loop: a coalescer of another loop can be neither used nor
         # closed.
-        shared = self._shared
-        if shared is None or shared.loop is not asyncio.get_running_loop():
+        coalescer = self._shared
+        if coalescer is None or coalescer.loop is not asyncio.get_running_loop():
             self._database.checkouts.pools.refuse_other_loop()
-            shared = self._shared = PublishCoalescer(self._database)
-        return shared
+            coalescer = self._shared = PublishCoalescer(self._database)
+        return coalescer
 
     async def insert_in(
         self,
         connection: AsyncConnection | AsyncSession | HandlerTransaction,
         rows: Sequence[NewMessage],
     ) -> Ids:
-        """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
+        """Insert `rows` in the caller's transaction, without a start, commit or flush.
 
         Raises:
             PublishError: the connection is closed or leads to another database, or its transaction
@@ -127,7 +131,7 @@ class Inserts:
             if (
                 sync_connection is not None
                 and self._shortcut.may_be_inside(sync_connection)
-                and self._known_size(rows) <= BYTES_TOGETHER
+                and self._check_size(rows) <= BYTES_TOGETHER
                 and all(row.lookup is None for row in rows)
             ):
                 query: Any = self._dialect.inserting(rows)
@@ -138,7 +142,7 @@ class Inserts:
             raise self._errors.of_caller(error) from error
 
     def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> Ids:
-        """`insert_in` for synchronous code.
+        """Insert as `insert_in`, for synchronous code.
 
         Raises:
             PublishError: as `insert_in`.

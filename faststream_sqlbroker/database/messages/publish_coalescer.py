@@ -1,9 +1,9 @@
 """Concurrent publishers of one event loop share statements on one connection.
 
-What is published while a statement is in flight goes out with the next one, whole calls at a time,
-in the order of the calls. A shared statement that the database refuses is repeated call by call.
-A publisher that is alone sends on the connection by itself, as long as its publishes follow each
-other closely.
+Messages published while a statement is in flight are written by the next one, complete calls at
+a time, in the order of the calls. If the database refuses a shared statement, it is repeated
+call by call. A single publisher sends on the connection by itself, as long as its publishes
+follow each other closely.
 """
 
 import asyncio
@@ -23,16 +23,17 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, Unk
 
 # Calls that wait to be written together.
 
-MOST_ROWS = 1_000
-"""Rows of one shared statement; a call that has more goes alone."""
-MOST_BYTES = 4 * 1024 * 1024
-"""Bodies of one shared statement."""
+MAX_ROWS = 1_000
+"""Maximum rows of one shared statement; a call with more rows is sent alone."""
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""Maximum bytes of bodies in one shared statement."""
 
 
 @dataclass(slots=True)
-class Call:
-    """One publish that waits for its commit, or another `query`; `deadline` is in the event loop's
-    time.
+class PendingPublish:
+    """A publish that waits for the commit, or another `query`.
+
+    `deadline` is in the event loop's time.
     """
 
     rows: Sequence[NewMessage]
@@ -41,26 +42,27 @@ class Call:
     query: Query[Any] | None = None
 
 
-def take_group(calls: list[Call]) -> list[Call]:
-    """Take the first of `calls` that fit into one statement; drop those whose callers were
-    cancelled.
+def split_group(calls: list[PendingPublish]) -> list[PendingPublish]:
+    """Remove and return the first of `calls` that fit into a statement.
+
+    Calls whose callers were cancelled are dropped.
     """
-    rows = size = taken = 0
+    rows = size = count = 0
     for call in calls:
         rows += len(call.rows)
         size += sum([len(row.payload) for row in call.rows])
-        if taken and (rows > MOST_ROWS or size > MOST_BYTES or call.query is not None):
+        if count and (rows > MAX_ROWS or size > MAX_BODY_BYTES or call.query is not None):
             break
-        taken += 1
+        count += 1
         if call.query is not None:
             break
-    group = [call for call in calls[:taken] if not call.done.done()]
-    del calls[:taken]
+    group = [call for call in calls[:count] if not call.done.done()]
+    del calls[:count]
     return group
 
 
-def answer(group: list[Call], result: Any) -> None:
-    """Give each call its part of `result`."""
+def set_results(group: list[PendingPublish], result: Any) -> None:
+    """Set the result of each call to a part of `result`."""
     start = 0
     for call in group:
         end = start + len(call.rows)
@@ -69,19 +71,24 @@ def answer(group: list[Call], result: Any) -> None:
         start = end
 
 
-def fail(group: list[Call], error: Exception, cause: BaseException | None = None) -> None:
+def set_error(
+    group: list[PendingPublish], error: Exception, cause: BaseException | None = None
+) -> None:
     """Raise `error` in each call that still waits."""
     for n, call in enumerate(group):
         if call.done.done():
             continue
-        # One object raised in several tasks would collect all their tracebacks.
-        own = error if n == 0 or not isinstance(error, StoreError) else type(error)(str(error))
-        own.__cause__ = cause or error.__cause__
-        call.done.set_exception(own)
+        # One exception raised in several tasks would collect all their tracebacks.
+        call_error = (
+            error if n == 0 or not isinstance(error, StoreError) else type(error)(str(error))
+        )
+        call_error.__cause__ = cause or error.__cause__
+        call.done.set_exception(call_error)
 
 
 MOST_CONNECTION_TIME = 0.05
-"""Seconds for which the connection is kept under load; then another waiter gets the place."""
+"""Maximum seconds for which the connection is kept under load; then another waiter gets the slot.
+"""
 LINGER = 0.002
 """Seconds for which the connection is kept without a publish."""
 
@@ -89,10 +96,10 @@ T = TypeVar("T")
 
 
 class PublishCoalescer:
-    """One event loop's: `place` is its one connection for publishing."""
+    """The publishing connection of an event loop, guarded by `connection_slot`."""
 
     def __init__(self, database: Database) -> None:
-        """Write to `database`, each call within its time."""
+        """Write to `database`, each call within the time limit."""
         self._database = database
         self._engine = database.engine
         self._dialect = database.dialect
@@ -101,62 +108,65 @@ class PublishCoalescer:
         self._shortcut = database.shortcut
         self._timeout = database.timeout
         self.loop = asyncio.get_running_loop()
-        self.place = asyncio.Semaphore(1)
-        self._calls: list[Call] = []
-        self._group: list[Call] = []
-        """What is being written."""
+        self.connection_slot = asyncio.Semaphore(1)
+        self._calls: list[PendingPublish] = []
+        self._group: list[PendingPublish] = []
+        """The calls that are being written."""
         self._pump: asyncio.Task[None] | None = None
         self._idle: Any = None
         """The driver's connection that is kept, while no statement uses it."""
         self._parked: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._until = self._used_at = 0.0
+        self._release_at = self._used_at = 0.0
         self._deadline = Deadline(self.loop)
-        """Of the statement that is in flight on the connection."""
+        """Deadline of the statement that is in flight on the connection."""
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows`; ids in order, when they are committed."""
+        """Insert `rows`; return their ids in order, after the commit."""
         driver = self._idle
         if driver is not None and not self._calls and not driver.is_closed():
-            # In the caller's own task: a lone publisher waits for no other.
+            # In the caller's own task: a single publisher waits for no other task.
             query: Any = self._dialect.inserting(rows)
             self._idle = None
             try:
                 return cast("list[int | None]", await self._fetch(driver, query, self._timeout))
             except DBAPIError:
-                pass  # Refused: the ordinary way has the better error, or repeats it.
+                pass  # Refused: the ordinary path has the better error, or repeats it.
             finally:
                 self._park(driver)
-        return cast("list[int | None]", await self._queued(rows))
+        return cast("list[int | None]", await self._add_call(rows))
 
     async def run(self, query: Query[T]) -> T:
-        """Run `query` on the same connection, in its turn."""
-        return cast("T", await self._queued((), query))
+        """Run `query` on the same connection, after earlier calls."""
+        return cast("T", await self._add_call((), query))
 
     async def close(self) -> None:
-        """Give the connection back now; what waits is written first."""
-        # While a publisher sends on the connection, the pool would lend it to another one: it is
-        # given back when that publisher parks it.
-        self._until = 0.0
+        """Release the connection now; waiting calls are written first."""
+        # While a publisher sends on the connection, the pool would lend it to another task: it is
+        # released when that publisher parks it.
+        self._release_at = 0.0
         if self._idle is not None:
             self._unpark()
         if self._pump is not None:
             await asyncio.wait((self._pump,), timeout=self._timeout)
 
-    def _queued(
+    def _add_call(
         self, rows: Sequence[NewMessage], query: Query[Any] | None = None
     ) -> "asyncio.Future[Any]":
-        call = Call(rows, self.loop.create_future(), self.loop.time() + self._timeout, query)
+        call = PendingPublish(
+            rows, self.loop.create_future(), self.loop.time() + self._timeout, query
+        )
         self._calls.append(call)
         if self._pump is None or self._pump.done():
-            self._pump = self.loop.create_task(self._run(), name="sqlbroker-publish")
-            self._pump.add_done_callback(self._ended)
+            self._pump = self.loop.create_task(self._run_pump(), name="sqlbroker-publish")
+            self._pump.add_done_callback(self._handle_pump_end)
         elif self._idle is not None:
             self._unpark()
         return call.done
 
     async def _fetch(self, driver: Any, query: Query[T], timeout: float) -> T:
-        """Send `query`: the one way to send on the kept connection, and to judge what fails there.
+        """Send `query` and classify its failures; every statement on the kept connection is sent
+        here.
 
         Raises:
             DBAPIError: the server has refused it, or the driver has not sent it; nothing was
@@ -172,26 +182,26 @@ class PublishCoalescer:
             deadline.end()
             raise
         except BaseException as error:
-            # The server may still be at it: a later statement must not get this one's answer.
+            # The server may still be running it: a later statement must not get this one's answer.
             abort(driver)
             if deadline.end():
-                raise self._unknown(TimeoutError()) from error
+                raise self._create_unknown(TimeoutError()) from error
             if not isinstance(error, Exception):
                 raise
             if self._errors.was_never_sent(error):
                 raise DBAPIError(None, None, error, connection_invalidated=True) from error
-            raise self._unknown(error) from error
+            raise self._create_unknown(error) from error
         deadline.end()
         return result
 
     def _park(self, driver: Any) -> None:
-        """Keep `driver` for the next publish, if it comes soon, and while the pump keeps its
+        """Keep `driver` for the next publish, if soon, while the pump keeps the
         connection.
         """
         if self._parked is None or self._parked.done():
             return
         now = self.loop.time()
-        if self._calls or driver.is_closed() or now > self._until:
+        if self._calls or driver.is_closed() or now > self._release_at:
             self._unpark()
             return
         self._idle = driver
@@ -203,8 +213,8 @@ class PublishCoalescer:
         self._timer = None
         if self._idle is None:
             return
-        if (left := self._used_at + LINGER - self.loop.time()) > 0:
-            self._timer = self.loop.call_later(left, self._unpark_unused)
+        if (remaining := self._used_at + LINGER - self.loop.time()) > 0:
+            self._timer = self.loop.call_later(remaining, self._unpark_unused)
         else:
             self._unpark()
 
@@ -213,56 +223,58 @@ class PublishCoalescer:
         if self._parked is not None and not self._parked.done():
             self._parked.set_result(None)
 
-    async def _run(self) -> None:
-        """Write groups until nothing waits."""
+    async def _run_pump(self) -> None:
+        """Write groups until no call waits."""
         try:
-            while await self._next_group():
+            while await self._load_next_group():
                 if self._shortcut.possible:
-                    await self._on_kept_connection()
+                    await self._run_on_connection()
                 if self._group:
-                    await self._in_transaction(self._group)
+                    await self._run_in_transaction(self._group)
         finally:
             for call in self._group:
                 call.done.cancel()
             self._group = []
 
-    def _ended(self, pump: "asyncio.Task[None]") -> None:
-        # Cancelled, maybe before its first step: with the event loop, or by a test of it.
+    def _handle_pump_end(self, pump: "asyncio.Task[None]") -> None:
+        # The pump was cancelled, maybe before its first step: with the event loop, or by a test.
         if pump is self._pump:
             for call in self._calls:
                 call.done.cancel()
             self._calls = []
 
-    async def _next_group(self) -> bool:
-        """Take the calls to write together; false when none waits."""
+    async def _load_next_group(self) -> bool:
+        """Set the calls to write together; return False if none waits."""
         self._group = []
-        # Callers that were just answered may publish again, and join the next statement.
+        # Callers that just got their result may publish again, and join the next statement.
         await asyncio.sleep(0)
         while self._calls and not self._group:
-            self._group = self._in_time(take_group(self._calls))
+            self._group = self._fail_overdue(split_group(self._calls))
         return bool(self._group)
 
-    def _in_time(self, group: list[Call]) -> list[Call]:
-        """`group` without those that have waited for too long, of which nothing was sent."""
+    def _fail_overdue(self, group: list[PendingPublish]) -> list[PendingPublish]:
+        """Fail calls that have waited for too long, of which nothing was sent; return the other
+        calls.
+        """
         now = self.loop.time()
-        late = [call for call in group if call.deadline <= now]
-        fail(late, TransientStoreError(f"no answer within {self._timeout} seconds"))
-        return [call for call in group if call.deadline > now] if late else group
+        overdue = [call for call in group if call.deadline <= now]
+        set_error(overdue, TransientStoreError(f"no answer within {self._timeout} seconds"))
+        return [call for call in group if call.deadline > now] if overdue else group
 
-    async def _on_kept_connection(self) -> None:
-        """Write group after group on one connection for a while; what is left in `_group` was not
+    async def _run_on_connection(self) -> None:
+        """Write group after group on a connection for a while; calls in `_group` were not
         written.
         """
         try:
             async with (
                 self._errors.classed(),
-                asyncio.timeout_at(self._group[0].deadline) as waiting,
-                self.place,
+                asyncio.timeout_at(self._group[0].deadline) as timeout,
+                self.connection_slot,
                 self._checkouts(None) as connection,
             ):
                 driver = await self._shortcut.alone(connection)
                 pool = self._engine.pool
-                waiting.reschedule(None)
+                timeout.reschedule(None)
                 try:
                     if driver is not None:
                         await self._write_groups(connection, driver)
@@ -270,10 +282,11 @@ class PublishCoalescer:
                     self._idle = self._parked = None
                     self._deadline.close()
                     if self._engine.pool is not pool:
-                        # The engine was disposed of: its new pool would never close this one.
+                        # The engine was disposed of: its new pool would never close this
+                        # connection.
                         await connection.invalidate()
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
-            fail(self._group, error)
+            set_error(self._group, error)
             self._group = []
         finally:
             if self._timer is not None:
@@ -281,49 +294,49 @@ class PublishCoalescer:
                 self._timer = None
 
     async def _write_groups(self, connection: AsyncConnection, driver: Any) -> None:
-        self._until = self.loop.time() + MOST_CONNECTION_TIME
+        self._release_at = self.loop.time() + MOST_CONNECTION_TIME
         while not driver.is_closed():
-            several = len(self._group) > 1
+            is_shared = len(self._group) > 1
             if self._group and not await self._send(connection, driver):
                 return
-            # A publisher that is alone goes on by itself (`insert`).
-            if not (several or self._calls) or not await self._next_group():
+            # A single publisher continues by itself (`insert`).
+            if not (is_shared or self._calls) or not await self._load_next_group():
                 self._group = []
                 self._parked = self.loop.create_future()
                 self._park(driver)
                 await self._parked
-                await self._next_group()
-            if not self._group or self.loop.time() > self._until:
+                await self._load_next_group()
+            if not self._group or self.loop.time() > self._release_at:
                 return
 
     async def _send(self, connection: AsyncConnection, driver: Any) -> bool:
-        """Whether the group is dealt with; if not, nothing of it was written."""
+        """Write the group; return False if nothing was written."""
         group = self._group
-        left = group[0].deadline - self.loop.time()
+        remaining = group[0].deadline - self.loop.time()
         try:
-            result = await self._fetch(driver, self._query(group), max(0.001, left))
+            result = await self._fetch(driver, self._build_query(group), max(0.001, remaining))
         except DBAPIError as error:
             self._checkouts.note(error)
             if error.connection_invalidated:
                 await connection.invalidate()
             return False
         except UnknownOutcomeError as error:
-            fail(group, error)
+            set_error(group, error)
             await connection.invalidate()
             return True
-        except BaseException as error:  # cut off: those who wait hear of it, too
-            fail(group, self._unknown(error), error)
+        except BaseException as error:  # cancelled: waiting callers get an error, too
+            set_error(group, self._create_unknown(error), error)
             await connection.invalidate()
             raise
-        answer(group, result)
+        set_results(group, result)
         return True
 
-    def _unknown(self, error: BaseException) -> UnknownOutcomeError:
+    def _create_unknown(self, error: BaseException) -> UnknownOutcomeError:
         return UnknownOutcomeError(
             f"the answer to the INSERT was lost: {self._errors.of(error) or error}"
         )
 
-    def _query(self, group: list[Call]) -> Any:
+    def _build_query(self, group: list[PendingPublish]) -> Any:
         first = group[0]
         if first.query is not None:
             return first.query
@@ -331,36 +344,36 @@ class PublishCoalescer:
             return self._dialect.inserting(first.rows)
         return self._dialect.inserting([row for call in group for row in call.rows])
 
-    async def _in_transaction(self, group: list[Call]) -> None:
+    async def _run_in_transaction(self, group: list[PendingPublish]) -> None:
         deadline = group[0].deadline
         try:
-            query = self._query(group)
+            query = self._build_query(group)
             result = await self._database.run(
-                query, Activity.PUBLISH, places=self.place, locks=False, deadline=deadline
+                query, Activity.PUBLISH, places=self.connection_slot, locks=False, deadline=deadline
             )
         except TransientStoreError as error:
-            fail(group, error)
+            set_error(group, error)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
             if len(group) == 1:
-                fail(group, error)
+                set_error(group, error)
                 return
-            # One of them is refused, the others are not.
+            # One of the calls is refused; repeat each alone.
             for call in group:
-                if not call.done.done() and self._in_time([call]):
-                    await self._in_transaction([call])
+                if not call.done.done() and self._fail_overdue([call]):
+                    await self._run_in_transaction([call])
         else:
-            answer(group, result)
+            set_results(group, result)
 
 
 class Deadline:
-    """Cancels the task that waits for longer than it may; one task at a time.
+    """Cancels a task that waits too long; a single task at a time.
 
-    A timer for each statement costs as much as what is sent with it: 4 µs. Here one timer serves
-    many: it looks at what is in flight when it ends, and begins again for the rest.
+    A timer for each statement costs as much as sending the statement: 4 µs. Here one timer serves
+    many: when it ends, it checks the statement in flight and starts again for the remaining time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing is in flight yet."""
+        """Create a deadline without a waiting task."""
         self._loop = loop
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
@@ -369,7 +382,7 @@ class Deadline:
         self._is_over = False
 
     def begin(self, seconds: float) -> None:
-        """The current task waits from now on."""
+        """Start the deadline of the current task."""
         self._task = task = asyncio.current_task(self._loop)
         self._cancelling = 0 if task is None else task.cancelling()
         self._is_over = False
@@ -377,10 +390,13 @@ class Deadline:
         timer = self._timer
         if timer is None or timer.when() > at:
             self.close()
-            self._timer = self._loop.call_at(at, self._look)
+            self._timer = self._loop.call_at(at, self._check)
 
     def end(self) -> bool:
-        """The task waits no longer. Whether only the time has cancelled it: that is taken back."""
+        """End the wait of the task; return True if only the deadline has cancelled the task.
+
+        That cancellation is withdrawn.
+        """
         task, self._task = self._task, None
         if not self._is_over or task is None:
             return False
@@ -392,12 +408,12 @@ class Deadline:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if self._task is None:
             return
         if self._at > self._loop.time():
-            self._timer = self._loop.call_at(self._at, self._look)
+            self._timer = self._loop.call_at(self._at, self._check)
         else:
             self._is_over = True
             self._task.cancel()
