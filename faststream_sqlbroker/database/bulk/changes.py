@@ -178,10 +178,15 @@ def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> se
         restored = [name for name in names if name not in _UNRESTORED]
         values: dict[str, Any] = {name: bindparam(f"old_{name}") for name in restored}
         statement = update(table).where(table.c.id == bindparam("of_id")).values(values)
-        before = {message_id: _build_restored_values(notes[message_id]) for message_id in rows}
+        restored_values = {
+            message_id: _build_restored_values(notes[message_id]) for message_id in rows
+        }
         connection.execute(
             statement,
-            [_build_binds(table, message_id, before[message_id], restored) for message_id in rows],
+            [
+                _build_binds(table, message_id, restored_values[message_id], restored)
+                for message_id in rows
+            ],
         )
     return untouched
 
@@ -319,12 +324,16 @@ def _remove_burst_flags(before: Mapping[str, Any]) -> int:
 
 def _build_restored_values(note: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the column values to restore."""
-    before: Mapping[str, Any] = note["before"]
-    if note["after"]["queue"] == before["queue"]:
-        return before
-    due = before["next_attempt_at"]
-    plain_due = due - STANDBY if stands_by(due, before["policy_marks"]) else due
-    return {**before, "next_attempt_at": plain_due, "policy_marks": _remove_burst_flags(before)}
+    old_values: Mapping[str, Any] = note["before"]
+    if note["after"]["queue"] == old_values["queue"]:
+        return old_values
+    due = old_values["next_attempt_at"]
+    plain_due = due - STANDBY if stands_by(due, old_values["policy_marks"]) else due
+    return {
+        **old_values,
+        "next_attempt_at": plain_due,
+        "policy_marks": _remove_burst_flags(old_values),
+    }
 
 
 def _group_by_columns(notes: Notes, ids: set[int]) -> dict[tuple[str, ...], list[int]]:

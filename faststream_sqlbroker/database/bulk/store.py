@@ -239,10 +239,10 @@ class JobStore:
             jobs = jobs.where(c.key < before)
         statement = jobs.order_by(c.key.desc()).limit(limit)
 
-        def read(connection: Connection) -> list[Job]:
+        def load(connection: Connection) -> list[Job]:
             return [job_of(*row) for row in connection.execute(statement)]
 
-        return await self._run_read(read)
+        return await self._run_read(load)
 
     async def stop(self, job_id: str, by: str = "") -> Job | None:
         """Stop the job after the running batch; return None if no such job exists."""
@@ -341,18 +341,18 @@ class JobStore:
         state.step = await self._database.run(work, doing=get_doing)
 
     def _save_progress(
-        self, connection: Connection, job: Job, moved: Job, job_id: str | None
+        self, connection: Connection, job: Job, moved_job: Job, job_id: str | None
     ) -> Step:
         """Write the progress of the locked job."""
         # The rate counts visited messages of all processes: the pause is stored in the row.
-        pause = 0.0 if job.rate is None else (moved.visited - job.visited) / job.rate
-        ended = moved.state in ("ended", "failed")
-        if moved.state != "failed":
-            moved = replace(moved, error=None)
-        if moved.state == "ended":
-            moved = replace(moved, ended_at=self._dialect.now(connection))
-        audit.save(connection, self._table, moved, None if ended else pause)
-        return Step(moved, None if ended and job_id is not None else pause)
+        pause = 0.0 if job.rate is None else (moved_job.visited - job.visited) / job.rate
+        ended = moved_job.state in ("ended", "failed")
+        if moved_job.state != "failed":
+            moved_job = replace(moved_job, error=None)
+        if moved_job.state == "ended":
+            moved_job = replace(moved_job, ended_at=self._dialect.now(connection))
+        audit.save(connection, self._table, moved_job, None if ended else pause)
+        return Step(moved_job, None if ended and job_id is not None else pause)
 
     async def _defer(self, job_id: str, error: Exception) -> None:
         """Pause the job: another process may have the right that this process lacks.

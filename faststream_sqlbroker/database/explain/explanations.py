@@ -170,7 +170,7 @@ class Explanations:
             limit: 1 or more.
         """
 
-        def read(connection: Connection) -> list[PoliciedQueue]:
+        def load(connection: Connection) -> list[PoliciedQueue]:
             _start_snapshot(connection)
             now = connection.execute(select(clock())).scalar_one()
             subscribers = read_subscribers(connection, self._tables.policy_state)
@@ -189,10 +189,10 @@ class Explanations:
             for name in names[:limit]:
                 alive = [subscriber for subscriber in subscribers if name in subscriber.queues]
                 details = PolicyFacts(self._build_rows(connection, name), now, alive)
-                queues.append(_QueueCounter(details).read())
+                queues.append(_QueueCounter(details).count())
             return queues
 
-        return await self._database.run(read, Activity.OPERATE, write=False)
+        return await self._database.run(load, Activity.OPERATE, write=False)
 
 
 class _QueueCounter:
@@ -203,7 +203,7 @@ class _QueueCounter:
         self._connection = details.connection
         self._dialect = details.dialect
 
-    def read(self) -> PoliciedQueue:
+    def count(self) -> PoliciedQueue:
         """Count the waiting messages."""
         pairs = self._dialect.ready_pairs(self._connection, [self._details.queue])
         priorities = [pair.priority for pair in pairs]

@@ -36,7 +36,7 @@ def place_of_role(queue: str, role: QueueRole) -> Place:
 def finding(dialect: Operations, *keys: Place) -> Query[list[Registered | None]]:
     """Create a query of the rows of `keys`, in this order: a single key or two."""
 
-    def read(rows: Iterable[Sequence[Any]]) -> list[Registered | None]:
+    def parse(rows: Iterable[Sequence[Any]]) -> list[Registered | None]:
         registrations = {(scope, key): registered(key, info) for scope, key, info in rows}
         return [registrations.get(state_key) for state_key in keys]
 
@@ -45,7 +45,7 @@ def finding(dialect: Operations, *keys: Place) -> Query[list[Registered | None]]
         binds[f"scope{number}"] = scope
         binds[f"key{number}"] = key
     name = "registered" if len(keys) == 1 else "both_registered"
-    return Query(dialect.sql[name], binds, read)
+    return Query(dialect.sql[name], binds, parse)
 
 
 def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:

@@ -21,8 +21,8 @@ def clean(dialect: Dialect, connection: Connection) -> None:
     """Remove expired replies from the noted queues, and queues that are no longer used."""
     table = dialect.tables.policy_state
     is_over = (table.c.expires_at < clock()).label("is_over")
-    noted = select(table.c.key, is_over).where(table.c.scope == SCOPE)
-    queues = connection.execute(noted.order_by(table.c.expires_at).limit(MAX_CLEANED)).all()
+    statement = select(table.c.key, is_over).where(table.c.scope == SCOPE)
+    queues = connection.execute(statement.order_by(table.c.expires_at).limit(MAX_CLEANED)).all()
     for queue, is_unused in queues:
         remove_replies(dialect, connection, queue, everything=bool(is_unused))
         if is_unused:

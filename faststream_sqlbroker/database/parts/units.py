@@ -47,13 +47,13 @@ def settle_units(
         if settlement.unit is not None:
             units.setdefault(settlement.unit, []).append(settlement)
     with _limit_lock_wait(dialect, connection, units, skip_locked=skip_locked):
-        lost: set[int] = set()
+        lost_ids: set[int] = set()
         if skip_locked or any(len(parts) > 1 for parts in units.values()):
-            settlements, lost = _lock_rows(
+            settlements, lost_ids = _lock_rows(
                 dialect, connection, settlements, units, skip_locked=skip_locked
             )
         result = (settle or dialect.settle)(connection, settlements)
-        result.lost |= lost
+        result.lost |= lost_ids
         remove_records(dialect, connection, settlements, result.settled)
         if messages := _list_on_ack(units, result.settled):
             dialect.wait_for_dedup_ids(connection, messages)

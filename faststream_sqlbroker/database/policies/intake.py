@@ -317,7 +317,7 @@ class Intake:
                 self.position.full_scan_after[position_key] = started_at + max(
                     WHOLE_LOOK, SLOW_SHARE * duration
                 )
-            arrivals += sorted(rows, key=_sorts_last)
+            arrivals += sorted(rows, key=_must_sort_last)
         if horizon is None:
             return arrivals, True
         # Messages due later may come after messages of another priority that were not read yet.
@@ -334,7 +334,7 @@ def _filter_by_key(
     }
 
 
-def _sorts_last(arrival: Arrival) -> bool:
+def _must_sort_last(arrival: Arrival) -> bool:
     # A message that waited for another message of its key comes at its due time, which is not
     # before that of the other. If the other message lost its slot to it, neither would ever start.
     return not arrival.delivered or bool(arrival.flags & HELD_BURST)

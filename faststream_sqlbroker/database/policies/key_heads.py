@@ -229,8 +229,9 @@ class KeyHeads:
         *,
         complete: bool,
     ) -> None:
-        """Promote messages of `standby`, the standby messages of the key; all of them if
-        `complete`.
+        """Promote standby messages of the key.
+
+        `standby` has the standby messages that were read: all of the key if `complete`.
         """
         state = self.states[key]
         leading = self.policy.leading

@@ -98,14 +98,14 @@ class PolicyHolds:
     async def read(self, queues: Sequence[str]) -> list[Hold]:
         """Return the policies that may have put messages of `queues` off, by queue and name."""
 
-        def read(connection: Connection) -> list[Hold]:
+        def load(connection: Connection) -> list[Hold]:
             return [
                 _to_hold(row)
                 for scopes in chunks([HOLDS + queue for queue in queues])
                 for row in connection.execute(self._build_select(scopes))
             ]
 
-        return await self._database.run(read, Activity.CONSUME, Activity.STATE, write=False)
+        return await self._database.run(load, Activity.CONSUME, Activity.STATE, write=False)
 
     def _build_select(self, scopes: Sequence[str]) -> Select[Any]:
         c = self._table.c

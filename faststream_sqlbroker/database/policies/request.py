@@ -152,7 +152,7 @@ def reject_unstartable(
 
     These are the rows in `dead`, and those without a key that `policies` do not deliver.
     """
-    keyed = rejects_keyless(policies)
+    keyed = must_reject_keyless(policies)
     for row in rows:
         if row.id in dead:
             row.settle_as(Reject(THROTTLED))
@@ -160,7 +160,7 @@ def reject_unstartable(
             row.settle_as(Reject(NO_KEY))
 
 
-def rejects_keyless(policies: Sequence[Policy]) -> bool:
+def must_reject_keyless(policies: Sequence[Policy]) -> bool:
     """Return True if messages without a key become dead letters."""
     return any(
         getattr(policy, "without_key", "") == "dead_letter" and key_of(policy)

@@ -239,7 +239,7 @@ class PolicyRows:
         if not ends:
             return
         self._report_decisions({message: f"ended, {end.reason}" for message, end in ends.items()})
-        rows = _ends_json(ends, keys)
+        rows = _format_discards(ends, keys)
         archived = keep and self.dialect.has_archive
         if archived and self.dialect.sql.has("policy_discard"):
             self._run_for_queue("policy_discard", rows=rows)
@@ -248,7 +248,9 @@ class PolicyRows:
             # Lock first, then copy and delete exactly the locked rows: a row that another
             # transaction claims in between must not be copied.
             locked = set(self._run_for_queue("policy_lock", rows=rows).scalars())
-            rows = _ends_json({message: end for message, end in ends.items() if message in locked})
+            rows = _format_discards(
+                {message: end for message, end in ends.items() if message in locked}
+            )
         if archived:
             self._run_for_queue("policy_archive", rows=rows)
         self._run_for_queue("policy_drop", rows=rows)
@@ -374,7 +376,7 @@ def _describe_shift(due: int | None) -> str:
     return "taken in" if due is None else f"due at {from_microseconds(due).isoformat()}"
 
 
-def _ends_json(
+def _format_discards(
     ends: Mapping[int, Discard], keys: Mapping[int, str | None] = MappingProxyType({})
 ) -> str:
     return json.dumps(

@@ -45,8 +45,8 @@ from faststream_sqlbroker.database.policies.request import (
     ScanPosition,
     has_expired,
     limit_starts,
+    must_reject_keyless,
     reject_unstartable,
-    rejects_keyless,
 )
 from faststream_sqlbroker.database.policies.rows import DecisionListener
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
@@ -298,7 +298,7 @@ class SwapClaim:
         # Slots are counted before the leased messages are known, as the same statement stores both.
         # The slot of a message that is locked elsewhere by then is wasted.
         selected = self._select_candidates(queue, slots.room(free_leases, starts))
-        needs_key = rejects_keyless(request.policies)
+        needs_key = must_reject_keyless(request.policies)
         spent_slots = sum(
             not candidate.expired and not (needs_key and candidate.keyless)
             for candidate in selected
