@@ -10,15 +10,16 @@ from typing import NoReturn
 from faststream_sqlbroker.core.distribution import shared_files_warning
 
 COMPLETING = "_SQLBROKER_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""Variable by which a shell requests completions."""
 
 
 def main() -> None:
-    """Run the command line; errors of this package are one line on stderr and exit code 2. With
-    `--json` they, and errors of usage, are a line of JSON.
+    """Run the command line; an error of this package becomes a line on stderr and exit code 2.
+
+    With `--json`, these errors and usage errors become a line of JSON.
     """
     if COMPLETING in os.environ:
-        _complete()
+        _run_completion()
     if warning := shared_files_warning():
         sys.stderr.write(f"warning: {warning}\n")
     try:
@@ -31,15 +32,15 @@ def main() -> None:
         sys.exit(f"{error.name!r} is not installed: pip install 'sqlbroker[cli]'")
     as_json = "--json" in takewhile("--".__ne__, sys.argv)
     try:
-        # By itself it would print errors of usage, and exit.
+        # In standalone mode it would print usage errors and exit.
         sys.exit(app(standalone_mode=not as_json))
     except typer.Abort:
         sys.exit("Aborted!")
     except Exception as error:
-        # Not before: its base classes import FastStream, which `--help` does without.
+        # Imported late: its base classes import FastStream, which `--help` does not need.
         from faststream_sqlbroker.exceptions import SqlBrokerError  # noqa: PLC0415
 
-        # Click's errors of usage, of which Typer may have its own classes.
+        # Click's usage errors, for which Typer may have separate classes.
         if not isinstance(error, SqlBrokerError) and not hasattr(error, "format_message"):
             raise
         if as_json:
@@ -51,8 +52,8 @@ def main() -> None:
         sys.exit(2)
 
 
-def _complete() -> NoReturn:
-    """Answer the shell. Whatever fails, it gets no traceback, and no process that goes on."""
+def _run_completion() -> NoReturn:
+    """Answer the shell, without a traceback on failure and without leaving threads running."""
     code: object = 0
     with redirect_stderr(StringIO()), suppress(Exception):
         from faststream_sqlbroker.cli.app import app  # noqa: PLC0415 - Typer is an extra
@@ -62,5 +63,5 @@ def _complete() -> NoReturn:
         except SystemExit as end:
             code = end.code
     sys.stdout.flush()
-    # Not by sys.exit: a look that takes too long may have threads that it would wait for.
+    # Not sys.exit, which would wait for the threads of a slow query.
     os._exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""The commands: what `--help` lists, and the module of each, which is imported when it runs."""
+"""The command tree, built from a table; a command's module is imported when the command runs."""
 
 import ast
 from importlib import import_module
@@ -12,42 +12,45 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 
-class Place(NamedTuple):
-    """Where a command is."""
+class CommandRef(NamedTuple):
+    """The module and the function of a command."""
 
     module: str
-    """In this folder."""
+    """Module name within `faststream_sqlbroker.cli`."""
     function: str
 
 
 class Group(NamedTuple):
-    """Commands that share a first word. The one named `list` runs if no other one is named."""
+    """Commands that share a first word.
+
+    The command named `list` runs if the second word names no command.
+    """
 
     help: str
-    commands: dict[str, Place]
+    commands: dict[str, CommandRef]
 
 
-Table = dict[str, Place | Group]
+CommandTable = dict[str, CommandRef | Group]
 
 
-def _table(words: str) -> dict[str, Place]:
-    """Commands as "module.function", or as "name=module.function" with a name of their own."""
-    table = {}
-    for word in words.split():
-        name, _, place = word.rpartition("=")
-        module, _, function = place.partition(".")
-        table[name or function.replace("_", "-")] = Place(module, function)
-    return table
+def _parse_commands(spec: str) -> dict[str, CommandRef]:
+    """Parse entries such as "module.function", or "name=module.function" for another name."""
+    commands = {}
+    for entry in spec.split():
+        name, _, location = entry.rpartition("=")
+        module, _, function = location.partition(".")
+        commands[name or function.replace("_", "-")] = CommandRef(module, function)
+    return commands
 
 
 OPERATIONS = {
     "queues": Group(
         "Show queues and what waits for policies; pause and resume queues.",
-        _table("list=look.queues look.policies follow.top mend.pause mend.resume"),
+        _parse_commands("list=look.queues look.policies follow.top mend.pause mend.resume"),
     ),
     "messages": Group(
         "Find messages; publish, change and end them.",
-        _table(
+        _parse_commands(
             "list=look.messages look.show look.explain look.unknown follow.tail mend.publish "
             "mend.retry mend.postpone mend.edit mend.move mend.cancel bulk.replay "
             "forget.forget_unknown"
@@ -55,173 +58,183 @@ OPERATIONS = {
     ),
     "dead-letters": Group(
         "Group failed messages by their errors, and bring them back.",
-        _table("list=bulk.dead bulk.redrive"),
+        _parse_commands("list=bulk.dead bulk.redrive"),
     ),
     "subscribers": Group(
         "List live subscribers; drain them, and release what dead ones hold.",
-        _table("list=look.subscribers mend.drain mend.undrain mend.release"),
+        _parse_commands("list=look.subscribers mend.drain mend.undrain mend.release"),
     ),
     "schedules": Group(
         "List schedules; run, pause, resume and forget them.",
-        _table(
+        _parse_commands(
             "list=look.schedules run=forget.run_schedule pause=forget.pause_schedule "
             "resume=forget.resume_schedule forget=forget.forget_schedule"
         ),
     ),
     "locks": Group(
         "List locks, and take them from their holders.",
-        _table("list=look.locks release=forget.release_lock"),
+        _parse_commands("list=look.locks release=forget.release_lock"),
     ),
     "tables": Group(
         "Make and migrate the tables, look through them, prune the archive.",
-        _table("schema.migrate schema.sql schema.partitions check.verify prune.prune"),
+        _parse_commands("schema.migrate schema.sql schema.partitions check.verify prune.prune"),
     ),
 }
-"""Groups whose commands have their function's name, too, without the group."""
-COMMANDS: Table = {
-    **_table("check.check"),
+"""Groups whose commands also work without the name of the group."""
+COMMANDS: CommandTable = {
+    **_parse_commands("check.check"),
     **OPERATIONS,
     "jobs": Group(
         "Show bulk actions; stop, resume and undo them.",
-        _table("list=jobs.newest jobs.show jobs.stop jobs.resume jobs.undo"),
+        _parse_commands("list=jobs.newest jobs.show jobs.stop jobs.resume jobs.undo"),
     ),
-    **_table("bulk.audit"),
+    **_parse_commands("bulk.audit"),
     "archive": Group(
         "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
-        _table(
+        _parse_commands(
             "archive.export archive.prune archive.erase lake.status lake.verify lake.repair "
             "replay.replay report.report"
         ),
     ),
-    **_table("serve.serve serve.hash_password"),
-    "config": Group("Check files that describe a service.", _table("config.check config.schema")),
-    "spark": Group("Check Java, Spark and the JDBC drivers.", _table("spark.check")),
+    **_parse_commands("serve.serve serve.hash_password"),
+    "config": Group(
+        "Check files that describe a service.", _parse_commands("config.check config.schema")
+    ),
+    "spark": Group("Check Java, Spark and the JDBC drivers.", _parse_commands("spark.check")),
 }
-"""What `--help` lists, in this order."""
-SHORT: Table = {
+"""Commands that `--help` lists, in this order."""
+SHORT: CommandTable = {
     place.function.replace("_", "-"): place
     for group in OPERATIONS.values()
     for place in group.commands.values()
     if place.function not in COMMANDS
 }
-"""Names that work and are not listed, as a group has each of these commands."""
+"""Short names that work but are not listed, because a group lists each of these commands."""
 
 
-def help_of(place: Place | Group) -> str:
-    """Return the help of a group or a command: the first paragraph of its docstring, read from the
-    source, as importing all modules takes long.
+def help_of(ref: CommandRef | Group) -> str:
+    """Return the help of a group or a command.
+
+    The help of a command is the first paragraph of its docstring. It is parsed from the source,
+    because importing all command modules is slow.
     """
-    if isinstance(place, Group):
-        return place.help
-    loader: Any = getattr(find_spec(f"faststream_sqlbroker.cli.{place.module}"), "loader", None)
+    if isinstance(ref, Group):
+        return ref.help
+    loader: Any = getattr(find_spec(f"faststream_sqlbroker.cli.{ref.module}"), "loader", None)
     for node in ast.parse(loader.get_source(loader.name) or "").body:
-        if isinstance(node, ast.FunctionDef) and node.name == place.function:
+        if isinstance(node, ast.FunctionDef) and node.name == ref.function:
             text = cleandoc(ast.get_docstring(node) or "").partition("\n\n")[0]
             return " ".join(text.split())
     return ""
 
 
 class ListedCommand(TyperCommand):
-    """A command by its name, and a line of help where commands are listed."""
+    """A command whose module is imported only to run the command."""
 
-    def __init__(self, name: str, place: Place, *, hidden: bool = False) -> None:
+    def __init__(self, name: str, ref: CommandRef, *, hidden: bool = False) -> None:
         super().__init__(name, hidden=hidden)
-        self.place = place
+        self.ref = ref
 
     def load(self) -> Any:
-        """Import the module, and return the command with its options."""
-        # Not before: they import FastStream's errors, which `--help` does without.
-        from faststream_sqlbroker.cli.complete import completed  # noqa: PLC0415
-        from faststream_sqlbroker.cli.options import grouped  # noqa: PLC0415
+        """Import the module, and return the command with all options."""
+        # Imported late: they import FastStream's errors, which `--help` does not need.
+        from faststream_sqlbroker.cli.complete import add_completion  # noqa: PLC0415
+        from faststream_sqlbroker.cli.options import flatten_options  # noqa: PLC0415
 
         name = str(self.name)
-        module = import_module(f"faststream_sqlbroker.cli.{self.place.module}")
+        module = import_module(f"faststream_sqlbroker.cli.{self.ref.module}")
         holder = typer.Typer(rich_markup_mode=None)
-        holder.command(name)(completed(grouped(getattr(module, self.place.function))))
+        holder.command(name)(add_completion(flatten_options(getattr(module, self.ref.function))))
         return get_group(holder).commands[name]
 
 
-class ListedGroup(TyperGroup):
-    """Commands of a table: help and completion read the table, and a command is loaded to run."""
+class LazyGroup(TyperGroup):
+    """A group that lists and completes commands from a table, and loads a command to run."""
 
-    def __init__(self, table: Table, **options: Any) -> None:
+    def __init__(self, table: CommandTable, **options: Any) -> None:
         super().__init__(**options)
-        for name, place in table.items():
-            self.add_command(_listed(name, place))
+        for name, ref in table.items():
+            self.add_command(_create_command(name, ref))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Name the commands, each with its help from now on."""
+        """Return the names of the commands, after setting the help of each command."""
         for command in self.commands.values():
             if isinstance(command, ListedCommand):
-                # The short one is not cut where it is listed.
-                command.help = command.short_help = help_of(command.place)
+                # Click does not shorten an explicit short help.
+                command.help = command.short_help = help_of(command.ref)
         return super().list_commands(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `list` before the arguments if they are for that."""
+        """Insert `list` before arguments that name no command."""
         return super().parse_args(ctx, ["list", *args] if self._is_for_list(ctx, args) else args)
 
     def _is_for_list(self, ctx: Any, args: list[str]) -> bool:
         if "list" not in self.commands or args[:1] == ["--help"]:
             return False
         if not args or args[0].startswith("-"):
-            # Without arguments the shell may be about to complete the name of a command.
+            # Without arguments the shell may be completing the name of a command.
             return bool(args) or not ctx.resilient_parsing
-        # With a second word the first one was a command, misspelt.
+        # With a second word the first word was a misspelt command.
         is_alone = len(args) == 1 or args[1].startswith("-")
-        return is_alone and args[0] not in self.commands and bool(_arguments(self._list()))
+        return (
+            is_alone
+            and args[0] not in self.commands
+            and bool(_get_arguments(self._load_list_command()))
+        )
 
-    def _list(self) -> Any:
+    def _load_list_command(self) -> Any:
         command: Any = self.commands["list"]
         return command.load()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Find the command of the arguments, and load it."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command.load() if isinstance(command, ListedCommand) else command, rest
+        """Find and load the command that the arguments name."""
+        name, command, remaining = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, ListedCommand) else command, remaining
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the options of `list`, too."""
+        """Write the help of the group, including the options of `list`."""
         if "list" in self.commands:
-            self.params = self._list().params
+            self.params = self._load_list_command().params
             self.subcommand_metavar = "| COMMAND [ARGS]..."
         super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete the names of commands, and what `list` takes in their place."""
+        """Complete the names of commands and the arguments of `list`."""
         items = super().shell_complete(ctx, incomplete)
         if "list" in self.commands:
-            command = self._list()
-            with command.make_context("list", [], parent=ctx, resilient_parsing=True) as inner:
-                for each in [command] if incomplete.startswith("-") else _arguments(command):
-                    items += each.shell_complete(inner, incomplete)
+            command = self._load_list_command()
+            with command.make_context(
+                "list", [], parent=ctx, resilient_parsing=True
+            ) as list_context:
+                for param in [command] if incomplete.startswith("-") else _get_arguments(command):
+                    items += param.shell_complete(list_context, incomplete)
         return list({item.value: item for item in items}.values())
 
 
-def _arguments(command: Any) -> list[Any]:
-    return [each for each in command.params if each.param_type_name == "argument"]
+def _get_arguments(command: Any) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == "argument"]
 
 
-def _listed(name: str, place: Place | Group, *, hidden: bool = False) -> Any:
-    if isinstance(place, Place):
-        return ListedCommand(name, place, hidden=hidden)
-    return ListedGroup(
-        {**place.commands},
+def _create_command(name: str, ref: CommandRef | Group, *, hidden: bool = False) -> Any:
+    if isinstance(ref, CommandRef):
+        return ListedCommand(name, ref, hidden=hidden)
+    return LazyGroup(
+        {**ref.commands},
         name=name,
-        help=place.help,
-        short_help=place.help,
-        no_args_is_help="list" not in place.commands,
+        help=ref.help,
+        short_help=ref.help,
+        no_args_is_help="list" not in ref.commands,
         rich_markup_mode=None,
     )
 
 
-class AppGroup(ListedGroup):
-    """All commands."""
+class AppGroup(LazyGroup):
+    """The root group, with all commands."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(COMMANDS, **options)
-        for name, place in SHORT.items():
-            self.add_command(_listed(name, place, hidden=True))
+        for name, ref in SHORT.items():
+            self.add_command(_create_command(name, ref, hidden=True))
 
 
 app = typer.Typer(
@@ -234,7 +247,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def options(
+def store_global_options(
     context: typer.Context,
     application: Annotated[
         str | None,
@@ -260,5 +273,5 @@ def options(
     schema: Annotated[str | None, typer.Option(help="Schema of the tables.")] = None,
 ) -> None:
     """See, mend and check what is in the tables of faststream_sqlbroker."""
-    # No Target yet: its module imports the broker, which not every command needs.
+    # Not a Target yet, because its module imports the broker, which not every command needs.
     context.obj = (application, url, message_table, archive_table, schema)

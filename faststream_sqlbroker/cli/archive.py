@@ -1,6 +1,4 @@
-"""`sqlbroker archive …`: export the archive to a Delta table, prune the archive, and erase the
-messages of a person out of the tables and a lake.
-"""
+"""`sqlbroker archive`: export the archive to a Delta table, prune it, and erase messages."""
 
 from datetime import datetime
 from enum import Enum
@@ -23,28 +21,28 @@ from faststream_sqlbroker.cli.options import (
 )
 from faststream_sqlbroker.cli.output import (
     Yes,
-    ask,
+    confirm_or_abort,
     print_json,
     print_line,
+    print_result,
     print_table,
-    progress,
     refuse_json,
-    row_of,
-    tell,
+    show_progress,
+    to_json_dict,
 )
-from faststream_sqlbroker.cli.session import LakeRun, SparkRun, need_folder
+from faststream_sqlbroker.cli.session import LakeOptions, SparkOptions, check_folder_exists
 from faststream_sqlbroker.core.times import parse_duration
 
 
 class WindowSize(str, Enum):
-    """The length of an export window; each has a folder of its own."""
+    """Length of an export window; each window has a separate folder."""
 
     day = "day"
     hour = "hour"
 
 
-class Verification(str, Enum):
-    """What of a window is compared with the database."""
+class VerifyMode(str, Enum):
+    """Data of a window that is compared with the database."""
 
     checksums = "checksums"
     counts = "counts"
@@ -55,7 +53,7 @@ def export(
     path: Annotated[
         str, typer.Option(help="Folder of the export, on any file system that Spark reads.")
     ],
-    how: SparkRun,
+    options: SparkOptions,
     since: Since = None,
     until: Until = None,
     window: Annotated[
@@ -81,9 +79,9 @@ def export(
         str, typer.Option(help="Name of the live table, with --record-as.")
     ] = "message",
     verify: Annotated[
-        Verification,
+        VerifyMode,
         typer.Option(help="What of a window is compared with the database."),
-    ] = Verification.checksums,
+    ] = VerifyMode.checksums,
     rows_per_commit: Annotated[
         int, typer.Option(help="A commit takes whole windows until it has so many rows.")
     ] = 1_000_000,
@@ -92,9 +90,9 @@ def export(
 
     The exit code is 1 if a file of the export was altered.
     """
-    with database_errors(), progress("export") as move:
+    with database_errors(), show_progress("export") as update_progress:
         result = spark.export_archive(
-            how.session_of(url),
+            options.start_driver_session(url),
             url,
             path,
             window=window.value,
@@ -111,29 +109,31 @@ def export(
             rows_per_commit=rows_per_commit,
             record_as=record_as,
             message_table=message_table,
-            on_window=lambda one: move(
-                description=f"export {one.name}", completed=one.number, total=one.total
+            on_window=lambda exported_window: update_progress(
+                description=f"export {exported_window.name}",
+                completed=exported_window.number,
+                total=exported_window.total,
             ),
         )
-    if how.as_json:
-        print_json(row_of(result))
+    if options.as_json:
+        print_json(to_json_dict(result))
     else:
-        _print_exported(result)
+        _print_export(result)
     raise typer.Exit(1 if result.damaged else 0)
 
 
-def _print_exported(result: "spark.ExportResult") -> None:
-    rows = [(one.name, one.action, f"{one.rows:,}") for one in result.windows]
+def _print_export(result: "spark.ExportResult") -> None:
+    rows = [(window.name, window.action, f"{window.rows:,}") for window in result.windows]
     print_table(result.path, ["window", "action", "rows"], rows)
     print_line(f"{result.rows:,} rows in the windows that were written")
-    print_line(f"closed up to {result.horizon}; in the export {reach(result.watermark)}")
+    print_line(f"closed up to {result.horizon}; in the export {format_watermark(result.watermark)}")
     for name, problem in result.damaged.items():
         print_line(f"{name}: {problem}: sqlbroker archive repair exports its windows again")
 
 
 def prune(
     url: Url,
-    how: SparkRun,
+    options: SparkOptions,
     exported: Annotated[
         str | None, typer.Option(help="Remove only rows that this export holds.")
     ] = None,
@@ -154,51 +154,55 @@ def prune(
 
     The exit code is 1 if the rows of a window were refused, as the export does not hold them all.
     """
-    need_folder(exported)
-    with database_errors(), progress("prune") as move:
+    check_folder_exists(exported)
+    with database_errors(), show_progress("prune") as update_progress:
         result = spark.prune_archive(
             url,
             exported=exported,
             older_than=None
             if older_than is None
             else parse_duration(older_than, name="--older-than"),
-            spark=None if exported is None else how.session_of(url),
+            spark=None if exported is None else options.start_driver_session(url),
             table=table,
             schema=schema,
             queues=queue or None,
             source=source,
             dry_run=dry_run,
-            on_window=lambda one: move(description=f"prune {one.name}", advance=1),
+            on_window=lambda window: update_progress(description=f"prune {window.name}", advance=1),
         )
-    refused = [one for one in result.windows if one.refused is not None]
-    if how.as_json:
-        print_json({"rows": result.rows, **row_of(result)})
+    refused_windows = [window for window in result.windows if window.refused is not None]
+    if options.as_json:
+        print_json({"rows": result.rows, **to_json_dict(result)})
     else:
-        _print_pruned(result, exported, len(refused))
-    raise typer.Exit(1 if refused else 0)
+        _print_prune(result, exported, len(refused_windows))
+    raise typer.Exit(1 if refused_windows else 0)
 
 
-def _print_pruned(result: "spark.PruneResult", exported: str | None, refused: int) -> None:
-    removed = "would be removed" if result.dry_run else "removed"
+def _print_prune(result: "spark.PruneResult", exported: str | None, refused_count: int) -> None:
+    verb = "would be removed" if result.dry_run else "removed"
     if result.windows:
         rows = [
-            (one.name, f"{one.rows:,}", f"refused: {one.refused}" if one.refused else removed)
-            for one in result.windows
+            (
+                window.name,
+                f"{window.rows:,}",
+                f"refused: {window.refused}" if window.refused else verb,
+            )
+            for window in result.windows
         ]
-        print_table(exported or "", ["window", "rows", ""], rows, whole=True)
+        print_table(exported or "", ["window", "rows", ""], rows, full_text=True)
     for name in result.partitions:
-        print_line(f"partition {name} {removed}")
-    print_line(f"{result.rows:,} rows {removed}; {refused} windows were refused")
+        print_line(f"partition {name} {verb}")
+    print_line(f"{result.rows:,} rows {verb}; {refused_count} windows were refused")
 
 
-def reach(watermark: datetime | None) -> str:
-    """Up to when an export has every window, for people."""
+def format_watermark(watermark: datetime | None) -> str:
+    """Format the time up to which an export has every window."""
     return "there is no window yet" if watermark is None else f"without a gap up to {watermark}"
 
 
 def erase(
     url: Url,
-    how: LakeRun,
+    options: LakeOptions,
     keys: Annotated[
         list[str] | None,
         typer.Option("--keys", "--key", help="Messages with this key; repeat it for several."),
@@ -230,12 +234,12 @@ def erase(
     again with its id. Earlier versions of the export go, too.
     """
     if not (yes or dry_run):
-        refuse_json(how.as_json)
-    need_folder(path)
+        refuse_json(options.as_json)
+    check_folder_exists(path)
     with database_errors():
-        session = None if path is None else how.session()
+        session = None if path is None else options.start_session()
 
-        def run(*, dry_run: bool) -> "spark.EraseResult":
+        def run_erase(*, dry_run: bool) -> "spark.EraseResult":
             return spark.erase_messages(
                 session,
                 url,
@@ -251,29 +255,30 @@ def erase(
                 source=source,
             )
 
-        found = None if yes and not dry_run else run(dry_run=True)
-    if found is not None:
-        _tell_erased(found, how)
+        preview = None if yes and not dry_run else run_erase(dry_run=True)
+    if preview is not None:
+        _print_erase(preview, options)
         if dry_run:
-            raise typer.Exit(1 if found.leased else 0)
-        ask("", as_json=how.as_json)
+            raise typer.Exit(1 if preview.leased else 0)
+        confirm_or_abort("", as_json=options.as_json)
     with database_errors():
-        done = run(dry_run=False)
-    _tell_erased(done, how)
-    raise typer.Exit(1 if done.leased else 0)
+        result = run_erase(dry_run=False)
+    _print_erase(result, options)
+    raise typer.Exit(1 if result.leased else 0)
 
 
-def _tell_erased(result: "spark.EraseResult", how: LakeRun) -> None:
-    what = "would be erased" if result.dry_run else "were erased"
+def _print_erase(result: "spark.EraseResult", options: LakeOptions) -> None:
+    verb = "would be erased" if result.dry_run else "were erased"
     counts = f"{result.live:,} live rows, {result.archived:,} of the archive"
-    end = f"{result.files:,} files were removed; audit record {result.audit}"
-    tell(
-        row_of(result),
-        f"{counts} and {result.lake:,} of the export {what}",
+    summary = f"{result.files:,} files were removed; audit record {result.audit}"
+    print_result(
+        to_json_dict(result),
+        f"{counts} and {result.lake:,} of the export {verb}",
         *(
-            f"message {one} is leased and stays: erase it by --ids {one} when it has ended"
-            for one in result.leased
+            f"message {message_id} is leased and stays: erase it by --ids {message_id} when it has "
+            "ended"
+            for message_id in result.leased
         ),
-        *([] if result.dry_run else [end]),
-        as_json=how.as_json,
+        *([] if result.dry_run else [summary]),
+        as_json=options.as_json,
     )

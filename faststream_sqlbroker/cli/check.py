@@ -1,4 +1,4 @@
-"""Commands that say by their exit code what is wrong: check with the broker, verify with rows."""
+"""Commands that report issues by their exit code: `check` for the broker, `verify` for the rows."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -6,7 +6,13 @@ from typing import Annotated
 import typer
 
 from faststream_sqlbroker.admin import Finding, Findings, Verification
-from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, print_table, row_of
+from faststream_sqlbroker.cli.output import (
+    AsJson,
+    print_json,
+    print_line,
+    print_table,
+    to_json_dict,
+)
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.retention import ArchiveSize
 from faststream_sqlbroker.core.text import size_text
@@ -28,46 +34,48 @@ def check(
 
     Warnings are shown, and do not change the exit code.
     """
-    longest = positive_seconds("max-age", max_age)
-    oldest = positive_seconds("old-transaction", old_transaction)
+    max_age_seconds = positive_seconds("max-age", max_age)
+    max_transaction_seconds = positive_seconds("old-transaction", old_transaction)
     report = run(
         context,
-        lambda broker: broker.admin.findings(max_age=longest, old_transaction=oldest),
+        lambda broker: broker.admin.findings(
+            max_age=max_age_seconds, old_transaction=max_transaction_seconds
+        ),
     )
-    rows = [*_fine(report), *(_row(finding) for finding in report.findings)]
+    rows = [*_iter_passed_checks(report), *(_build_row(finding) for finding in report.findings)]
     if as_json:
-        named = [
-            {"what": what, "ok": level != "WRONG", "level": level, "kind": kind, "text": text}
-            for level, what, kind, text in rows
+        results = [
+            {"what": subject, "ok": level != "WRONG", "level": level, "kind": kind, "text": text}
+            for level, subject, kind, text in rows
         ]
-        print_json(named)
+        print_json(results)
     else:
-        lines = [(level, what, text) for level, what, _, text in rows]
-        print_table("Check", ["", "what", "result"], lines, whole=True)
+        lines = [(level, subject, text) for level, subject, _, text in rows]
+        print_table("Check", ["", "what", "result"], lines, full_text=True)
     if report.errors:
         raise typer.Exit(1)
 
 
 Row = tuple[str, str, str, str]
-"""The level, what was looked at, the kind of finding, and what was found."""
+"""Level, subject, kind of finding, and message."""
 
 
-def _row(finding: Finding) -> Row:
+def _build_row(finding: Finding) -> Row:
     kind = finding.kind
-    what = kind if finding.queue is None else f"queue {finding.queue}"
-    return "WRONG" if finding.is_error else "warning", what, kind, str(finding)
+    subject = kind if finding.queue is None else f"queue {finding.queue}"
+    return "WRONG" if finding.is_error else "warning", subject, kind, str(finding)
 
 
-def _fine(report: Findings) -> Iterator[Row]:
-    """Say what was looked at and is well."""
+def _iter_passed_checks(report: Findings) -> Iterator[Row]:
+    """Yield a row for each check without a finding."""
     health = report.health
     database = health.database
     sessions = f"{len(database.transactions)} open"
     if database.hidden is not None:
         sessions += f"; hidden: {database.hidden}"
     dead = sum(table.dead_rows for table in database.tables)
-    # This process has no subscribers, and hardly uses its pool.
-    fine = {
+    # Subscribers and pool are left out: this process has none, and hardly uses its pool.
+    passed = {
         "database": database.version,
         "writes": "the database takes them",
         "tables": "as this version needs them",
@@ -76,34 +84,34 @@ def _fine(report: Findings) -> Iterator[Row]:
         "dead rows": f"about {dead}" if database.tables else "not told by this database",
     }
     if not any((health.schema, health.lacks, health.writes)):
-        fine |= {
+        passed |= {
             "rights": "all that operators need",
             "queues": f"{len(report.queues)} looked at",
             "overdue schedule": "none",
             "dead letters": "none since yesterday",
             "unknown outcomes": "none",
         }
-        fine |= _archive_growth(report.archive)
+        passed |= _format_archive_growth(report.archive)
         if health.drained:
-            # No problem by itself, as a pause is none; a queue that waits for them is one.
-            fine["drained"] = ", ".join(health.drained)
-    wrong = {finding.kind for finding in report.findings}
-    for what, text in fine.items():
-        if what not in wrong:
-            yield "ok", what, what, text
+            # Not an issue by itself, like a pause; a queue that waits for them is reported.
+            passed["drained"] = ", ".join(health.drained)
+    failed_kinds = {finding.kind for finding in report.findings}
+    for subject, text in passed.items():
+        if subject not in failed_kinds:
+            yield "ok", subject, subject, text
 
 
-def _archive_growth(archive: ArchiveSize | None) -> dict[str, str]:
+def _format_archive_growth(archive: ArchiveSize | None) -> dict[str, str]:
     if archive is None:
         return {}
-    a_day = size_text(archive.bytes_per_day)
-    return {"archive growth": f"{a_day} in the last 24 hours, to {size_text(archive.size)}"}
+    daily_bytes = size_text(archive.bytes_per_day)
+    return {"archive growth": f"{daily_bytes} in the last 24 hours, to {size_text(archive.size)}"}
 
 
-DAMAGE = 1
-"""Exit code if something is wrong with what was looked at, whether that is all or not."""
-INCOMPLETE = 3
-"""Exit code if the run ended before the tables did, and found nothing wrong; 2 is wrong usage."""
+EXIT_DAMAGED = 1
+"""Exit code if damage was found, even if the run was incomplete."""
+EXIT_INCOMPLETE = 3
+"""Exit code if the run ended early without finding damage; 2 is wrong usage."""
 
 
 def verify(
@@ -125,34 +133,41 @@ def verify(
     The exit code is 3 if it ended by --rows or --time-limit before all was looked at, and found
     nothing wrong. It writes nothing, and may run while messages are handled.
     """
-    found = run(
+    verification = run(
         context,
         lambda broker: broker.admin.verify(
             after=after, rows=rows, time_limit=time_limit, lease_over=lease_over, limit=limit
         ),
     )
     if as_json:
-        print_json({"ok": found.ok, "complete": found.complete, **row_of(found)})
-    else:
-        _print_verification(found)
-    if not found.ok:
-        raise typer.Exit(DAMAGE)
-    if not found.complete and not partial:
-        raise typer.Exit(INCOMPLETE)
-
-
-def _print_verification(found: Verification) -> None:
-    if found.damages:
-        lines = [(d.kind, d.message_id, d.queue, d.name, d.found) for d in found.damages]
-        print_table("Damages", ["kind", "id", "queue", "name", "found"], lines)
-    for kind, number in sorted(found.counts.items()):
-        print_line(f"{number:,} {kind}: {MEANINGS[kind]}")
-    if found.notes:
-        print_table(
-            "Notes", ["kind", "name", "found"], [(n.kind, n.name, n.found) for n in found.notes]
+        print_json(
+            {"ok": verification.ok, "complete": verification.complete, **to_json_dict(verification)}
         )
-        for kind in sorted({n.kind for n in found.notes}):
+    else:
+        _print_verification(verification)
+    if not verification.ok:
+        raise typer.Exit(EXIT_DAMAGED)
+    if not verification.complete and not partial:
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _print_verification(verification: Verification) -> None:
+    if verification.damages:
+        lines = [(d.kind, d.message_id, d.queue, d.name, d.found) for d in verification.damages]
+        print_table("Damages", ["kind", "id", "queue", "name", "found"], lines)
+    for kind, number in sorted(verification.counts.items()):
+        print_line(f"{number:,} {kind}: {MEANINGS[kind]}")
+    if verification.notes:
+        print_table(
+            "Notes",
+            ["kind", "name", "found"],
+            [(n.kind, n.name, n.found) for n in verification.notes],
+        )
+        for kind in sorted({n.kind for n in verification.notes}):
             print_line(f"{kind}: {NOTES[kind]}; nothing is to be done")
-    print_line(f"{found.rows:,} rows looked at" + ("" if found.counts else ", nothing is wrong"))
-    if found.after is not None:
-        print_line(f"that is not all: go on with --after {found.after}")
+    print_line(
+        f"{verification.rows:,} rows looked at"
+        + ("" if verification.counts else ", nothing is wrong")
+    )
+    if verification.after is not None:
+        print_line(f"that is not all: go on with --after {verification.after}")

@@ -1,4 +1,4 @@
-"""What the shell completes: names of queues, read within a limit of time, or none."""
+"""Shell completion: names of queues, read within a time limit."""
 
 import inspect
 import shlex
@@ -12,38 +12,38 @@ import typer
 
 from faststream_sqlbroker.core.states import MessageState
 
-LONGEST_LOOK = 2.0
-"""Seconds; the shell waits, and its user with it."""
+QUERY_TIMEOUT = 2.0
+"""Seconds to wait for the database; the shell blocks meanwhile."""
 
 
 def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of a queue; nothing, if the database cannot be read in time."""
+    """Complete the name of a queue; return nothing if the database cannot be read in time."""
     names: list[str] = []
-    # A daemon: it neither holds this thread nor the end of the process.
-    look = Thread(target=_look, args=(ctx, incomplete, names), daemon=True)
-    # What the application of --app prints is not for the shell.
+    # A daemon thread blocks neither this thread nor the end of the process.
+    thread = Thread(target=_read_queue_names, args=(ctx, incomplete, names), daemon=True)
+    # The output of the --app application must not reach the shell.
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        look.start()
-        look.join(LONGEST_LOOK)
-    # Shells put a name into the line as it is: one that must be quoted could be a command.
-    plain = [name for name in names if shlex.quote(name) == name and not name.startswith("-")]
-    return [name for name in plain if name.startswith(incomplete)]
+        thread.start()
+        thread.join(QUERY_TIMEOUT)
+    # Shells insert a name unquoted, so a name that needs quotes could run a command.
+    safe_names = [name for name in names if shlex.quote(name) == name and not name.startswith("-")]
+    return [name for name in safe_names if name.startswith(incomplete)]
 
 
-def _look(ctx: typer.Context, incomplete: str, names: list[str]) -> None:
+def _read_queue_names(ctx: typer.Context, incomplete: str, names: list[str]) -> None:
     with suppress(Exception):
-        # Not before: it imports the broker.
-        from faststream_sqlbroker.cli.target import run, target_of  # noqa: PLC0415
+        # Imported late, because it imports the broker.
+        from faststream_sqlbroker.cli.target import get_target, run  # noqa: PLC0415
 
         options = ("application", "url", "message_table", "archive_table", "schema")
-        # The function of these options, which does this, is not called while the shell completes.
+        # The callback that does this is not called during completion.
         ctx.obj = [ctx.find_root().params[name] for name in options]
-        # Names behind the first half of a text are read, so this begins at `incomplete`.
-        like = incomplete * 2
-        url = target_of(ctx).broker().engine.url
-        # SQLite would make an empty file where there is none.
+        # The query returns names after the first half of the text, that is after `incomplete`.
+        cursor = incomplete * 2
+        url = get_target(ctx).create_broker().engine.url
+        # SQLite would create an empty file if there is none.
         if url.get_backend_name() != "sqlite" or Path(url.database or "").exists():
-            names += run(ctx, lambda broker: broker._store.overviews.names(like))  # noqa: SLF001 - the same package
+            names += run(ctx, lambda broker: broker._store.overviews.names(cursor))  # noqa: SLF001 - the same package
 
 
 def complete_state() -> list[str]:
@@ -51,14 +51,14 @@ def complete_state() -> list[str]:
     return list(MessageState.__members__)
 
 
-BY_NAME = {"queue": complete_queue, "to": complete_queue, "state": complete_state}
-"""Arguments and options of any command that have such a name."""
+COMPLETERS = {"queue": complete_queue, "to": complete_queue, "state": complete_state}
+"""Completion functions by the name of an argument or option, for all commands."""
 
 
-def completed(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with completion of what is in `BY_NAME`."""
+def add_completion(command: Callable[..., None]) -> Callable[..., None]:
+    """Add completion to the arguments and options of `command` that are in `COMPLETERS`."""
     for parameter in inspect.signature(command).parameters.values():
-        # Only arguments and options are annotated.
+        # Only arguments and options have metadata.
         for info in getattr(parameter.annotation, "__metadata__", ()):
-            info.autocompletion = BY_NAME.get(parameter.name)
+            info.autocompletion = COMPLETERS.get(parameter.name)
     return command

@@ -1,4 +1,4 @@
-"""`sqlbroker config`: files of YAML that describe a service."""
+"""`sqlbroker config`: check YAML files that describe a service."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,20 +20,20 @@ def check(
     """
     from faststream_sqlbroker.config import check_service  # noqa: PLC0415 - an extra
 
-    found: tuple[Any, ...] = ()
+    mistakes: tuple[Any, ...] = ()
     try:
         check_service(file)
     except ConfigError as error:
-        found = error.mistakes
-    # As compilers write it, a line each, however long: editors jump there.
+        mistakes = error.mistakes
+    # One unfolded line per mistake, in the format of compilers, for editors.
     lines = [
-        f"{file}:{m.line}:{m.column}: {f'{m.where}: ' if m.where else ''}{m.text}" for m in found
+        f"{file}:{m.line}:{m.column}: {f'{m.where}: ' if m.where else ''}{m.text}" for m in mistakes
     ]
     if as_json:
-        print_json([asdict(mistake) for mistake in found])
+        print_json([asdict(mistake) for mistake in mistakes])
     for line in () if as_json else lines or [f"{file}: no mistakes"]:
         PlainConsole().print(line, soft_wrap=True)
-    if found:
+    if mistakes:
         raise typer.Exit(1)
 
 

@@ -1,6 +1,4 @@
-"""Errors in one line and in words of the shell: `broker.admin` names methods and arguments of
-Python.
-"""
+"""Errors as one line in shell terms: `broker.admin` names methods and arguments of Python."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +7,7 @@ from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import AccessError, SchemaError, SetupError, StoreError
 from pyspark_sqlbroker.store_errors import store_errors
 
-WORDS = (
+SHELL_TERMS = (
     ("broker.admin.subscribers()", "`sqlbroker subscribers`"),
     ("broker.admin.audit()", "`sqlbroker jobs`"),
     ("that dead_letters shows", "that `sqlbroker dead` shows"),
@@ -33,19 +31,20 @@ WORDS = (
     ),
     ("give archive_partitions=", "give --every day, week or month, and --convert the first time"),
 )
-"""Words of Python in errors, and what a shell has in their place."""
+"""Python terms in error messages, each with its replacement for the shell."""
 
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Errors of the database and of Spark as one line, with words of the shell, which say what to
-    do without a connection: a traceback could show the URL, and its password.
+    """Convert database and Spark errors to a line in shell terms, with a remedy.
+
+    A traceback could show the URL and its password.
 
     Raises:
-        SetupError: as it was raised, with a command's words.
-        AccessError: the same.
-        StoreError: the database refused, or cannot be reached; or Spark failed, as where it cannot
-            write files.
+        SetupError: an argument is not valid.
+        AccessError: the user lacks a right.
+        StoreError: the database refused or cannot be reached, or Spark failed, for example because
+            it cannot write files.
     """
     try:
         with store_errors():
@@ -56,15 +55,15 @@ def database_errors() -> Iterator[None]:
             "the URL names its host, port, user and database"
         ) from None
     except (SetupError, AccessError) as error:
-        text = _in_shell(str(error))
-        # Other subclasses have more than a text, and name nothing of Python.
+        text = _translate_to_shell(str(error))
+        # Other subclasses have more arguments than a text, and contain no Python terms.
         if text == str(error) or type(error) not in {SetupError, SchemaError, AccessError}:
             raise
         raise type(error)(text) from None
 
 
-def _in_shell(text: str) -> str:
-    """`text` with a command's words in place of Python's."""
-    for python, shell in WORDS:
+def _translate_to_shell(text: str) -> str:
+    """Replace Python terms in `text` by shell terms."""
+    for python, shell in SHELL_TERMS:
         text = text.replace(python, shell)
     return text

@@ -1,4 +1,4 @@
-"""Commands that go on until they are interrupted: top shows the queues, tail what ends."""
+"""Commands that run until they are interrupted: `top` shows queues, `tail` shows ended messages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,15 +11,15 @@ from rich.live import Live
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import StoredMessage
-from faststream_sqlbroker.cli.look import QUEUE_COLUMNS, message_row, queue_row
+from faststream_sqlbroker.cli.look import QUEUE_COLUMNS, build_queue_row, to_message_dict
 from faststream_sqlbroker.cli.output import (
     AsJson,
     PlainConsole,
+    build_table,
     print_json_line,
     print_line,
     print_table,
-    row_of,
-    table_of,
+    to_json_dict,
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.times import positive_seconds
@@ -27,10 +27,11 @@ from faststream_sqlbroker.core.times import positive_seconds
 Interval = Annotated[str, typer.Option(help="Time between two looks.")]
 Count = Annotated[int | None, typer.Option(help="Looks; default until it is interrupted.", min=1)]
 OVERLAP = timedelta(seconds=10)
-"""How far each look reaches back behind the last row seen: a row is dated before it is committed,
-and one that commits later may be dated earlier."""
-PAGE = 1_000
-"""Rows that one look of `tail` reads, at most: the newest."""
+"""Time before the latest row that each poll reads again: a row is dated before it is committed,
+so a row that commits later may have an earlier date.
+"""
+PAGE_SIZE = 1_000
+"""Maximum rows that one poll of `tail` reads; the latest rows are read."""
 
 
 def top(
@@ -45,23 +46,25 @@ def top(
 
     async def work(broker: SqlBroker) -> None:
         if as_json:
-            async for now in _turns(broker, pause, count):
-                found = [row_of(each) for each in await broker.admin.queues(queue)]
-                print_json_line({"at": now, "queues": found})
+            async for now in _iter_polls(broker, pause, count):
+                overviews = [
+                    to_json_dict(overview) for overview in await broker.admin.queues(queue)
+                ]
+                print_json_line({"at": now, "queues": overviews})
             return
-        # A terminal shows one table that changes; a file gets one table after the other.
+        # A terminal shows one table that changes; a file gets one table per poll.
         console = PlainConsole()
         with Live(console=console, auto_refresh=False, transient=False) as live:
-            async for now in _turns(broker, pause, count):
-                rows = [queue_row(each) for each in await broker.admin.queues(queue)]
+            async for now in _iter_polls(broker, pause, count):
+                rows = [build_queue_row(overview) for overview in await broker.admin.queues(queue)]
                 title = f"Queues at {now:%H:%M:%S} UTC"
                 if console.is_terminal:
-                    table = table_of(QUEUE_COLUMNS, rows, width=console.width)
+                    table = build_table(QUEUE_COLUMNS, rows, width=console.width)
                     live.update(Group(title, table), refresh=True)
                 else:
                     print_table(title, QUEUE_COLUMNS, rows)
 
-    _until_interrupted(context, work)
+    _run_until_interrupted(context, work)
 
 
 def tail(
@@ -78,40 +81,40 @@ def tail(
     Of more than 1 000 that end between two looks the newest are shown.
     """
     pause = positive_seconds("interval", interval)
-    back = timedelta(seconds=positive_seconds("since", since))
+    lookback = timedelta(seconds=positive_seconds("since", since))
 
     async def work(broker: SqlBroker) -> None:
-        seen: set[tuple[int, datetime]] = set()
-        begin: datetime | None = None
-        async for now in _turns(broker, pause, count):
-            begin = begin or now - back
+        seen_keys: set[tuple[int, datetime]] = set()
+        start: datetime | None = None
+        async for now in _iter_polls(broker, pause, count):
+            start = start or now - lookback
             page = await broker.admin.messages(
-                queue=queue, state=state, since=begin, archived=True, limit=PAGE
+                queue=queue, state=state, since=start, archived=True, limit=PAGE_SIZE
             )
-            fresh = [m for m in reversed(page.messages) if _place(m) not in seen]
-            for message in fresh:
-                _print(message, as_json=as_json)
+            new_messages = [m for m in reversed(page.messages) if _get_key(m) not in seen_keys]
+            for message in new_messages:
+                _print_message(message, as_json=as_json)
             if page.messages:
-                newest = _place(page.messages[0])[1]
-                begin = max(begin, newest - OVERLAP)
-            # What lies before the next look's begin is not read again.
-            seen |= {_place(message) for message in fresh}
-            seen = {place for place in seen if place[1] >= begin}
+                latest = _get_key(page.messages[0])[1]
+                start = max(start, latest - OVERLAP)
+            # Keys before the next poll's start are not read again.
+            seen_keys |= {_get_key(message) for message in new_messages}
+            seen_keys = {key for key in seen_keys if key[1] >= start}
 
-    _until_interrupted(context, work)
+    _run_until_interrupted(context, work)
 
 
-def _place(message: StoredMessage) -> tuple[int, datetime]:
-    # An id may end more than once: a message that was redriven is archived again.
+def _get_key(message: StoredMessage) -> tuple[int, datetime]:
+    # An id may occur again: a redriven message is archived again.
     assert message.archived_at is not None  # noqa: S101 - only the archive is read
     return message.id, message.archived_at
 
 
-def _print(message: StoredMessage, *, as_json: bool) -> None:
+def _print_message(message: StoredMessage, *, as_json: bool) -> None:
     if as_json:
-        print_json_line(message_row(message, hidden=False))
+        print_json_line(to_message_dict(message, with_content=False))
         return
-    words: list[Any] = [
+    parts: list[Any] = [
         f"{message.archived_at:%H:%M:%S}",
         message.id,
         message.queue,
@@ -119,23 +122,25 @@ def _print(message: StoredMessage, *, as_json: bool) -> None:
         message.reason,
         (message.last_error or "").partition("\n")[0],
     ]
-    print_line(" ".join(str(word) for word in words if word not in {None, ""}))
+    print_line(" ".join(str(part) for part in parts if part not in {None, ""}))
 
 
-async def _turns(broker: SqlBroker, pause: float, count: int | None) -> AsyncIterator[datetime]:
-    """The database's time at each turn, `pause` seconds apart; `count` turns, None without end."""
-    turn = 0
+async def _iter_polls(
+    broker: SqlBroker, pause: float, count: int | None
+) -> AsyncIterator[datetime]:
+    """Yield the database's time at each poll, `pause` seconds apart; None polls without end."""
+    polls = 0
     while True:
         yield await broker._store.server.now()  # noqa: SLF001 - the same package
-        turn += 1
-        if turn == count:
+        polls += 1
+        if polls == count:
             return
         await asyncio.sleep(pause)
 
 
-def _until_interrupted(context: typer.Context, work: Any) -> None:
+def _run_until_interrupted(context: typer.Context, work: Any) -> None:
     try:
         run(context, work)
     except KeyboardInterrupt:
-        # The ordinary end; the screen keeps what was shown.
+        # The normal end; the output stays on the screen.
         return

@@ -1,6 +1,4 @@
-"""`sqlbroker archive status`, `verify` and `repair`: what an export holds, how far it is behind,
-and whether it is as it was committed.
-"""
+"""`sqlbroker archive status`, `verify` and `repair`: show and check an export."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -8,11 +6,17 @@ from typing import Annotated, Any
 import typer
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.archive import reach
+from faststream_sqlbroker.cli.archive import format_watermark
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url, UrlIfNeeded
-from faststream_sqlbroker.cli.output import print_json, print_line, print_table, row_of, tell
-from faststream_sqlbroker.cli.session import LakeRun, SparkRun, need_folder
+from faststream_sqlbroker.cli.output import (
+    print_json,
+    print_line,
+    print_result,
+    print_table,
+    to_json_dict,
+)
+from faststream_sqlbroker.cli.session import LakeOptions, SparkOptions, check_folder_exists
 from faststream_sqlbroker.core.times import length_text, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -24,7 +28,7 @@ Ended = Annotated[
 
 def verify(
     path: Lake,
-    how: LakeRun,
+    options: LakeOptions,
     since: Since = None,
     until: Ended = None,
     database: Annotated[
@@ -40,75 +44,75 @@ def verify(
     """
     if database and url is None:
         raise SetupError("--database asks the database: give --url or SQLBROKER_URL")
-    need_folder(path)
+    check_folder_exists(path)
     with database_errors():
         result = spark.verify_export(
-            how.session(),
+            options.start_session(),
             path,
             url=url if database else None,
             source=source,
             since=since,
             until=until,
         )
-    where = "rows of the database lie between its windows or before the first"
+    uncovered_note = "rows of the database lie between its windows or before the first"
     counts = f"{result.files:,} files, {result.windows:,} windows and {result.rows:,} rows"
-    tell(
-        {**row_of(result), "intact": result.intact},
-        *_problems("file", result.damaged),
-        *_problems("window", result.differing),
-        *_problems("window", result.lacking),
-        *([f"{result.uncovered:,} {where}"] if result.uncovered else []),
-        f"{counts} were compared: {_verdict(result)}",
-        as_json=how.as_json,
+    print_result(
+        {**to_json_dict(result), "intact": result.intact},
+        *_format_issues("file", result.damaged),
+        *_format_issues("window", result.differing),
+        *_format_issues("window", result.lacking),
+        *([f"{result.uncovered:,} {uncovered_note}"] if result.uncovered else []),
+        f"{counts} were compared: {_format_verification(result)}",
+        as_json=options.as_json,
     )
     raise typer.Exit(0 if result.intact else 1)
 
 
-def _verdict(found: "spark.VerifyResult") -> str:
-    if found.intact:
+def _format_verification(result: "spark.VerifyResult") -> str:
+    if result.intact:
         return "all are as they were committed"
-    lacking = f"{len(found.lacking)} windows lack rows of the database"
-    if not (found.damaged or found.differing):
+    lacking = f"{len(result.lacking)} windows lack rows of the database"
+    if not (result.damaged or result.differing):
         return lacking
     return (
-        f"{len(found.damaged)} files are damaged, {len(found.differing)} windows differ: sqlbroker "
-        "archive repair exports them again, if the database has their rows"
-        f"{f'; {lacking}' if found.lacking else ''}"
+        f"{len(result.damaged)} files are damaged, {len(result.differing)} windows differ: "
+        "sqlbroker archive repair exports them again, if the database has their rows"
+        f"{f'; {lacking}' if result.lacking else ''}"
     )
 
 
 def repair(
     url: Url,
     path: Lake,
-    how: SparkRun,
+    options: SparkOptions,
     source: Source = None,
 ) -> None:
     """Export damaged windows again, as long as the database has their rows.
 
     The exit code is 1 if a window stays damaged.
     """
-    need_folder(path)
+    check_folder_exists(path)
     with database_errors():
-        done = spark.repair_export(how.session_of(url), url, path, source=source)
-    counts = f"{len(done.windows)} windows were repaired, {len(done.left)} stay damaged"
-    files = f"{len(done.files)} files were taken out"
-    tell(
-        row_of(done),
-        *(f"window {name}: {rows:,} rows, whole again" for name, rows in done.windows.items()),
-        *_problems("window", done.left),
+        result = spark.repair_export(options.start_driver_session(url), url, path, source=source)
+    counts = f"{len(result.windows)} windows were repaired, {len(result.left)} stay damaged"
+    files = f"{len(result.files)} files were taken out"
+    print_result(
+        to_json_dict(result),
+        *(f"window {name}: {rows:,} rows, whole again" for name, rows in result.windows.items()),
+        *_format_issues("window", result.left),
         f"{counts}; {files}",
-        as_json=how.as_json,
+        as_json=options.as_json,
     )
-    raise typer.Exit(1 if done.left else 0)
+    raise typer.Exit(1 if result.left else 0)
 
 
-def _problems(what: str, problems: Mapping[str, Any]) -> list[str]:
-    return [f"{what} {name}: {problem}" for name, problem in problems.items()]
+def _format_issues(label: str, issues: Mapping[str, Any]) -> list[str]:
+    return [f"{label} {name}: {issue}" for name, issue in issues.items()]
 
 
 def status(
     path: Annotated[str, typer.Argument(help="Folder of the export.")],
-    how: LakeRun,
+    options: LakeOptions,
     freshness: Annotated[
         bool, typer.Option("--freshness", help="Ask the database how far the export is behind.")
     ] = False,
@@ -123,13 +127,13 @@ def status(
     """Show what an export holds, and up to when; with --freshness how far it is behind."""
     if freshness and url is None:
         raise SetupError("--freshness asks the database: give --url or SQLBROKER_URL")
-    need_folder(path)
-    behind = None
+    check_folder_exists(path)
+    lag = None
     with database_errors():
-        session = how.session()
-        found = spark.describe_export(session, path)
+        session = options.start_session()
+        export_status = spark.describe_export(session, path)
         if freshness and url is not None:
-            behind = spark.measure_freshness(
+            lag = spark.measure_freshness(
                 session,
                 url,
                 path,
@@ -138,34 +142,35 @@ def status(
                 primary=primary,
                 source=source,
             )
-    if how.as_json:
-        more = {} if behind is None else {"freshness": row_of(behind)}
-        print_json({"rows": found.rows, **row_of(found), **more})
+    if options.as_json:
+        lag_fields = {} if lag is None else {"freshness": to_json_dict(lag)}
+        print_json({"rows": export_status.rows, **to_json_dict(export_status), **lag_fields})
         return
-    _print_status(found)
-    if behind is not None:
-        _print_freshness(behind)
+    _print_status(export_status)
+    if lag is not None:
+        _print_freshness(lag)
 
 
-def _print_status(found: "spark.ExportStatus") -> None:
-    rows = [(one.name, f"{one.rows:,}") for one in found.windows]
-    print_table(found.path, ["window", "rows"], rows)
+def _print_status(export_status: "spark.ExportStatus") -> None:
+    rows = [(window.name, f"{window.rows:,}") for window in export_status.windows]
+    print_table(export_status.path, ["window", "rows"], rows)
     source = ", ".join(
-        f"{name} {value}" for name, value in found.source.items() if value is not None
+        f"{name} {value}" for name, value in export_status.source.items() if value is not None
     )
     print_line(f"of {source}")
-    print_line(f"{reach(found.watermark)}; {found.rows:,} rows")
+    print_line(f"{format_watermark(export_status.watermark)}; {export_status.rows:,} rows")
     print_line(
-        f"{found.files} files of {found.bytes:,} bytes; version {found.version} of the table"
+        f"{export_status.files} files of {export_status.bytes:,} bytes; "
+        f"version {export_status.version} of the table"
     )
 
 
-def _print_freshness(behind: "spark.Freshness") -> None:
-    old = (
+def _print_freshness(lag: "spark.Freshness") -> None:
+    age_note = (
         ""
-        if behind.watermark_age is None
-        else f"; the watermark is {length_text(behind.watermark_age)} old"
+        if lag.watermark_age is None
+        else f"; the watermark is {length_text(lag.watermark_age)} old"
     )
-    rows = f"{'more than ' if behind.capped else ''}{behind.rows_behind:,}"
-    print_line(f"closed up to {behind.horizon}{old}")
+    rows = f"{'more than ' if lag.capped else ''}{lag.rows_behind:,}"
+    print_line(f"closed up to {lag.horizon}{age_note}")
     print_line(f"{rows} rows of closed windows are not in the export")

@@ -1,4 +1,4 @@
-"""The server of `sqlbroker serve`: its address, its limits and TLS, and what it needs."""
+"""The server of `sqlbroker serve`: its address, limits, TLS and preconditions."""
 
 import socket
 import ssl
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import uvicorn
 
 IDLE_TIMEOUT = 5
-"""Seconds for which uvicorn keeps a connection without a request."""
-MOST_CONNECTIONS = 500
-"""Connections at a time; more are refused with 503."""
-LAST_ANSWERS = 5
-"""Seconds for which a stop waits for answers that are under way."""
-MISSING = (
+"""Seconds for which uvicorn keeps an idle connection."""
+MAX_CONNECTIONS = 500
+"""Concurrent connections; further requests are refused with 503."""
+SHUTDOWN_TIMEOUT = 5
+"""Seconds for which a stop waits for responses in progress."""
+MISSING_TABLES = (
     "the broker's tables are missing in this database: create them by `sqlbroker migrate`, with "
     "the same URL and names of tables (it needs the extra 'migrations'), or by your own Alembic"
 )
@@ -28,27 +28,27 @@ MISSING = (
 def listening(
     app: Any, host: str, port: int, tls: dict[str, Any]
 ) -> "tuple[uvicorn.Config, socket.socket]":
-    """Uvicorn's configuration, and a socket that listens.
+    """Create uvicorn's configuration and a listening socket.
 
     Raises:
-        SetupError: the port cannot be taken, or the certificate or its key cannot be used.
+        SetupError: the port cannot be used, or the certificate or its key cannot be used.
     """
     import uvicorn  # noqa: PLC0415 - an extra
 
     from faststream_sqlbroker.http.server import LimitedProtocol, bound  # noqa: PLC0415 - as above
 
-    # The peer's address must be the true one: it decides whether a header is trusted.
+    # The peer's address must be real, because it decides whether a header is trusted.
     config = uvicorn.Config(
         app,
         log_level="warning",
         proxy_headers=False,
         server_header=False,
-        # Always the same one: another parser, if it is installed, has no limit of a head.
+        # Never another installed parser, which would not limit the head.
         http=LimitedProtocol,
         ws="none",
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_TIMEOUT,
-        timeout_graceful_shutdown=LAST_ANSWERS,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         **tls,
     )
     try:
@@ -62,38 +62,39 @@ def listening(
 
 
 def tell_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> None:
-    """Print where it is served."""
+    """Print the address of the server."""
     from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
 
     kind = "https" if tls else "http"
-    shown = f"[{host}]" if ":" in host else host
-    print_line(f"serving {kind}://{shown}:{listener.getsockname()[1]}")
+    display_host = f"[{host}]" if ":" in host else host
+    print_line(f"serving {kind}://{display_host}:{listener.getsockname()[1]}")
     if not tls and not is_loopback(host):
         print_line("warning: without TLS, passwords can be read on their way: give a certificate")
 
 
-async def refuse_without_tables(broker: SqlBroker) -> None:
-    """Serve nothing that would fail at each request. Later the database may be away for a while.
+async def check_tables(broker: SqlBroker) -> None:
+    """Check the tables once at the start, because without tables each request would fail.
+
+    The database may become unreachable later.
 
     Raises:
         StoreError: the database cannot be reached, or refuses.
-        SchemaError: its tables are missing, or are not those that this version needs.
+        SchemaError: its tables are missing, or do not fit this version.
     """
     try:
-        problems = await broker._store.server.differences()  # noqa: SLF001 - the same package
+        differences = await broker._store.server.differences()  # noqa: SLF001 - the same package
     except StoreError as error:
         raise StoreError(
             f"nothing is served, as the database cannot be read: {error}. See whether its server "
             "runs, and whether the URL names its host, port, user and database"
         ) from None
-    if problems and broker._validate_schema:  # noqa: SLF001 - as above
-        raise SchemaError(
-            f"nothing is served: {MISSING if are_missing(problems) else advice(problems)}"
-        )
+    if differences and broker._validate_schema:  # noqa: SLF001 - as above
+        reason = MISSING_TABLES if are_missing(differences) else advice(differences)
+        raise SchemaError(f"nothing is served: {reason}")
 
 
-def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
-    """Uvicorn's options.
+def build_tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
+    """Return uvicorn's options for TLS.
 
     Raises:
         SetupError: a file is missing, or only one of the two is given.

@@ -1,6 +1,4 @@
-"""Commands that show what is there: queues, messages, subscribers, unknown outcomes, locks and
-schedules.
-"""
+"""Commands that show queues, messages, subscribers, unknown outcomes, locks and schedules."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,15 +18,15 @@ from faststream_sqlbroker.admin import (
     StoredMessage,
 )
 from faststream_sqlbroker.admin.findings import MAX_AGE
-from faststream_sqlbroker.cli.options import WhichEnded
+from faststream_sqlbroker.cli.options import ArchivedMessageFilter
 from faststream_sqlbroker.cli.output import (
     AsJson,
     print_error,
     print_json,
     print_line,
+    print_result,
     print_table,
-    row_of,
-    tell,
+    to_json_dict,
     warn,
 )
 from faststream_sqlbroker.cli.target import run
@@ -38,8 +36,8 @@ from faststream_sqlbroker.core.overview import Count, meant_text
 from faststream_sqlbroker.core.times import length_text
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 
-LONGEST_HINT = 2.0
-"""Seconds."""
+HINT_TIMEOUT = 2.0
+"""Seconds to wait for the database before a hint is left out."""
 RedactBy = Annotated[
     str | None,
     typer.Option(
@@ -68,53 +66,57 @@ def queues(
     """Show what waits in each queue, how fast it grows, and who takes from it."""
     overviews = run(context, lambda broker: broker.admin.queues(queue))
     if as_json:
-        print_json([{**row_of(each), "problem": each.problem} for each in overviews])
+        print_json(
+            [{**to_json_dict(overview), "problem": overview.problem} for overview in overviews]
+        )
         return
-    print_table("Queues", QUEUE_COLUMNS, [queue_row(each) for each in overviews])
-    for each in overviews:
-        for finding in queue_findings(each, MAX_AGE):
-            print_line(f"{each.queue}: {finding}")
+    print_table("Queues", QUEUE_COLUMNS, [build_queue_row(overview) for overview in overviews])
+    for overview in overviews:
+        for finding in queue_findings(overview, MAX_AGE):
+            print_line(f"{overview.queue}: {finding}")
     if queue is not None and not overviews[0].has_messages:
-        warn_of_queue(context, queue)
+        warn_if_queue_is_empty(context, queue)
 
 
-def warn_of_queue(context: typer.Context, queue: str | None) -> None:
-    """Warn of a queue that is given and has nothing: its name may be misspelt.
+def warn_if_queue_is_empty(context: typer.Context, queue: str | None) -> None:
+    """Warn about an empty queue, whose name may be misspelt.
 
     Raises:
         SetupError: `queue` is not a valid name.
     """
 
-    async def look(broker: SqlBroker, name: str) -> None:
-        [each] = await broker.admin.queues(name)
-        if each.has_messages or each.live_subscribers or each.paused or each.pulled:
+    async def check_queue(broker: SqlBroker, name: str) -> None:
+        [overview] = await broker.admin.queues(name)
+        if overview.has_messages or overview.live_subscribers or overview.paused or overview.pulled:
             return
-        meant = await broker.admin.similar_queues(name)
+        suggestions = await broker.admin.similar_queues(name)
         group: Any = context.parent
         if context.info_name == "list":
-            # The name may be meant for another command of the group.
-            near = get_close_matches(name, group.command.commands, 1)
-            meant += [f"sqlbroker {group.info_name} {command}" for command in near]
+            # The name may be a misspelt command of the group.
+            similar_commands = get_close_matches(name, group.command.commands, 1)
+            suggestions += [
+                f"sqlbroker {group.info_name} {command}" for command in similar_commands
+            ]
         text = "no message waits, and no live subscriber takes from it"
-        warn(f"{name}: {text}{meant_text(meant)}")
+        warn(f"{name}: {text}{meant_text(suggestions)}")
 
-    # A hint must not keep a command from its work, which may be what relieves the database.
+    # A hint must not stop a command, which may be the one that relieves the database.
     with suppress(StoreError, TimeoutError):
         if queue is not None:
-            run(context, lambda broker: asyncio.wait_for(look(broker, queue), LONGEST_HINT))
+            run(context, lambda broker: asyncio.wait_for(check_queue(broker, queue), HINT_TIMEOUT))
 
 
-def queue_row(each: QueueOverview) -> list[Any]:
-    """The cells of `QUEUE_COLUMNS`."""
-    oldest = length_text(each.oldest_due_age) if each.ready.value else ""
-    rates = (each.in_per_minute, each.out_per_minute)
-    counts = (each.ready, each.delayed, each.in_flight, each.retrying)
-    return [each.queue, *counts, oldest, *rates, each.live_subscribers]
+def build_queue_row(overview: QueueOverview) -> list[Any]:
+    """Return the cells of `QUEUE_COLUMNS`."""
+    oldest = length_text(overview.oldest_due_age) if overview.ready.value else ""
+    rates = (overview.in_per_minute, overview.out_per_minute)
+    counts = (overview.ready, overview.delayed, overview.in_flight, overview.retrying)
+    return [overview.queue, *counts, oldest, *rates, overview.live_subscribers]
 
 
 def messages(
     context: typer.Context,
-    which: WhichEnded,
+    message_filter: ArchivedMessageFilter,
     state: Annotated[str | None, typer.Option(help="Only messages in this state.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(help="A header, as name=value; may be repeated.")
@@ -127,72 +129,79 @@ def messages(
     as_json: AsJson = False,
 ) -> None:
     """List or search messages, a page at a time."""
-    hook = _hook(redact)
+    hook = _load_redact(redact)
     page = run(
         context,
         lambda broker: broker.admin.messages(
             state=state,
-            headers=headers_of(header),
+            headers=parse_headers(header),
             archived=archived,
             limit=limit,
             after=after,
             bodies=bodies,
             redact=hook,
-            **which.filters,
+            **message_filter.filters,
         ),
     )
     if as_json:
-        # The cursor is there even if it is null: a script reads on until then.
-        rest = {"after": page.after, "scanned_until": page.scanned_until}
-        print_json({"messages": [message_row(m, hidden=bodies) for m in page.messages], **rest})
+        # The cursor is always present: a script reads on until it is null.
+        page_end = {"after": page.after, "scanned_until": page.scanned_until}
+        print_json(
+            {
+                "messages": [to_message_dict(m, with_content=bodies) for m in page.messages],
+                **page_end,
+            }
+        )
         return
     _print_page(page, bodies=bodies)
     if not page.messages:
-        warn_of_queue(context, which.queue)
+        warn_if_queue_is_empty(context, message_filter.queue)
 
 
 def _print_page(page: MessagePage, *, bodies: bool) -> None:
-    moment = "ended" if any(m.archived_at for m in page.messages) else "due"
-    columns = ["id", "queue", "state", "key", "attempts", "created", moment, "reason", "error"]
-    shown = [*columns, "body"] if bodies else columns
-    print_table("Messages", shown, [_line(m, bodies=bodies) for m in page.messages])
+    time_column = "ended" if any(m.archived_at for m in page.messages) else "due"
+    columns = ["id", "queue", "state", "key", "attempts", "created", time_column, "reason", "error"]
+    visible_columns = [*columns, "body"] if bodies else columns
+    print_table(
+        "Messages", visible_columns, [_build_message_cells(m, bodies=bodies) for m in page.messages]
+    )
     if page.scanned_until is not None:
         print_line(f"looked at messages until {page.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
     if page.after is not None:
         print_line(f"there may be more: --after {page.after}")
 
 
-def _hook(redact: str | None) -> Any:
+def _load_redact(redact: str | None) -> Any:
     return None if redact is None else imported(redact, what="--redact")
 
 
-def headers_of(given: Sequence[str] | None) -> dict[str, str]:
-    """The headers of `--header name=value`.
+def parse_headers(values: Sequence[str] | None) -> dict[str, str]:
+    """Parse values of `--header name=value`.
 
     Raises:
-        SetupError: one is written otherwise.
+        SetupError: a value has another form.
     """
-    found = {}
-    for each in given or ():
-        name, equals, value = each.partition("=")
+    headers = {}
+    for header in values or ():
+        name, equals, value = header.partition("=")
         if not equals or not name:
-            raise SetupError(f"--header must be name=value, got {each!r}")
-        found[name] = value
-    return found
+            raise SetupError(f"--header must be name=value, got {header!r}")
+        headers[name] = value
+    return headers
 
 
-def _line(m: StoredMessage, *, bodies: bool) -> list[Any]:
-    moment = m.archived_at or m.next_attempt_at
-    cells = [m.id, m.queue, m.state, m.key, m.attempts_count, m.created_at, moment]
+def _build_message_cells(m: StoredMessage, *, bodies: bool) -> list[Any]:
+    timestamp = m.archived_at or m.next_attempt_at
+    cells = [m.id, m.queue, m.state, m.key, m.attempts_count, m.created_at, timestamp]
     cells += [m.reason, m.last_error]
     return [*cells, m.body] if bodies else cells
 
 
-def message_row(message: StoredMessage, *, hidden: bool) -> dict[str, Any]:
-    """One message as JSON shows it; `hidden`: its headers and body were read."""
-    fields = row_of(message)
-    # Not null, as for a message without headers: they were not read.
-    if not hidden:
+def to_message_dict(message: StoredMessage, *, with_content: bool) -> dict[str, Any]:
+    """Convert a message to a JSON object; `with_content` tells that headers and body were read."""
+    fields = to_json_dict(message)
+    # Left out instead of null, which would mean a message without headers.
+    if not with_content:
         del fields["headers"]
         del fields["body"]
     return fields
@@ -206,7 +215,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one message, live or archived: its history, and why it is where it is."""
-    hook = _hook(redact)
+    hook = _load_redact(redact)
     detail = run(context, lambda broker: broker.admin.message(message_id, body=body, redact=hook))
     if detail is None:
         text = f"there is no message {message_id}, live or archived"
@@ -218,11 +227,11 @@ def show(
     if as_json:
         print_json(
             {
-                "message": message_row(detail.message, hidden=body),
+                "message": to_message_dict(detail.message, with_content=body),
                 "history": [asdict(event) for event in detail.history],
                 "came_from": detail.came_from,
-                "progress": detail.progress and row_of(detail.progress),
-                "explanation": row_of(detail.explanation),
+                "progress": detail.progress and to_json_dict(detail.progress),
+                "explanation": to_json_dict(detail.explanation),
             }
         )
         return
@@ -230,9 +239,9 @@ def show(
 
 
 def _print_detail(detail: MessageDetail, *, body: bool) -> None:
-    fields = message_row(detail.message, hidden=False)
-    given = [(name, value) for name, value in fields.items() if value is not None]
-    print_table(f"Message {detail.message.id}", ["field", "value"], given)
+    fields = to_message_dict(detail.message, with_content=False)
+    values = [(name, value) for name, value in fields.items() if value is not None]
+    print_table(f"Message {detail.message.id}", ["field", "value"], values)
     events = [(event.at, event.text) for event in detail.history]
     print_table("History", ["when (UTC)", "what"], events)
     if (progress := detail.progress) is not None:
@@ -247,9 +256,9 @@ def _print_detail(detail: MessageDetail, *, body: bool) -> None:
 
 def explain(context: typer.Context, message_id: MessageId, as_json: AsJson = False) -> None:
     """Tell why a message waits, or how it ended."""
-    found = run(context, lambda broker: broker.admin.explain(message_id))
-    tell(row_of(found), str(found), as_json=as_json)
-    if found.state is None:
+    explanation = run(context, lambda broker: broker.admin.explain(message_id))
+    print_result(to_json_dict(explanation), str(explanation), as_json=as_json)
+    if explanation.state is None:
         raise typer.Exit(1)
 
 
@@ -259,17 +268,20 @@ def subscribers(
     as_json: AsJson = False,
 ) -> None:
     """List the live subscribers of all processes."""
-    found = run(context, lambda broker: broker.admin.subscribers(queue))
+    live_subscribers = run(context, lambda broker: broker.admin.subscribers(queue))
     if as_json:
-        print_json([row_of(each) for each in found])
+        print_json([to_json_dict(subscriber) for subscriber in live_subscribers])
         return
-    rows = [[s.worker, ", ".join(s.queues), s.max_workers, s.way, s.since, _mode(s)] for s in found]
+    rows = [
+        [s.worker, ", ".join(s.queues), s.max_workers, s.way, s.since, _get_mode(s)]
+        for s in live_subscribers
+    ]
     print_table("Subscribers", ["worker", "queues", "workers", "way", "since", "mode"], rows)
-    if not found:
-        warn_of_queue(context, queue)
+    if not live_subscribers:
+        warn_if_queue_is_empty(context, queue)
 
 
-def _mode(subscriber: Any) -> str:
+def _get_mode(subscriber: Any) -> str:
     if subscriber.stopping:
         return "stopping"
     if subscriber.drained:
@@ -290,30 +302,39 @@ def policies(
     """Show what waits for which policy of its queue, and until when."""
     page = run(context, lambda broker: broker.admin.policies(queue, after=after, limit=limit))
     if as_json:
-        print_json([row_of(each) for each in page])
+        print_json([to_json_dict(queue_policies) for queue_policies in page])
         return
     columns = ["queue", "policy", "reason", "messages", "due", "until", "last until"]
-    print_table("Policies", columns, [row for each in page for row in _waits(each)])
-    for each in page:
-        if len(each.ways) > 1:
-            ways = ", ".join(each.ways)
-            print_line(f"{each.queue}: no policy is guaranteed, as its subscribers differ: {ways}")
+    print_table(
+        "Policies",
+        columns,
+        [row for queue_policies in page for row in _build_wait_rows(queue_policies)],
+    )
+    for queue_policies in page:
+        if len(queue_policies.ways) > 1:
+            policy_sets = ", ".join(queue_policies.ways)
+            print_line(
+                f"{queue_policies.queue}: no policy is guaranteed, as its subscribers differ: "
+                f"{policy_sets}"
+            )
     if queue is None:
         if len(page) == limit:
             print_line(f"there may be more: --after {page[-1].queue}")
     elif not page:
         print_line(f"no live subscriber of {queue} has policies")
-        warn_of_queue(context, queue)
+        warn_if_queue_is_empty(context, queue)
 
 
-def _waits(each: PoliciedQueue) -> list[list[Any]]:
-    """The lines of a queue: one for each reason, or one that nothing waits."""
+def _build_wait_rows(queue_policies: PoliciedQueue) -> list[list[Any]]:
+    """Return a row for each reason to wait, or a single row if nothing waits."""
     lines: list[list[Any]] = []
-    for wait in each.waits:
+    for wait in queue_policies.waits:
         count = Count(wait.count, "at least" if wait.capped else "exact")
         times = (wait.until, wait.until_last)
-        lines.append([each.queue, wait.policy, wait.code, count, wait.due, *times])
-    return lines or [[each.queue, ", ".join(each.ways), "nothing waits", 0, 0, None, None]]
+        lines.append([queue_policies.queue, wait.policy, wait.code, count, wait.due, *times])
+    return lines or [
+        [queue_policies.queue, ", ".join(queue_policies.ways), "nothing waits", 0, 0, None, None]
+    ]
 
 
 def unknown(
@@ -323,28 +344,28 @@ def unknown(
     as_json: AsJson = False,
 ) -> None:
     """List messages whose handler may or may not have run."""
-    found = run(context, lambda broker: broker.admin.unknown(queue, limit=limit))
+    outcomes = run(context, lambda broker: broker.admin.unknown(queue, limit=limit))
     _print_listing(
-        "Unknown outcomes", "message_id queue key started_at worker", found, as_json=as_json
+        "Unknown outcomes", "message_id queue key started_at worker", outcomes, as_json=as_json
     )
 
 
 def locks(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List the locks that have a holder."""
-    found = run(context, lambda broker: broker.admin.locks(limit=limit))
-    _print_listing("Locks", "key fence acquired_at held_until worker", found, as_json=as_json)
+    held_locks = run(context, lambda broker: broker.admin.locks(limit=limit))
+    _print_listing("Locks", "key fence acquired_at held_until worker", held_locks, as_json=as_json)
 
 
 def schedules(context: typer.Context, limit: Limit = 1_000, as_json: AsJson = False) -> None:
     """List the schedules of all processes, with their last and next times."""
-    found = run(context, lambda broker: broker.admin.schedules(limit=limit))
+    stored_schedules = run(context, lambda broker: broker.admin.schedules(limit=limit))
     columns = "name expression tz last_fire_at next_fire_at failures_count paused_by"
-    _print_listing("Schedules", columns, found, as_json=as_json)
+    _print_listing("Schedules", columns, stored_schedules, as_json=as_json)
 
 
-def _print_listing(title: str, columns: str, found: Sequence[Any], *, as_json: bool) -> None:
+def _print_listing(title: str, columns: str, items: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
-        print_json([row_of(each) for each in found])
+        print_json([to_json_dict(item) for item in items])
         return
     names = columns.split()
-    print_table(title, names, [[getattr(each, name) for name in names] for each in found])
+    print_table(title, names, [[getattr(item, name) for name in names] for item in items])

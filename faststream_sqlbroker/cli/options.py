@@ -1,6 +1,4 @@
-"""Options that several commands take, declared once; a command takes a group of them as one
-argument.
-"""
+"""Options that several commands share; a command takes a group of options as one argument."""
 
 import inspect
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from faststream_sqlbroker.cli.output import AsJson, Yes, ask, tell
+from faststream_sqlbroker.cli.output import AsJson, Yes, confirm_or_abort, print_result
 from faststream_sqlbroker.exceptions import SetupError
 
 _URL: Any = typer.Option(
@@ -76,8 +74,8 @@ To = Annotated[str | None, typer.Option(help="Another queue for all of them.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
-    """Which messages; all that is given must match."""
+class MessageFilter:
+    """Options that select messages; a message must match all options."""
 
     queue: Annotated[str | None, typer.Option(help="Messages of this queue.")] = None
     key: Annotated[str | None, typer.Option(help="Messages of this key.")] = None
@@ -87,14 +85,14 @@ class Which:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What was given."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}
+        """The options that were set, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class WhichEnded(Which):
-    """Which archived messages."""
+class ArchivedMessageFilter(MessageFilter):
+    """Options that select archived messages."""
 
     reason: Annotated[str | None, typer.Option(help="Why they ended; all of it.")] = None
     fingerprint: Annotated[str | None, typer.Option(help="Of their error, as dead shows it.")] = (
@@ -103,36 +101,36 @@ class WhichEnded(Which):
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class ActionOptions:
     """Options of a command that changes something."""
 
     by: By = None
     as_json: AsJson = False
 
-    def tell(self, value: Any, *lines: str) -> None:
-        """Print JSON for programs, or lines for people."""
-        tell(value, *lines, as_json=self.as_json)
+    def print_result(self, value: Any, *lines: str) -> None:
+        """Print `value` as JSON with `--json`, or else `lines`."""
+        print_result(value, *lines, as_json=self.as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Act):
-    """Options of a command that asks before it changes something."""
+class ChangeOptions(ActionOptions):
+    """Options of a command that asks for confirmation."""
 
     yes: Yes = False
 
     def confirm(self, text: str) -> None:
-        """Show the text and go on only if the answer is yes, unless `--yes` was given.
+        """Show `text` and continue only after a yes, unless `--yes` was given.
 
         Raises:
-            SetupError: with JSON the answer would be in the output.
+            SetupError: `--json` was given, so a question would corrupt the output.
         """
         if not self.yes:
-            ask(text, as_json=self.as_json)
+            confirm_or_abort(text, as_json=self.as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class BulkRun(Change):
-    """How a command over many messages is run."""
+class BulkOptions(ChangeOptions):
+    """Options of a command that changes many messages."""
 
     rate: Annotated[
         float | None, typer.Option(help="Most messages a second; default: no limit.")
@@ -146,37 +144,39 @@ class BulkRun(Change):
     no_wait: NoWait = False
 
     @property
-    def is_of_job(self) -> bool:
-        """Whether an option is given that only a job has."""
+    def has_job_options(self) -> bool:
+        """True if an option is set that only applies to a job."""
         return self.no_wait or (self.rate, self.limit) != (None, None)
 
-    def options(self, which: Which, message_ids: MessageIds = None) -> dict[str, Any]:
-        """Return the arguments of `broker.admin` for `which` messages, or those with the ids."""
-        how = {"rate": self.rate, "limit": self.limit, "by": self.by}
-        return {"ids": message_ids or None, **how, **which.filters}
+    def to_arguments(
+        self, message_filter: MessageFilter, message_ids: MessageIds = None
+    ) -> dict[str, Any]:
+        """Return the arguments of `broker.admin` for matching messages, or for `message_ids`."""
+        limits = {"rate": self.rate, "limit": self.limit, "by": self.by}
+        return {"ids": message_ids or None, **limits, **message_filter.filters}
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Messages with ids, or all that wait."""
+    """Options that select messages by id, or all waiting messages."""
 
     message_ids: MessageIds = None
     every: Annotated[bool, typer.Option("--all", help="All messages that wait.")] = False
 
 
-def means_all(targets: Targets, which: Which, run: BulkRun) -> bool:
-    """Whether a command is for all messages that match, not for those with ids.
+def is_for_all(targets: Targets, message_filter: MessageFilter, options: BulkOptions) -> bool:
+    """Return True if a command is for all matching messages, and False for message ids.
 
     Raises:
-        SetupError: it is for neither, or for both.
+        SetupError: the options select neither, or both.
     """
-    if targets.message_ids and (which.filters or targets.every):
+    if targets.message_ids and (message_filter.filters or targets.every):
         raise SetupError("give ids of messages, or options that say which, not both")
-    if targets.message_ids and run.is_of_job:
+    if targets.message_ids and options.has_job_options:
         raise SetupError(
             "--rate, --limit and --no-wait are for all messages that match, not for ids"
         )
-    if not targets.message_ids and not which.filters and not targets.every:
+    if not targets.message_ids and not message_filter.filters and not targets.every:
         raise SetupError(
             "which messages? give their ids, or --queue, --key, --error, --since or --until; "
             "--all means all messages that wait"
@@ -184,32 +184,37 @@ def means_all(targets: Targets, which: Which, run: BulkRun) -> bool:
     return not targets.message_ids
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of each argument that is a group as options of its own."""
+def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the fields of option groups as separate options."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    shown: list[inspect.Parameter] = []
-    for each in inspect.signature(command).parameters.values():
-        kind = groups.get(each.name)
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = groups.get(parameter.name)
         if kind is None:
-            shown.append(each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY))
+            parameters.append(
+                parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY)
+            )
             continue
         types = get_type_hints(kind, include_extras=True)
-        shown += [
+        parameters += [
             inspect.Parameter(
-                field.name, each.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+                field.name,
+                parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=types[field.name],
             )
             for field in fields(kind)
         ]
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(**arguments: Any) -> None:
         for name, kind in groups.items():
-            own = {field.name: given.pop(field.name) for field in fields(kind)}
-            given[name] = kind(**own)
-        command(**given)
+            values = {field.name: arguments.pop(field.name) for field in fields(kind)}
+            arguments[name] = kind(**values)
+        command(**arguments)
 
-    # Typer reads both.
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in shown}
+    # Typer reads both attributes.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

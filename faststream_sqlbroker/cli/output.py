@@ -1,5 +1,6 @@
-"""How commands show what they found: as JSON for programs, as tables for people. Names and texts of
-others are shown as they are, and cannot drive the terminal.
+"""Output of commands: JSON for programs, tables for people.
+
+Names and texts from outside are printed as plain text and cannot control the terminal.
 """
 
 import json
@@ -26,62 +27,60 @@ from faststream_sqlbroker.exceptions import SetupError
 
 
 class PlainConsole(Console):
-    """A console to which text is text: no markup, no emoji codes, no colours of its own, no control
-    characters.
+    """A console for plain text: no markup, emoji codes, colours or control characters.
 
     Args:
-        stderr: Print there and not to stdout.
-        width: Characters of a line; None: what the terminal has.
+        stderr: Print to stderr instead of stdout.
+        width: Characters per line; None for the width of the terminal.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich does it, for lines as well as cells and titles; U+FFFD stands for what would not
-        be seen.
-        """
+        """Render lines, cells and titles, with U+FFFD in place of invisible characters."""
         return super().render_str(visible(text), **options)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DEEPEST = 100
-"""Levels of JSON that are shown; Python's encoder ends at some three hundred."""
-SHOWN_TEXT = 60
+MAX_DEPTH = 100
+"""Levels of JSON that are printed; Python's encoder fails at some three hundred."""
+MAX_CELL_TEXT = 60
 """Characters of a text in a cell."""
-IDS = frozenset({"id", "fingerprint", "worker"})
-"""Columns that are given to other commands."""
-LEAST_WIDTH = 16
-"""Characters of a column that is still read with ease; a shorter one is never folded."""
-LONGEST_WORD = 30
-"""Characters of a word that is never folded in a column; a longer one may be."""
-UNLIMITED = 10_000
-"""Characters of a line for a program."""
-GAP = 2
+ID_COLUMNS = frozenset({"id", "fingerprint", "worker"})
+"""Columns whose values are passed to other commands."""
+MIN_COLUMN_WIDTH = 16
+"""Characters of a column that is still easy to read; narrower columns are never folded."""
+MAX_UNFOLDED_WORD = 30
+"""Characters of the longest word that a column never folds."""
+UNLIMITED_WIDTH = 10_000
+"""Characters of a line that a program reads."""
+COLUMN_GAP = 2
 """Spaces between columns."""
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; moments in ISO 8601, bytes as text with escapes."""
-    # Escaped to ASCII: control characters of a message cannot drive the terminal.
-    typer.echo(json.dumps(_safe(value), default=_plain, indent=2))
+    """Print a JSON document, with ISO 8601 times and escaped bytes."""
+    # Escaped to ASCII, so that control characters of a message cannot control the terminal.
+    typer.echo(json.dumps(_to_portable_json(value), default=_convert_value, indent=2))
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON document in one line, written at once."""
-    typer.echo(json.dumps(_safe(value), default=_plain))
+    """Print a JSON document on a single line, and flush."""
+    typer.echo(json.dumps(_to_portable_json(value), default=_convert_value))
 
 
 def print_error(text: str, kind: str, exit_code: int) -> None:
-    """One JSON document in one line on stderr; stdout has results only."""
+    """Print an error as a line of JSON on stderr; stdout has results only."""
     document = {"error": text, "type": kind, "exit_code": exit_code}
     typer.echo(json.dumps(document), err=True)
 
 
-def _safe(value: Any, levels: int = DEEPEST) -> Any:
-    """The value as every reader of JSON takes it, whatever a message's body is: NaN and Infinity as
-    text, and "..." for what is nested too deeply.
+def _to_portable_json(value: Any, levels: int = MAX_DEPTH) -> Any:
+    """Replace values that some JSON readers reject.
+
+    NaN and Infinity become text, and values nested too deeply become "...".
     """
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
@@ -90,11 +89,11 @@ def _safe(value: Any, levels: int = DEEPEST) -> Any:
     if not levels:
         return "..."
     if isinstance(value, dict):
-        return {name: _safe(item, levels - 1) for name, item in value.items()}
-    return [_safe(item, levels - 1) for item in value]
+        return {name: _to_portable_json(item, levels - 1) for name, item in value.items()}
+    return [_to_portable_json(item, levels - 1) for item in value]
 
 
-def _plain(value: Any) -> Any:
+def _convert_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Enum):
@@ -104,93 +103,106 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def row_of(value: Any) -> dict[str, Any]:
-    """A dataclass as JSON shows it, as far as its `repr` does; states by their names."""
-    return {field.name: _item(getattr(value, field.name)) for field in fields(value) if field.repr}
+def to_json_dict(value: Any) -> dict[str, Any]:
+    """Convert a dataclass to a JSON object, without fields that `repr` omits."""
+    return {
+        field.name: _convert_field(getattr(value, field.name))
+        for field in fields(value)
+        if field.repr
+    }
 
 
-def _item(value: Any) -> Any:
-    # The enumeration of states is text, too, which JSON would show by its value.
+def _convert_field(value: Any) -> Any:
+    # States are also strings, so JSON would write their value instead of their name.
     if isinstance(value, Enum):
         return value.name
     if is_dataclass(value) and not isinstance(value, type):
-        return row_of(value)
+        return to_json_dict(value)
     if isinstance(value, Mapping):
         return dict(value)
-    # No further down: a body may be nested as deeply as it likes.
+    # Convert one level only, because a body may be nested arbitrarily deeply.
     if isinstance(value, tuple | list):
-        return [row_of(each) if is_dataclass(each) else each for each in value]
+        return [to_json_dict(item) if is_dataclass(item) else item for item in value]
     return value
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole: bool = False
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, full_text: bool = False
 ) -> None:
-    """Print a table, with numbers to the right. Texts are cut, unless they are `whole`."""
-    width = _width()
-    table = table_of(columns, rows, whole=whole, width=width)
+    """Print a table with numbers aligned right; `full_text` keeps texts uncut."""
+    width = _get_width()
+    table = build_table(columns, rows, full_text=full_text, width=width)
     if title:
         print_line(title)
-    PlainConsole(width=UNLIMITED if width is None else width).print(table)
+    PlainConsole(width=UNLIMITED_WIDTH if width is None else width).print(table)
 
 
-def _width() -> int | None:
-    """Characters of a line for people; None: a program reads it, which gets whole lines."""
+def _get_width() -> int | None:
+    """Return the characters per line for people, or None if a program reads the output."""
     console = PlainConsole()
     return console.width if console.is_terminal or "COLUMNS" in os.environ else None
 
 
-def table_of(
+def build_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
     *,
-    whole: bool = False,
+    full_text: bool = False,
     width: int | None = None,
 ) -> Table:
-    """Make a table whose words are whole in a line of `width` characters.
+    """Build a table that keeps words whole in a line of `width` characters.
 
-    Columns are folded between words. Where even that is too wide, each row is shown as lines of
-    its own: a column and its value in each.
+    Columns are folded between words. If the columns still do not fit, each row becomes several
+    lines with one column and its value per line.
     """
-    listed = [list(row) for row in rows]
-    cells = [[_cell(value, whole=whole) for value in row] for row in listed]
-    texts = [[name, *(row[at] for row in cells)] for at, name in enumerate(columns)]
+    row_values = [list(row) for row in rows]
+    cells = [[_format_cell(value, full_text=full_text) for value in row] for row in row_values]
+    texts = [[name, *(row[index] for row in cells)] for index, name in enumerate(columns)]
     widths = [max(map(cell_len, column)) for column in texts]
     if width is not None:
-        least = [_least_width(column, most) for column, most in zip(texts, widths, strict=True)]
-        spare = width - sum(least) - GAP * len(least)
+        min_widths = [
+            _find_min_width(column, max_width)
+            for column, max_width in zip(texts, widths, strict=True)
+        ]
+        spare = width - sum(min_widths) - COLUMN_GAP * len(min_widths)
         if spare < 0:
-            return _records(columns, cells, width)
-        # The last column says most.
-        for at, most in reversed(list(enumerate(widths))):
-            widths[at] = min(most, least[at] + spare)
-            spare -= widths[at] - least[at]
-    table = Table(box=None, padding=(0, GAP, 0, 0))
-    for at, name in enumerate(columns):
-        number = all(isinstance(row[at], int | float | Count) for row in listed)
-        justify: Literal["left", "right"] = "right" if listed and number else "left"
-        table.add_column(name, justify=justify, overflow="fold", width=widths[at])
+            return _build_record_table(columns, cells, width)
+        # The last column usually matters most.
+        for index, max_width in reversed(list(enumerate(widths))):
+            widths[index] = min(max_width, min_widths[index] + spare)
+            spare -= widths[index] - min_widths[index]
+    table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0))
+    for index, name in enumerate(columns):
+        is_numeric = all(isinstance(row[index], int | float | Count) for row in row_values)
+        justify: Literal["left", "right"] = "right" if row_values and is_numeric else "left"
+        table.add_column(name, justify=justify, overflow="fold", width=widths[index])
     for row in cells:
         table.add_row(*row)
     return table
 
 
-def _least_width(texts: Sequence[str], most: int) -> int:
-    # An id in two lines could not be copied.
-    if texts[0] in IDS:
-        return most
-    words = (cell_len(word) for text in texts for word in text.split())
-    return max(min(most, LEAST_WIDTH), min(max(words, default=0), LONGEST_WORD))
+def _find_min_width(texts: Sequence[str], max_width: int) -> int:
+    # A folded id could not be copied.
+    if texts[0] in ID_COLUMNS:
+        return max_width
+    word_widths = (cell_len(word) for text in texts for word in text.split())
+    return max(
+        min(max_width, MIN_COLUMN_WIDTH), min(max(word_widths, default=0), MAX_UNFOLDED_WORD)
+    )
 
 
-def _records(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Table:
-    """Each row below the other, without what is empty."""
-    table = Table(box=None, padding=(0, GAP, 0, 0), show_header=False)
-    names = max(map(cell_len, columns))
-    table.add_column(width=names)
-    table.add_column(overflow="fold", width=max(width - names - 2 * GAP, LEAST_WIDTH))
-    for at, row in enumerate(cells):
-        if at:
+def _build_record_table(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], width: int
+) -> Table:
+    """Build a table of rows below each other, without empty values."""
+    table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), show_header=False)
+    name_width = max(map(cell_len, columns))
+    table.add_column(width=name_width)
+    table.add_column(
+        overflow="fold", width=max(width - name_width - 2 * COLUMN_GAP, MIN_COLUMN_WIDTH)
+    )
+    for index, row in enumerate(cells):
+        if index:
             table.add_row()
         for name, text in zip(columns, row, strict=True):
             if text:
@@ -199,50 +211,51 @@ def _records(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int)
 
 
 def print_line(text: str) -> None:
-    """Lines as they are for a program; for people they are folded between words."""
+    """Print lines, unchanged for a program, or folded between words for people."""
     console = PlainConsole()
-    width = _width()
+    width = _get_width()
     for line in text.splitlines():
         parts = [line]
         if width is not None:
-            # A longer word, such as a path, stays whole: it is copied.
+            # A longer word, such as a path, is not folded, so that it can be copied.
             parts = wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""]
         for part in parts:
             console.print(part, soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """Print a line on stderr, where it is in no program's input."""
+    """Print a line on stderr, outside of the output that programs read."""
     PlainConsole(stderr=True).print(text, soft_wrap=True)
 
 
-def tell(value: Any, *lines: str, as_json: bool) -> None:
-    """Print one JSON document for programs, or lines for people."""
+def print_result(value: Any, *lines: str, as_json: bool) -> None:
+    """Print `value` as a JSON document with `as_json`, or else `lines`."""
     if as_json:
         print_json(value)
     else:
         print_line("\n".join(lines))
 
 
-def _cell(value: Any, *, whole: bool = False) -> str:
+def _format_cell(value: Any, *, full_text: bool = False) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
         return f"{value:%m-%d %H:%M:%S}"
     if isinstance(value, Enum):
         return value.name
-    # The first line of an error has its type and its message.
+    # The first line of an error has the type and the message.
     text = visible(str(value).partition("\n")[0])
-    if whole or len(text) <= SHOWN_TEXT:
+    if full_text or len(text) <= MAX_CELL_TEXT:
         return text
-    start = text[: SHOWN_TEXT - 3]
+    start = text[: MAX_CELL_TEXT - 3]
     return (start.rpartition(" ")[0] or start) + "..."
 
 
 @contextmanager
-def progress(title: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on stderr, if that is a terminal; yields the function that moves it, by
-    the arguments of Rich's `Progress.update`.
+def show_progress(title: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on stderr if stderr is a terminal.
+
+    Yields the function that updates the bar, with the arguments of Rich's `Progress.update`.
     """
     from rich.progress import (  # noqa: PLC0415 - most commands show none
         BarColumn,
@@ -255,16 +268,16 @@ def progress(title: str, total: int | None = None) -> Iterator[Callable[..., Non
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = PlainConsole(stderr=True)
-    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with shown as bar:
+    display = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with display as bar:
         yield partial(bar.update, bar.add_task(title, total=total))
 
 
-def ask(text: str, *, as_json: bool) -> None:
-    """Show the text and go on only if the answer is yes.
+def confirm_or_abort(text: str, *, as_json: bool) -> None:
+    """Show `text` and continue only after a yes.
 
     Raises:
-        SetupError: with JSON the answer would be in the output.
+        SetupError: `--json` was given, so a question would corrupt the output.
     """
     refuse_json(as_json)
     if text:
@@ -273,10 +286,10 @@ def ask(text: str, *, as_json: bool) -> None:
 
 
 def refuse_json(as_json: bool) -> None:
-    """Refuse to ask where the output is for a program.
+    """Refuse to ask a question when the output is JSON.
 
     Raises:
-        SetupError: it is.
+        SetupError: `--json` was given.
     """
     if as_json:
         raise SetupError("--json does not ask: give --yes, too, or --dry-run if there is one")

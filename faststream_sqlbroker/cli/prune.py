@@ -6,7 +6,7 @@ import typer
 
 from faststream_sqlbroker import Retention
 from faststream_sqlbroker.cli.errors import database_errors
-from faststream_sqlbroker.cli.options import Change
+from faststream_sqlbroker.cli.options import ChangeOptions
 from faststream_sqlbroker.cli.output import refuse_json
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
@@ -27,7 +27,7 @@ MaxRows = Annotated[int | None, typer.Option(help="Of more rows than that, remov
 
 def prune(
     context: typer.Context,
-    how: Change,
+    options: ChangeOptions,
     completed: Completed = None,
     failed: Failed = None,
     discarded: Discarded = None,
@@ -52,32 +52,36 @@ def prune(
             unless_loaded_by=unless_loaded_by,
         )
 
-    if not (dry_run or how.yes):
-        refuse_json(how.as_json)
-    if dry_run or not how.yes:
-        found = run(context, lambda broker: broker.admin.prune(retention, dry_run=True))
+    if not (dry_run or options.yes):
+        refuse_json(options.as_json)
+    if dry_run or not options.yes:
+        preview = run(context, lambda broker: broker.admin.prune(retention, dry_run=True))
         if dry_run:
-            _show(found, "would be removed", how)
+            _print_pruned(preview, "would be removed", options)
             return
-        how.confirm(f"prune: {_counts(found)} would be removed")
-    _show(run(context, lambda broker: broker.admin.prune(retention, by=how.by)), "removed", how)
+        options.confirm(f"prune: {_format_counts(preview)} would be removed")
+    _print_pruned(
+        run(context, lambda broker: broker.admin.prune(retention, by=options.by)),
+        "removed",
+        options,
+    )
 
 
-def _show(pruned: Any, verb: str, how: Change) -> None:
+def _print_pruned(pruned: Any, verb: str, options: ChangeOptions) -> None:
     names = ("completed", "failed", "discarded", "differing", "partitions")
-    found = {name: getattr(pruned, name) for name in names} | {"dry_run": verb != "removed"}
+    fields = {name: getattr(pruned, name) for name in names} | {"dry_run": verb != "removed"}
     lines = [
-        f"{_counts(pruned)} {verb}",
+        f"{_format_counts(pruned)} {verb}",
         *(f"partition {name} dropped" for name in pruned.partitions),
         *(
             f"nothing from window {window}, as the lake has recorded: export again"
             for window in pruned.differing
         ),
     ]
-    how.tell(found, *lines)
+    options.print_result(fields, *lines)
 
 
-def _counts(pruned: Any) -> str:
+def _format_counts(pruned: Any) -> str:
     return (
         f"{pruned.completed:,} completed, {pruned.failed:,} failed and {pruned.discarded:,} "
         "discarded messages"

@@ -1,15 +1,21 @@
-"""`sqlbroker archive replay`: publish rows of the archive, or of an export, again."""
+"""`sqlbroker archive replay`: publish rows of the archive or of an export again."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import pyspark_sqlbroker as our
+import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.errors import database_errors
-from faststream_sqlbroker.cli.look import headers_of
+from faststream_sqlbroker.cli.look import parse_headers
 from faststream_sqlbroker.cli.options import ArchiveTable, Queues, Since, Until, Url
-from faststream_sqlbroker.cli.output import print_json, print_line, print_table, refuse_json, row_of
-from faststream_sqlbroker.cli.session import SparkRun, need_folder, read_rows
+from faststream_sqlbroker.cli.output import (
+    print_json,
+    print_line,
+    print_table,
+    refuse_json,
+    to_json_dict,
+)
+from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
@@ -25,7 +31,7 @@ def replay(
     job: Annotated[
         str, typer.Option(help="Name of the replay. Under one name each row is published once.")
     ],
-    how: SparkRun,
+    options: SparkOptions,
     path: Annotated[
         str | None,
         typer.Option(help="Read Parquet from this path, such as an export, in place of the table."),
@@ -90,15 +96,15 @@ def replay(
     which the lake, the archive or the live table has something newer. The exit code is 1 if the
     answer is no.
     """
-    chosen = select_rows(
+    selection = select_rows(
         ARCHIVE, archive_table, schema, since=since, until=until, queues=queue, states=states
     )
-    options: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "job": job,
         "queue": into,
         "rate": rate,
         "delay": delay,
-        "headers": headers_of(header),
+        "headers": parse_headers(header),
         "table": table,
         "schema": schema,
         "current_only": path is not None and not redriven,
@@ -106,29 +112,31 @@ def replay(
     }
     _check_error(failed_in, reason, error_type)
     if not yes:
-        refuse_json(how.as_json)
-    need_folder(path)
+        refuse_json(options.as_json)
+    check_folder_exists(path)
     with database_errors():
-        session = how.session_of(None if path else url)
-        frame = read_rows(session, url, path, chosen, id_ or [], last_only=not redriven)
-        frame = _of_error(frame, failed_in, reason, error_type)
-        if how.as_json:
-            done = our.replay(frame, url, dry_run=False, **options)
-            print_json({"messages": done.messages, **row_of(done)})
+        session = options.start_driver_session(None if path else url)
+        frame = read_rows(session, url, path, selection, id_ or [], last_only=not redriven)
+        frame = _filter_by_error(frame, failed_in, reason, error_type)
+        if options.as_json:
+            result = spark.replay(frame, url, dry_run=False, **arguments)
+            print_json({"messages": result.messages, **to_json_dict(result)})
         else:
-            _shown_first(frame, url, options, yes=yes)
+            _confirm_and_publish(frame, url, arguments, yes=yes)
 
 
-def _shown_first(frame: "DataFrame", url: str, options: dict[str, Any], *, yes: bool) -> None:
+def _confirm_and_publish(
+    frame: "DataFrame", url: str, arguments: dict[str, Any], *, yes: bool
+) -> None:
     """Show what would be published, ask, and publish."""
-    found = our.replay(frame, url, **options)
-    _show(found)
-    if not found.messages:
+    preview = spark.replay(frame, url, **arguments)
+    _print_replay(preview)
+    if not preview.messages:
         print_line("There is nothing to publish.")
         return
-    if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
+    if not yes and not typer.confirm(f"Publish {preview.messages} messages?"):
         raise typer.Exit(1)
-    _show(our.replay(frame, url, dry_run=False, **options))
+    _print_replay(spark.replay(frame, url, dry_run=False, **arguments))
 
 
 def _check_error(failed_in: str | None, reason: str | None, error_type: str | None) -> None:
@@ -136,7 +144,7 @@ def _check_error(failed_in: str | None, reason: str | None, error_type: str | No
         raise SetupError("--reason and --error-type need --failed-in: name the queue as well")
 
 
-def _of_error(
+def _filter_by_error(
     frame: "DataFrame", failed_in: str | None, reason: str | None, error_type: str | None
 ) -> "DataFrame":
     if failed_in is None:
@@ -146,19 +154,19 @@ def _of_error(
     return frame.where(failed_with(failed_in, reason, error_type))
 
 
-def _show(result: "ReplayResult") -> None:
-    """Print what a replay did or would do."""
-    done = "would be published" if result.dry_run else "published"
+def _print_replay(result: "ReplayResult") -> None:
+    """Print the result of a replay or of a dry run."""
+    verb = "would be published" if result.dry_run else "published"
     rows = [
         *result.queues.items(),
         ("published before", result.already),
         *([("went on since, left out", result.redriven)] if result.redriven else []),
         ("bytes of payloads", result.bytes),
     ]
-    print_table(f"replay {result.job}: {result.rows} rows", ["queue", done], rows)
+    print_table(f"replay {result.job}: {result.rows} rows", ["queue", verb], rows)
     if result.dry_run and result.sample:
         sample = [
-            (one["id"], one["queue"], one["key"], one["bytes"], short(one["headers"]))
-            for one in result.sample
+            (row["id"], row["queue"], row["key"], row["bytes"], short(row["headers"]))
+            for row in result.sample
         ]
         print_table("the first of them", ["id", "queue", "key", "bytes", "headers"], sample)

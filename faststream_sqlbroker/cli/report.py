@@ -1,4 +1,4 @@
-"""`sqlbroker archive report …`: the archive as one HTML page."""
+"""`sqlbroker archive report`: render the archive as one HTML page."""
 
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,8 +16,8 @@ from faststream_sqlbroker.cli.options import (
     Until,
     UrlIfNeeded,
 )
-from faststream_sqlbroker.cli.output import tell
-from faststream_sqlbroker.cli.session import SparkRun, need_folder, read_rows
+from faststream_sqlbroker.cli.output import print_result
+from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.moments import Moment, parse_moment
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def report(
     out: Annotated[Path, typer.Option(help="The HTML file to write; an existing one is replaced.")],
-    how: SparkRun,
+    options: SparkOptions,
     url: UrlIfNeeded = None,
     path: Annotated[
         str | None, typer.Option(help="Folder of an export to read in place of the database.")
@@ -65,45 +65,45 @@ def report(
         raise SetupError(
             "give --url (or SQLBROKER_URL) for the database, or --path for an export of it"
         )
-    need_folder(path)
+    check_folder_exists(path)
     with database_errors():
-        spark = how.session_of(url if path is None else None)
-        where = _table_options(table, schema) if path is None else ["--path", path]
+        spark = options.start_driver_session(url if path is None else None)
+        replay_options = _build_table_options(table, schema) if path is None else ["--path", path]
 
-        def read(first: Moment | None, last: Moment | None) -> "DataFrame":
-            chosen = select_rows(
-                ARCHIVE, table, schema, since=first, until=last, queues=queue or None
+        def read_period(start: Moment | None, end: Moment | None) -> "DataFrame":
+            selection = select_rows(
+                ARCHIVE, table, schema, since=start, until=end, queues=queue or None
             )
-            found = read_rows(spark, url, path, chosen)
-            return found.select(*lake.ARCHIVE_SCHEMA.names)
+            rows = read_rows(spark, url, path, selection)
+            return rows.select(*lake.ARCHIVE_SCHEMA.names)
 
-        earlier = _period_before(since, until) if before else None
-        written = lake.write_report(
-            read(since, until),
+        previous_period = _find_previous_period(since, until) if before else None
+        report_path = lake.write_report(
+            read_period(since, until),
             out,
             every=every,
             title=title,
-            before=None if earlier is None else read(*earlier),
+            before=None if previous_period is None else read_period(*previous_period),
             message_url=message_url,
-            replay_options=where,
+            replay_options=replay_options,
         )
-    tell({"written": str(written)}, f"written: {written}", as_json=how.as_json)
+    print_result({"written": str(report_path)}, f"written: {report_path}", as_json=options.as_json)
 
 
-def _table_options(table: str, schema: str | None) -> list[str]:
-    named = [] if table == "message_archive" else ["--archive-table", table]
-    return named if schema is None else [*named, "--schema", schema]
+def _build_table_options(table: str, schema: str | None) -> list[str]:
+    options = [] if table == "message_archive" else ["--archive-table", table]
+    return options if schema is None else [*options, "--schema", schema]
 
 
-def _period_before(since: str | None, until: str | None) -> tuple[datetime, datetime] | None:
-    """The period of the same length that ends where this one begins."""
-    first = parse_moment("since", since)
-    last = parse_moment("until", until)
-    if first is None or last is None:
+def _find_previous_period(since: str | None, until: str | None) -> tuple[datetime, datetime] | None:
+    """Return the period of the same length that ends where this period begins."""
+    start = parse_moment("since", since)
+    end = parse_moment("until", until)
+    if start is None or end is None:
         return None
-    # Nothing was archived before the year 1; a period that ends before it begins has no length.
-    length = max(timedelta(0), min(last - first, first - _FIRST))
-    return first - length, first
+    # `datetime` ends at the year 1; a period that ends before it begins has no length.
+    length = max(timedelta(0), min(end - start, start - _MIN_TIME))
+    return start - length, start
 
 
-_FIRST = datetime.min.replace(tzinfo=timezone.utc)
+_MIN_TIME = datetime.min.replace(tzinfo=timezone.utc)

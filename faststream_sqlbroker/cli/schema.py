@@ -1,6 +1,4 @@
-"""Commands for the tables: sql shows the migrations, migrate runs them, partitions adds those of
-the archive on PostgreSQL.
-"""
+"""Commands for the tables: show and run migrations, and add partitions on PostgreSQL."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,9 +9,9 @@ from sqlalchemy import Connection, inspect, select
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin.arguments import operator_name
-from faststream_sqlbroker.cli.options import Change
+from faststream_sqlbroker.cli.options import ChangeOptions
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, refuse_json
-from faststream_sqlbroker.cli.target import run, target_of
+from faststream_sqlbroker.cli.target import get_target, run
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.retention import add_noted
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
@@ -40,37 +38,37 @@ def sql(
     as_json: AsJson = False,
 ) -> None:
     """Print the migrations, or the functions, as SQL; nothing is connected to."""
-    target = target_of(context)
+    target = get_target(context)
     if database is None or target.app is not None:
-        broker = target.broker()
+        broker = target.create_broker()
         config = broker._store.tables.config  # noqa: SLF001 - the same package
         kind = database or broker._store.dialect_name  # noqa: SLF001
     else:
         config = target.tables
         kind = database
-    kind = _dialect(kind)
+    kind = _parse_dialect(kind)
     if functions:
         _print_sql({"functions": True}, render_functions(kind, config), as_json=as_json)
         return
-    known = [*versions(), "head"]
-    for option, given in (("--since", since), ("--to", to)):
-        if given is not None and given not in known:
-            raise SetupError(f"{option} must be one of {', '.join(known)}, got {given!r}")
+    version_names = [*versions(), "head"]
+    for option, value in (("--since", since), ("--to", to)):
+        if value is not None and value not in version_names:
+            raise SetupError(f"{option} must be one of {', '.join(version_names)}, got {value!r}")
     text = render(kind, config, since=since, to=to)
     last = HEAD if to == "head" else to
     _print_sql({"functions": False, "since": since, "to": last}, text, as_json=as_json)
 
 
-def _print_sql(what: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+def _print_sql(fields: Mapping[str, Any], sql: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({**what, "sql": text})
+        print_json({**fields, "sql": sql})
     else:
-        typer.echo(text, nl=False)
+        typer.echo(sql, nl=False)
 
 
 def migrate(
     context: typer.Context,
-    how: Change,
+    options: ChangeOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the SQL, and change nothing.")
     ] = False,
@@ -79,33 +77,33 @@ def migrate(
 
     What was done is in the audit.
     """
-    if not (how.yes or dry_run):
-        refuse_json(how.as_json)
-    who = operator_name(how.by)
-    version, pending = run(context, _pending)
+    if not (options.yes or dry_run):
+        refuse_json(options.as_json)
+    operator = operator_name(options.by)
+    version, pending = run(context, _find_pending)
     done = bool(pending) and not dry_run
     if done:
-        if not how.yes:
+        if not options.yes:
             print_line(pending)
             typer.confirm(f"Run this, from version {version or 'none'} to {HEAD}?", abort=True)
-        run(context, lambda broker: _upgrade(broker, version, who))
-    if how.as_json:
+        run(context, lambda broker: _upgrade(broker, version, operator))
+    if options.as_json:
         print_json({"from": version, "to": HEAD, "sql": pending, "done": done})
     else:
-        typer.echo(_said(version, pending, done=done), nl=False)
+        typer.echo(_format_migration(version, pending, done=done), nl=False)
 
 
-def _said(version: str | None, pending: str, *, done: bool) -> str:
+def _format_migration(version: str | None, pending: str, *, done: bool) -> str:
     if done:
         return f"the tables have version {HEAD} now; it was {version or 'none'}\n"
     return pending or f"the tables have version {HEAD}, the newest of this package\n"
 
 
-async def _pending(broker: SqlBroker) -> tuple[str | None, str]:
-    """The version that the tables have, and the SQL that is missing; no text if none is."""
+async def _find_pending(broker: SqlBroker) -> tuple[str | None, str]:
+    """Return the version of the tables and the SQL of the pending migrations, or an empty text."""
     config = broker._store.tables.config  # noqa: SLF001 - the same package
     async with broker.engine.connect() as connection:
-        version = await connection.run_sync(_version, broker)
+        version = await connection.run_sync(_read_version, broker)
     if version == HEAD:
         return version, ""
     if version is not None and version not in versions():
@@ -113,18 +111,18 @@ async def _pending(broker: SqlBroker) -> tuple[str | None, str]:
             f"the tables have version {version}, which this package, of version {HEAD}, does not "
             "know: it is older than the tables; upgrade the package"
         )
-    return version, render(_dialect(broker._store.dialect_name), config, since=version)  # noqa: SLF001
+    return version, render(_parse_dialect(broker._store.dialect_name), config, since=version)  # noqa: SLF001
 
 
-def _version(connection: Connection, broker: SqlBroker) -> str | None:
+def _read_version(connection: Connection, broker: SqlBroker) -> str | None:
     tables = broker._store.tables  # noqa: SLF001 - the same package
-    looked_at = inspect(connection)
-    if looked_at.has_table(tables.version.name, schema=tables.version.schema):
-        found = connection.execute(select(tables.version.c.version_num)).scalar()
-        if found is not None:
-            return str(found)
-    if looked_at.has_table(tables.message.name, schema=tables.message.schema):
-        # The first migration would fail at the first table, and tell nothing of the reason.
+    inspector = inspect(connection)
+    if inspector.has_table(tables.version.name, schema=tables.version.schema):
+        version = connection.execute(select(tables.version.c.version_num)).scalar()
+        if version is not None:
+            return str(version)
+    if inspector.has_table(tables.message.name, schema=tables.message.schema):
+        # The first migration would fail at the first table, without an explanation.
         raise SchemaError(
             f"the table {tables.message.fullname!r} exists, but {tables.version.fullname!r} names "
             "no version: migrations of your application have made it, so let them change it "
@@ -135,25 +133,25 @@ def _version(connection: Connection, broker: SqlBroker) -> str | None:
 
 async def _upgrade(broker: SqlBroker, version: str | None, by: str) -> None:
     store = broker._store  # noqa: SLF001 - the same package
-    given = {"from": version, "to": HEAD}
+    arguments = {"from": version, "to": HEAD}
     async with broker.engine.begin() as connection:
         await connection.run_sync(upgrade, store.tables.config)
-        # After it: the table of the audit may be new.
-        await connection.run_sync(note_action, store.dialect, "migrate", by, given)
+        # After the upgrade, because the audit table may be new.
+        await connection.run_sync(note_action, store.dialect, "migrate", by, arguments)
 
 
-def _dialect(name: str) -> str:
-    found = "mysql" if name == "mariadb" else name
-    if found not in MIGRATED:
+def _parse_dialect(name: str) -> str:
+    dialect = "mysql" if name == "mariadb" else name
+    if dialect not in MIGRATED:
         raise SetupError(
             f"--database must be one of {', '.join(MIGRATED)} or mariadb, got {name!r}"
         )
-    return found
+    return dialect
 
 
 def partitions(
     context: typer.Context,
-    how: Change,
+    options: ChangeOptions,
     every: Annotated[
         str | None,
         typer.Option(help="day, week or month; default that of --app."),
@@ -167,19 +165,19 @@ def partitions(
     --convert builds a unique index first, which takes as long as reading the archive; messages are
     archived during it.
     """
-    if convert and not how.yes:
-        run(context, lambda broker: _partitioned(broker, every))
-        how.confirm("partitions: the archive will be converted")
+    if convert and not options.yes:
+        run(context, lambda broker: _get_partitioned_config(broker, every))
+        options.confirm("partitions: the archive will be converted")
     converted, added = run(
-        context, lambda broker: _add_partitions(broker, every, how.by, convert=convert)
+        context, lambda broker: _add_partitions(broker, every, options.by, convert=convert)
     )
-    first = ["the archive has partitions now"] if converted else []
-    told = {"converted": converted, "added": added}
-    how.tell(told, *first, f"{len(added)} partitions added", *added)
+    headline = ["the archive has partitions now"] if converted else []
+    result = {"converted": converted, "added": added}
+    options.print_result(result, *headline, f"{len(added)} partitions added", *added)
 
 
-async def _partitioned(broker: SqlBroker, every: str | None) -> SqlBrokerSchemaConfig:
-    """The tables with the partitions that are asked for.
+async def _get_partitioned_config(broker: SqlBroker, every: str | None) -> SqlBrokerSchemaConfig:
+    """Return the configuration of the tables with the requested partitions.
 
     Raises:
         SetupError: `every` is not valid, or the database has no partitions.
@@ -195,23 +193,25 @@ async def _partitioned(broker: SqlBroker, every: str | None) -> SqlBrokerSchemaC
 async def _add_partitions(
     broker: SqlBroker, every: str | None, by: str | None, *, convert: bool
 ) -> tuple[bool, list[str]]:
-    who = operator_name(by)
+    operator = operator_name(by)
     store = broker._store  # noqa: SLF001 - the same package
-    config = await _partitioned(broker, every)
+    config = await _get_partitioned_config(broker, every)
     converted = False
     if convert:
-        # An index can only be built concurrently outside of a transaction.
-        alone = broker.engine.execution_options(isolation_level="AUTOCOMMIT")
-        async with alone.connect() as connection:
+        # A concurrent index build must run outside of a transaction.
+        autocommit_engine = broker.engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with autocommit_engine.connect() as connection:
             converted = await connection.run_sync(convert_archive, config)
         if converted:
-            given = {"every": config.archive_partitions}
+            arguments = {"every": config.archive_partitions}
             async with broker.engine.begin() as connection:
-                await connection.run_sync(note_action, store.dialect, "convert_archive", who, given)
+                await connection.run_sync(
+                    note_action, store.dialect, "convert_archive", operator, arguments
+                )
     added: list[str] = []
 
     def add(connection: Connection) -> str | None:
-        return add_noted(connection, store.dialect, config, who)
+        return add_noted(connection, store.dialect, config, operator)
 
     while True:
         async with broker.engine.begin() as connection:

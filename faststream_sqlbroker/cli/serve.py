@@ -1,5 +1,6 @@
-"""`sqlbroker serve`: the broker over HTTP, in a process of its own, or with --config what a file of
-YAML describes; and passwords for it.
+"""`sqlbroker serve`: serve the broker, or a service from a YAML file, over HTTP.
+
+`sqlbroker hash-password` hashes passwords for its users.
 """
 
 import asyncio
@@ -14,10 +15,10 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.listening import (
+    build_tls_options,
+    check_tables,
     listening,
-    refuse_without_tables,
     tell_address,
-    tls_options,
 )
 from faststream_sqlbroker.cli.output import print_line
 from faststream_sqlbroker.cli.target import run
@@ -27,13 +28,13 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.config import Service
+    from faststream_sqlbroker.config import ConfiguredService
     from faststream_sqlbroker.config.models import HttpSection
 
 
-FIELDS = 3
-"""Words in a line of a file of users."""
-STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
+USER_FIELDS = 3
+"""Fields in a line of a user file."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(
@@ -90,24 +91,24 @@ def serve(
         refuse_more_options(context)
         run_service(config)
         return
-    tls = tls_options(certificate, key)
+    tls = build_tls_options(certificate, key)
     with database_errors():
-        known = _known(users, auth, insecure=insecure, host=host)
+        checked_auth = _load_auth(users, auth, insecure=insecure, host=host)
 
     async def work(broker: SqlBroker) -> None:
-        # The only way without authentication, which is refused in any other place.
-        served = broker._asgi_alone(  # noqa: SLF001
-            known,
+        # Only this method accepts a missing authentication.
+        app = broker._asgi_alone(  # noqa: SLF001
+            checked_auth,
             Channels() if channels else None,
             Queues() if queues else None,
             proxies=proxies or (),
         )
-        await refuse_without_tables(broker)
+        await check_tables(broker)
         await broker.connect()
-        await _serve(served, host, port, tls)
+        await _run_server(app, host, port, tls)
 
     try:
-        # Without a handler warnings go to standard error: answers refer to "the server's log".
+        # Without a handler, warnings go to stderr: this is "the server's log" of responses.
         run(context, work, logger=logging.getLogger("faststream_sqlbroker"))
     except KeyboardInterrupt:
         print_line("stopped")
@@ -121,20 +122,20 @@ def hash_password(
 ) -> None:
     """Print the hash of a password, for the file of `serve --users` and for `Login`."""
     try:
-        from faststream_sqlbroker.http import hash_password as hashed  # noqa: PLC0415 - an extra
+        from faststream_sqlbroker.http import hash_password as create_hash  # noqa: PLC0415 - an extra
     except MissingExtraError as error:
         raise SetupError(str(error)) from None
     if password is None:
-        # Not to stdout: a script takes the hash from there.
+        # Prompt on stderr, because a script reads the hash from stdout.
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    typer.echo(hashed(password))
+    typer.echo(create_hash(password))
 
 
-def _known(users: Path | None, auth: str | None, *, insecure: bool, host: str) -> Any:
-    """Who may ask.
+def _load_auth(users: Path | None, auth: str | None, *, insecure: bool, host: str) -> Any:
+    """Return the authentication that the options select.
 
     Raises:
-        SetupError: not exactly one of the three options is given, or it is not valid.
+        SetupError: not exactly one of the three options is given, or its value is not valid.
     """
     from faststream_sqlbroker import http  # noqa: PLC0415 - an extra
     from faststream_sqlbroker.http.app import authentication  # noqa: PLC0415
@@ -155,14 +156,14 @@ def _known(users: Path | None, auth: str | None, *, insecure: bool, host: str) -
     if auth is not None:
         return authentication(imported(auth, what="--auth"))
     assert users is not None  # noqa: S101 - counted above
-    return http.BasicAuth(_logins(users))
+    return http.BasicAuth(_read_logins(users))
 
 
-def _logins(path: Path) -> list[Any]:
-    """The users in a file.
+def _read_logins(path: Path) -> list[Any]:
+    """Read the users in a file.
 
     Raises:
-        SetupError: it cannot be read, or a line is not valid; the text names the line's number.
+        SetupError: the file cannot be read, or a line is not valid; the message has its number.
     """
     from faststream_sqlbroker.http import Login  # noqa: PLC0415 - an extra
 
@@ -170,45 +171,45 @@ def _logins(path: Path) -> list[Any]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"--users {path} cannot be read: {error}") from None
-    found = []
+    logins = []
     for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
             continue
-        if len(words) != FIELDS:
+        if len(fields) != USER_FIELDS:
             raise SetupError(
                 f"{path}, line {number}: a line has a name, a role and a hash, this has "
-                f"{len(words)} words"
+                f"{len(fields)} words"
             )
         try:
-            found.append(Login(*words))
+            logins.append(Login(*fields))
         except SetupError as error:
             raise SetupError(f"{path}, line {number}: {error}") from None
-    return found
+    return logins
 
 
-async def _serve(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
+async def _run_server(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     config, listener = listening(app, host, port, tls)
     server = InnerServer(config)
     loop = asyncio.get_running_loop()
-    for number in STOPPED_BY:
-        # Windows has none of these; there an interrupt ends the program.
+    for number in STOP_SIGNALS:
+        # Windows has no signal handlers in loops; there an interrupt ends the program.
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, server.handle_exit, number, None)
-    # Not before: a signal of who reads it would end the process by force.
+    # After the handlers: a reader of this line may send a signal at once.
     tell_address(host, listener, tls)
     await server.serve(sockets=[listener])
     print_line("stopped")
 
 
 def run_service(path: Path) -> None:
-    """Handle the queues of the file, and serve HTTP if it says so, until a signal.
+    """Handle the queues of the file until a signal, and serve HTTP if the file says so.
 
     Raises:
         SetupError: the file cannot be read, or has mistakes.
-        MissingExtraError: an extra that it needs is not installed.
+        MissingExtraError: an extra that the file needs is not installed.
     """
     from faststream_sqlbroker.config import read_service  # noqa: PLC0415 - an extra
 
@@ -219,62 +220,62 @@ def run_service(path: Path) -> None:
 
 
 def refuse_more_options(context: typer.Context) -> None:
-    """Refuse options that the file has its own words for.
+    """Refuse options that belong into the file.
 
     Raises:
-        SetupError: there are some; the variable SQLBROKER_URL is none.
+        SetupError: such an option is given; the variable SQLBROKER_URL does not count.
     """
-    at: typer.Context | None = context
-    while at is not None:
-        for parameter in at.command.params:
-            source = at.get_parameter_source(parameter.name or "")
-            given = source is not None and source.name == "COMMANDLINE"
-            if given and parameter.name != "config":
+    current: typer.Context | None = context
+    while current is not None:
+        for parameter in current.command.params:
+            source = current.get_parameter_source(parameter.name or "")
+            is_given = source is not None and source.name == "COMMANDLINE"
+            if is_given and parameter.name != "config":
                 raise SetupError(
                     f"--config takes no {parameter.opts[0]}: the file says what is served, and how"
                 )
-        at = at.parent  # type: ignore[assignment]
+        current = current.parent  # type: ignore[assignment]
 
 
-async def _run_service(service: "Service") -> None:
+async def _run_service(service: "ConfiguredService") -> None:
     broker = service.broker(SqlBroker, {})
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in STOPPED_BY:
-        # Windows has none of these; there an interrupt ends the program.
+    for number in STOP_SIGNALS:
+        # Windows has no signal handlers in loops; there an interrupt ends the program.
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, _stop_once, loop, stop)
     try:
-        await refuse_without_tables(broker)
+        await check_tables(broker)
         http = service.config.http
         if http is None:
             await broker.start()
             print_line(f"handling {len(service.config.queues)} queues")
             await stop.wait()
         else:
-            await _serve_service(service, http, broker, stop)
+            await _serve_http(service, http, broker, stop)
     finally:
         await broker.stop()
 
 
 def _stop_once(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Stop; a second signal ends the process at once, so that leases end by their time."""
-    for number in STOPPED_BY:
+    """Stop; a second signal ends the process at once, and leases expire by time."""
+    for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
-        # Python's own handler of SIGINT would wait for the broker's stop.
+        # Python's default SIGINT handler would wait for the broker's stop.
         signal.signal(number, signal.SIG_DFL)
     print_line("stopping; a second signal ends at once")
     stop.set()
 
 
-async def _serve_service(
-    service: "Service", http: "HttpSection", broker: SqlBroker, stop: asyncio.Event
+async def _serve_http(
+    service: "ConfiguredService", http: "HttpSection", broker: SqlBroker, stop: asyncio.Event
 ) -> None:
-    """Serve until `stop` is set; the broker starts once the port is there."""
+    """Serve until `stop` is set; the broker starts after the port is bound."""
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     files = (Path(name) if name else None for name in (http.certificate, http.key))
-    tls = tls_options(*files)
+    tls = build_tls_options(*files)
     app = service.application(broker)
     config, listener = listening(app, http.host, http.port, tls)
     server = InnerServer(config)

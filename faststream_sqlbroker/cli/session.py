@@ -1,4 +1,4 @@
-"""What commands read by Spark: a quiet session, and the rows of an export."""
+"""Spark sessions of commands, and the rows of an export."""
 
 import os
 import re
@@ -21,8 +21,8 @@ SPARK_SETTINGS = {"HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMO
     "PYSPARK_GATEWAY_PORT",
     "PYSPARK_SUBMIT_ARGS",
 }
-"""Variables that bring a configuration, by which a path without a scheme may be elsewhere."""
-QUIET = {
+"""Variables that configure Spark. With one of them, a path without a scheme may not be local."""
+QUIET_CONFIG = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -30,45 +30,45 @@ QUIET = {
 
 
 @dataclass(frozen=True, slots=True)
-class LakeRun:
-    """Options of a command that reads a lake by Spark."""
+class LakeOptions:
+    """Options of a command that reads a lake with Spark."""
 
     as_json: AsJson = False
     master: Master = None
 
-    def session(self, jars: Sequence[Path] | None = None, url: str | None = None) -> "SparkSession":
-        """Start a session without Spark's INFO and WARN lines, with the JDBC driver of the URL's
-        database.
-        """
+    def start_session(
+        self, jars: Sequence[Path] | None = None, url: str | None = None
+    ) -> "SparkSession":
+        """Start a session that logs only errors, with the JDBC driver for `url`."""
         kinds = [] if url is None else [parse_address(url).kind]
         return spark.build_session(
-            databases=kinds, master=self.master, jars=jars or (), config=QUIET
+            databases=kinds, master=self.master, jars=jars or (), config=QUIET_CONFIG
         )
 
 
 @dataclass(frozen=True, slots=True)
-class SparkRun(LakeRun):
-    """Options of a command that reads the database by Spark."""
+class SparkOptions(LakeOptions):
+    """Options of a command that reads the database with Spark."""
 
     jar: Jars = None
 
-    def session_of(self, url: str | None) -> "SparkSession":
-        """Start a session with the JDBC driver of the URL's database."""
-        return self.session(self.jar, url)
+    def start_driver_session(self, url: str | None) -> "SparkSession":
+        """Start a session with the JDBC driver for `url`."""
+        return self.start_session(self.jar, url)
 
 
-def need_folder(path: str | None) -> None:
-    """Refuse a missing folder of this machine, without the seconds in which Java starts.
+def check_folder_exists(path: str | None) -> None:
+    """Check that a local folder exists, without the seconds that Java takes to start.
 
-    What is elsewhere, or may be by Spark's configuration, is for Spark to find.
+    Spark itself checks paths that are remote, or that its configuration may place elsewhere.
 
     Raises:
         SetupError: there is no such folder.
     """
-    scheme, _, place = (path or "").rpartition(":")
-    # A path without a scheme is where Spark's configuration says.
+    scheme, _, location = (path or "").rpartition(":")
+    # Spark's configuration decides where a path without a scheme is.
     is_local = scheme == "file" or (not scheme and SPARK_SETTINGS.isdisjoint(os.environ))
-    if place and is_local and not Path(re.sub("^//+", "/", place)).exists():
+    if location and is_local and not Path(re.sub("^//+", "/", location)).exists():
         raise SetupError(f"there is no folder {path}: give the path of an export")
 
 
@@ -76,44 +76,51 @@ def read_rows(
     session: "SparkSession",
     url: str | None,
     path: str | None,
-    chosen: Selection,
+    selection: Selection,
     ids: Collection[int] = (),
     *,
     last_only: bool = False,
 ) -> "DataFrame":
-    """Read the selected rows of the database; or, of an export at `path`, whose files are counted,
-    or of any other Parquet with these columns. With `last_only` no row there is of a message that
-    was archived again later.
+    """Read the selected rows from the database, an export, or other Parquet with the same columns.
+
+    Only the committed files of an export are read. With `last_only`, rows of messages that were
+    archived again later are left out.
     """
     from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
     if path is None:
-        found = spark.read_archive(
+        rows = spark.read_archive(
             session,
             str(url),
-            table=chosen.table,
-            schema=chosen.schema,
-            since=chosen.since,
-            until=chosen.until,
-            queues=chosen.queues,
-            states=chosen.states,
+            table=selection.table,
+            schema=selection.schema,
+            since=selection.since,
+            until=selection.until,
+            queues=selection.queues,
+            states=selection.states,
         )
-        whole = Selection(chosen.table, chosen.schema, chosen.fields, chosen.time_column)
-        return filter_rows(found, whole, ids=ids)
+        unfiltered = Selection(
+            selection.table, selection.schema, selection.fields, selection.time_column
+        )
+        return filter_rows(rows, unfiltered, ids=ids)
     frame = (
-        spark.read_export(session, path) if _is_ours(session, path) else session.read.parquet(path)
+        spark.read_export(session, path)
+        if _has_delta_log(session, path)
+        else session.read.parquet(path)
     )
-    selected = filter_rows(frame, chosen, ids=ids)
+    selected = filter_rows(frame, selection, ids=ids)
     if not last_only:
         return selected
-    # A message that was redriven may have its later row outside of the selection.
-    later = frame.selectExpr("id AS later_id", "archived_at AS later_at")
-    newer = (selected["id"] == later["later_id"]) & (selected["archived_at"] < later["later_at"])
-    return selected.join(later, newer, "left_anti")
+    # The later row of a redriven message may be outside of the selection.
+    later_rows = frame.selectExpr("id AS later_id", "archived_at AS later_at")
+    is_superseded = (selected["id"] == later_rows["later_id"]) & (
+        selected["archived_at"] < later_rows["later_at"]
+    )
+    return selected.join(later_rows, is_superseded, "left_anti")
 
 
-def _is_ours(session: "SparkSession", path: str) -> bool:
-    """Whether there is the log of a Delta table; other Parquet needs no deltalake."""
+def _has_delta_log(session: "SparkSession", path: str) -> bool:
+    """Return True if the path has a Delta log; other Parquet can be read without deltalake."""
     from pyspark_sqlbroker.lake.s3 import open_folders  # noqa: PLC0415 - as above
 
     return bool(open_folders(session, path, None).names("_delta_log"))

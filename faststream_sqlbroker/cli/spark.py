@@ -1,4 +1,4 @@
-"""`sqlbroker spark …`: what Spark needs and whether it is there."""
+"""`sqlbroker spark`: check Java, the packages and the JDBC drivers that Spark needs."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from faststream_sqlbroker.cli.output import print_table
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.drivers import DRIVERS, need_jar, need_java, wanted_kinds
 
-OLDEST_SPARK = (4, 0)
+MIN_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
 
 
@@ -30,41 +30,41 @@ def check(
     """
     rows: list[tuple[str, str, str]] = []
     missing = False
-    for name, look in _checks(wanted_kinds(database or None), jar or []):
+    for name, run_check in _iter_checks(wanted_kinds(database or None), jar or []):
         try:
-            rows.append((name, *look()))
+            rows.append((name, *run_check()))
         except SetupError as error:
             rows.append((name, "no", str(error)))
             missing = True
-    print_table("Spark", ["", "found", "where, or what to do"], rows, whole=True)
+    print_table("Spark", ["", "found", "where, or what to do"], rows, full_text=True)
     raise typer.Exit(1 if missing else 0)
 
 
-def _checks(
+def _iter_checks(
     kinds: list[str], jars: list[Path]
 ) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
-    yield "Java", _java
+    yield "Java", _check_java
     for package in PACKAGES:
-        yield package, partial(_package, package)
+        yield package, partial(_check_package, package)
     for kind in kinds:
-        yield f"JDBC: {DRIVERS[kind].database}", partial(_jar, kind, jars)
+        yield f"JDBC: {DRIVERS[kind].database}", partial(_check_jar, kind, jars)
 
 
-def _java() -> tuple[str, str]:
+def _check_java() -> tuple[str, str]:
     java = need_java()
     return str(java.version), java.path
 
 
-def _package(name: str) -> tuple[str, str]:
+def _check_package(name: str) -> tuple[str, str]:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError as error:
         raise SetupError("pip install 'sqlbroker[spark]'") from error
-    if name == "pyspark" and tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SPARK:
+    if name == "pyspark" and tuple(int(part) for part in version.split(".")[:2]) < MIN_SPARK:
         raise SetupError(f"{version} is too old: pip install 'sqlbroker[spark]'")
     return version, ""
 
 
-def _jar(kind: str, jars: list[Path]) -> tuple[str, str]:
+def _check_jar(kind: str, jars: list[Path]) -> tuple[str, str]:
     jar = need_jar(kind, jars)
     return jar.version, f"{jar.path} ({jar.source})"

@@ -1,4 +1,4 @@
-"""Which broker a command works on, and how it is reached."""
+"""The broker that a command works on, and the connection to it."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ import typer
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.cli.errors import database_errors
-from faststream_sqlbroker.cli.options import Change
+from faststream_sqlbroker.cli.options import ChangeOptions
 from faststream_sqlbroker.cli.output import refuse_json
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
@@ -24,7 +24,7 @@ Action = Callable[[Admin], Awaitable[T]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the options before the command say."""
+    """The options before the command."""
 
     app: str | None = None
     url: str | None = None
@@ -34,21 +34,21 @@ class Target:
 
     @property
     def tables(self) -> SqlBrokerSchemaConfig:
-        """The tables, unless an application's broker names others."""
+        """Names of the tables, unless an application's broker configures other names."""
         return SqlBrokerSchemaConfig(
             message_table_name=self.message_table,
             message_archive_table_name=self.archive_table,
             schema=self.schema,
         )
 
-    def broker(self, logger: logging.Logger | None = None) -> SqlBroker:
-        """The application's broker, or one of its own for the URL, which logs to `logger`.
+    def create_broker(self, logger: logging.Logger | None = None) -> SqlBroker:
+        """Return the application's broker, or create a broker for the URL that logs to `logger`.
 
         Raises:
-            SetupError: neither is given, or it cannot be made.
+            SetupError: neither is given, or the broker cannot be created.
         """
         if self.app is not None:
-            return _broker_of(self.app)
+            return _load_broker(self.app)
         if self.url is None:
             raise SetupError(
                 "which database? give --app module:broker, or its SQLAlchemy URL by --url or by "
@@ -63,8 +63,8 @@ class Target:
             ) from None
 
 
-def target_of(context: typer.Context) -> Target:
-    """What the options before the command of this context said."""
+def get_target(context: typer.Context) -> Target:
+    """Return the options before the command of this context."""
     return Target(*context.obj)
 
 
@@ -74,54 +74,58 @@ def run(
     *,
     logger: logging.Logger | None = None,
 ) -> T:
-    """Do `work` with the command's broker, which is not started, and close its connections.
+    """Run `work` with the command's broker, which is not started, and close all connections.
 
-    Errors of the database are errors of this package, without the URL.
+    Database errors become errors of this package that do not contain the URL.
     """
-    target = target_of(context)
+    target = get_target(context)
 
-    async def working() -> T:
-        broker = target.broker(logger)
+    async def run_work() -> T:
+        broker = target.create_broker(logger)
         try:
             return await work(broker)
         finally:
-            # An application's engine is closed, too: the command ends here.
+            # Close an application's engine as well, because the command ends here.
             await broker.stop()
             await broker.engine.dispose()
 
     with database_errors():
-        return asyncio.run(working())
+        return asyncio.run(run_work())
 
 
 def run_confirmed(
-    context: typer.Context, how: Change, text: str, change: Action[T], look: Action[T] | None = None
+    context: typer.Context,
+    options: ChangeOptions,
+    text: str,
+    change: Action[T],
+    precheck: Action[T] | None = None,
 ) -> T:
-    """Check what was given, show the text, ask, and make the change; with `--yes` only make it.
+    """Validate the arguments, ask, and make the change; `--yes` skips the question.
 
-    What `look` returns is returned if it is false: there is nothing to change, and no question.
+    A false result of `precheck` is returned at once: there is nothing to change.
 
     Raises:
-        SetupError: what was given is not valid, or the output is for a program.
+        SetupError: an argument is not valid, or `--json` was given without `--yes`.
     """
-    if not how.yes:
-        refuse_json(how.as_json)
-        check(context, [change])
-        if look and not (there := run(context, lambda broker: look(broker.admin))):
-            return there
-        how.confirm(text)
+    if not options.yes:
+        refuse_json(options.as_json)
+        check_arguments(context, [change])
+        if precheck and not (result := run(context, lambda broker: precheck(broker.admin))):
+            return result
+        options.confirm(text)
     return run(context, lambda broker: change(broker.admin))
 
 
-def check(context: typer.Context, changes: Iterable[Action[object]]) -> None:
-    """Check what was given for each change, which ends before it writes anything.
+def check_arguments(context: typer.Context, changes: Iterable[Action[object]]) -> None:
+    """Validate the arguments of each change, without writing anything.
 
     Raises:
-        SetupError: what was given is not valid.
+        SetupError: an argument is not valid.
     """
 
     async def work(broker: SqlBroker) -> None:
         admin = copy(broker.admin)
-        admin.__class__ = _Checks
+        admin.__class__ = _CheckingAdmin
         for change in changes:
             with suppress(_ReachedWriteError):
                 await change(admin)
@@ -130,11 +134,11 @@ def check(context: typer.Context, changes: Iterable[Action[object]]) -> None:
 
 
 class _ReachedWriteError(Exception):
-    """A change has checked what it was given, and would write now."""
+    """A change has validated the arguments and would write now."""
 
 
-class _NoStore:
-    """Stands for the store of a change that is only checked."""
+class _RejectingStore:
+    """Replaces the store of a change that is only validated."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -143,16 +147,16 @@ class _NoStore:
         raise _ReachedWriteError
 
 
-class _Checks(Admin):
-    _changing: Any = _NoStore()
+class _CheckingAdmin(Admin):
+    _changing: Any = _RejectingStore()
 
 
-def _broker_of(path: str) -> SqlBroker:
-    found = imported(path, what="--app")
-    broker = found if isinstance(found, SqlBroker) else getattr(found, "broker", None)
+def _load_broker(path: str) -> SqlBroker:
+    value = imported(path, what="--app")
+    broker = value if isinstance(value, SqlBroker) else getattr(value, "broker", None)
     if not isinstance(broker, SqlBroker):
         raise SetupError(
             f"--app {path!r} must be a SqlBroker or an application with one, got "
-            f"{type(found).__name__}"
+            f"{type(value).__name__}"
         )
     return broker
