@@ -1,6 +1,6 @@
-"""Clients of the broker over HTTP: `pip install "sqlbroker[client]"`.
+"""HTTP clients of the broker: `pip install "sqlbroker[client]"`.
 
-`PullConsumer` takes the jobs of a channel's consumer, `QueueClient` works on any queue.
+`PullConsumer` takes the jobs of a channel's consumer; `QueueClient` works on any queue.
 """
 
 from faststream_sqlbroker.exceptions import MissingExtraError

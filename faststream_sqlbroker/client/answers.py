@@ -1,4 +1,4 @@
-"""What the clients share: their connections, and what answers of the server become."""
+"""Common parts of the clients: connections, error responses and leases."""
 
 from http import HTTPStatus
 from types import TracebackType
@@ -9,15 +9,15 @@ import httpx
 from faststream_sqlbroker.exceptions import HttpError, LeaseLostError
 
 TIMEOUT = 30.0
-"""Seconds for one request, besides the time that the server is asked to wait."""
+"""Seconds for one request, in addition to the time that the server is asked to wait."""
 
 
-class HttpUser:
-    """Holds a client of httpx; closes it at the end of `async with`, if it has made it."""
+class HttpClient:
+    """Base of the clients: owns or borrows an httpx client."""
 
     def __init__(self, http: httpx.AsyncClient | None) -> None:
-        """Use `http`, which its caller closes; None makes one."""
-        self._own = http is None
+        """Use `http`, which the caller closes; by default create and close a client."""
+        self._owns_http = http is None
         self._http = httpx.AsyncClient(timeout=TIMEOUT) if http is None else http
 
     async def __aenter__(self) -> Self:
@@ -30,47 +30,47 @@ class HttpUser:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """Close what it has made."""
-        if self._own:
+        """Close the httpx client if this object created the client."""
+        if self._owns_http:
             await self._http.aclose()
 
     async def request(
         self, method: str, url: str, *, lost: str | None = None, **options: Any
     ) -> httpx.Response:
-        """The answer to a request with `options` of httpx; `lost` tells what a 409 means.
+        """Send a request with `options` of httpx; `lost` is the error message of a 409.
 
         Raises:
-            LeaseLostError: the answer is 409, and there is a text for it.
+            LeaseLostError: the server answered 409, and `lost` is set.
             HttpError: the server refused.
-            httpx.HTTPError: it could not be reached, or took too long.
+            httpx.HTTPError: the server could not be reached, or took too long.
         """
-        answer = await self._http.request(method, url, **options)
-        if answer.status_code == HTTPStatus.CONFLICT and lost is not None:
+        response = await self._http.request(method, url, **options)
+        if response.status_code == HTTPStatus.CONFLICT and lost is not None:
             raise LeaseLostError(lost)
-        if not answer.is_success:
+        if not response.is_success:
             try:
-                told = str(answer.json()["error"])
+                message = str(response.json()["error"])
             except (ValueError, KeyError, TypeError):
-                told = "the answer has no text"
-            raise HttpError(answer.status_code, told)
-        return answer
+                message = "the answer has no text"
+            raise HttpError(response.status_code, message)
+        return response
 
 
-class HeldOverHttp:
-    """What a client holds until it says what became of it, which ends a context manager, too."""
+class LeasedItem:
+    """A leased message or job that the end of `async with` settles."""
 
     def __init__(self) -> None:
-        self._ended = False
+        self._is_settled = False
 
-    async def _finish(self) -> None:
-        """It is done."""
+    async def _complete(self) -> None:
+        """Settle the message as done."""
         raise NotImplementedError
 
     async def _fail(self, error: Exception) -> None:
-        """It could not be done; unless this does something, it comes back after its lease."""
+        """Report a failure; by default the message becomes due again when the lease expires."""
 
     async def __aenter__(self) -> Self:
-        """Return it."""
+        """Return this object."""
         return self
 
     async def __aexit__(
@@ -79,11 +79,11 @@ class HeldOverHttp:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """End it, unless that is done; after a cancellation leave it as it is."""
-        if self._ended:
+        """Settle the message if that is still open; after a cancellation keep the lease."""
+        if self._is_settled:
             return
         if exc_val is None:
-            await self._finish()
-        # After a cancellation another client gets it when the lease is over.
+            await self._complete()
+        # After a cancellation another client gets it when the lease expires.
         elif isinstance(exc_val, Exception) and not isinstance(exc_val, LeaseLostError):
             await self._fail(exc_val)

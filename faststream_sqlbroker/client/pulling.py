@@ -1,4 +1,4 @@
-"""A client of pull consumers over HTTP."""
+"""Client of pull consumers over HTTP."""
 
 import base64
 import random
@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 
-from faststream_sqlbroker.client.answers import HeldOverHttp, HttpUser
+from faststream_sqlbroker.client.answers import HttpClient, LeasedItem
 from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
 from faststream_sqlbroker.exceptions import HttpError, SetupError
 
 _LEASE = "X-Broker-Lease"
 _BASE64 = ";base64"
-_NOT_FREE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT})
-"""What a job is answered that another client has ended, or whose queue is paused."""
+_UNAVAILABLE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT})
+"""Statuses for a job that another client has taken, or whose queue is paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,17 @@ class QueuedJob:
     id: str
     priority: int
     message_id: str
-    """What the jobs of one message have in common, at all consumers of the channel."""
+    """Common id of all jobs of one message, at all consumers of the channel."""
     payload: bytes
     content_type: str
 
 
-class PullConsumer(HttpUser):
-    """A pull consumer of a channel, as its own service sees it.
+class PullConsumer(HttpClient):
+    """A pull consumer of a channel, for the service that handles the jobs.
 
     Raises (from every method):
-        HttpError: the server refused, such as wrong tokens.
-        httpx.HTTPError: it could not be reached, or took longer than 30 s.
+        HttpError: the server refused, for example because of wrong tokens.
+        httpx.HTTPError: the server could not be reached, or took longer than 30 s.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class PullConsumer(HttpUser):
         consumer_token: str,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Create a client; no request is sent yet.
 
         Args:
-            url: Where the application is mounted, as https://shop.example/broker.
+            url: URL of the mounted application, such as https://shop.example/broker.
             channel: The channel's id.
             consumer: The consumer's id.
-            channel_token: Told when the channel was made.
-            consumer_token: Told when the consumer was made.
-            http: A client to use, which its caller closes; None makes one.
+            channel_token: Token from the creation of the channel.
+            consumer_token: Token from the creation of the consumer.
+            http: Client to use, which the caller closes; by default a client is created.
         """
         super().__init__(http)
         self._base = f"{url.rstrip('/')}/channel/{channel}/consumer/{consumer}"
@@ -67,75 +67,77 @@ class PullConsumer(HttpUser):
         }
 
     async def jobs(self, limit: int = 25) -> AsyncIterator[QueuedJob]:
-        """The jobs that may be taken, the highest priority first, page by page.
+        """Yield the jobs that may be taken, the highest priority first, page by page.
 
         Args:
-            limit: Jobs of a page, up to 100.
+            limit: Jobs per page, up to 100.
         """
-        # The link to the next page is followed with this client's own tokens.
+        # Only the query of the link is used, with this client's base URL and tokens.
         query: Mapping[str, str] = {"limit": str(limit)}
         while True:
-            page = await self._page(query)
-            for each in page.json()["Result"]:
-                yield _queued(each)
-            following = page.links.get("next")
-            if following is None:
+            page = await self._load_page(query)
+            for job in page.json()["Result"]:
+                yield _parse_job(job)
+            next_link = page.links.get("next")
+            if next_link is None:
                 return
-            query = dict(httpx.URL(following["url"]).params)
+            query = dict(httpx.URL(next_link["url"]).params)
 
     async def take_any(self, limit: int = 25, *, longer: int | None = None) -> "TakenJob | None":
-        """Take one of the jobs of the first page, at the highest priority that is free.
+        """Take a free job of the first page, of the highest priority.
 
-        Among equal priorities the order is random: all clients see the same page, and in its order
-        most would ask for a job that another one has just taken.
+        Among equal priorities the order is random. All clients see the same page, and in page order
+        most of them would request a job that another client has just taken.
 
         Args:
-            limit: Jobs of the page, up to 100: a few for each client that asks at the same time.
-            longer: As of `take`.
+            limit: Jobs per page, up to 100: a few for each client that requests jobs concurrently.
+            longer: See `take`.
 
         Returns:
-            The job; None if there is none, or others were faster with all of the page.
+            The job; None if there is no job, or other clients took the whole page.
 
         Raises:
-            SetupError: as `take`.
+            SetupError: `longer` is not valid, see `take`.
         """
-        page = await self._page({"limit": str(limit)})
-        jobs = [_queued(each) for each in page.json()["Result"]]
+        page = await self._load_page({"limit": str(limit)})
+        jobs = [_parse_job(data) for data in page.json()["Result"]]
         random.shuffle(jobs)
-        jobs.sort(key=_by_priority)
+        jobs.sort(key=_get_sort_key)
         for job in jobs:
-            if (taken := await self.take(job, longer=longer)) is not None:
-                return taken
+            if (taken_job := await self.take(job, longer=longer)) is not None:
+                return taken_job
         return None
 
-    async def _page(self, query: Mapping[str, str]) -> httpx.Response:
+    async def _load_page(self, query: Mapping[str, str]) -> httpx.Response:
         return await self.send("GET", "/queued-jobs", query=query)
 
     async def take(self, job: QueuedJob, *, longer: int | None = None) -> "TakenJob | None":
-        """Take a job; None: another client has it, or it may not be taken now.
+        """Take a job; return None if the job is not available.
+
+        Another client may have the job, or the queue may be paused.
 
         Args:
-            job: One of `jobs`.
-            longer: Seconds to add to the timeout that the server gives.
+            job: A job from `jobs`.
+            longer: Seconds to add to the server's timeout.
 
         Raises:
-            SetupError: `longer` is no whole number, less than 0, or more than ten years.
+            SetupError: `longer` is not a whole number, is negative, or exceeds ten years.
         """
         body: dict[str, Any] = {"NextState": "INFLIGHT"}
         if longer is not None:
-            # The server's 400 would look like that of a job which is not free.
+            # Check here: a 400 of the server would look like an unavailable job.
             if type(longer) is not int or not 0 <= longer <= LONGEST_TIMEOUT:
                 allowed = f"a whole number of seconds, 0 to {LONGEST_TIMEOUT}"
                 raise SetupError(f"longer is {allowed}, got {longer!r}")
             body["IncrementalTimeout"] = longer
         try:
-            answer = await self.send("POST", f"/job/{job.id}", body=body)
+            response = await self.send("POST", f"/job/{job.id}", body=body)
         except HttpError as error:
-            if error.status in _NOT_FREE:
+            if error.status in _UNAVAILABLE:
                 return None
             raise
-        # Without a lease it was in flight already.
-        lease = answer.headers.get(_LEASE)
+        # Without a lease the job was already in flight.
+        lease = response.headers.get(_LEASE)
         return None if lease is None else TakenJob(self, job, lease)
 
     async def send(
@@ -147,22 +149,25 @@ class PullConsumer(HttpUser):
         query: Mapping[str, str] | None = None,
         taken: "TakenJob | None" = None,
     ) -> httpx.Response:
-        """Send one request below the consumer's path; the answer."""
+        """Send a request below the consumer's path, with the lease of `taken`."""
         headers = self._tokens if taken is None else {**self._tokens, _LEASE: taken.lease}
-        lost = None if taken is None else taken.lost
+        lease_lost = None if taken is None else taken.lost
         url = self._base + path
-        return await self.request(method, url, lost=lost, json=body, params=query, headers=headers)
+        return await self.request(
+            method, url, lost=lease_lost, json=body, params=query, headers=headers
+        )
 
 
-class TakenJob(HeldOverHttp):
+class TakenJob(LeasedItem):
     """A job that this client has taken.
 
-    Used as a context manager, it is delivered at a normal end. After an exception it is left as it
-    is: when its time is over, it is queued again.
+    The normal end of its context manager settles the job as delivered. After an exception the job
+    stays leased, and is queued again when the lease expires.
 
     Raises (from every method):
-        LeaseLostError: its time is over, and another client may have it; nothing was changed.
-        HttpError, httpx.HTTPError: as `PullConsumer`.
+        LeaseLostError: the lease has expired, and another client may have the job; nothing was
+            changed.
+        HttpError, httpx.HTTPError: see `PullConsumer`.
     """
 
     def __init__(self, consumer: PullConsumer, job: QueuedJob, lease: str) -> None:
@@ -173,45 +178,45 @@ class TakenJob(HeldOverHttp):
 
     @property
     def lost(self) -> str:
-        """What to say when the lease is lost."""
+        """Error message for a lost lease."""
         return (
             f"lease lost: job {self.job.id} may have another client, so nothing was changed; take "
             "it with a longer time, or call heartbeat() in time"
         )
 
     async def delivered(self) -> None:
-        """It is done."""
-        await self._end("DELIVERED")
+        """Settle the job as done."""
+        await self._settle("DELIVERED")
 
     async def dead(self) -> None:
-        """It cannot be done: it is not tried again by itself."""
-        await self._end("DEAD")
+        """Settle the job as failed, without an automatic retry."""
+        await self._settle("DEAD")
 
     async def heartbeat(self, longer: int = 0) -> None:
-        """Extend its time to the server's timeout and `longer` seconds from now."""
+        """Extend the lease to the server's timeout and `longer` seconds from now."""
         body = {"IncrementalTimeout": longer}
         await self._send(f"/job/{self.job.id}/heartbeat", body)
 
-    async def _end(self, state: str) -> None:
+    async def _settle(self, state: str) -> None:
         await self._send(f"/job/{self.job.id}", {"NextState": state})
         self._ended = True
 
     async def _send(self, path: str, body: Mapping[str, Any]) -> None:
         await self._consumer.send("POST", path, body=body, taken=self)
 
-    async def _finish(self) -> None:
+    async def _complete(self) -> None:
         await self.delivered()
 
 
-def _by_priority(job: QueuedJob) -> int:
+def _get_sort_key(job: QueuedJob) -> int:
     return -job.priority
 
 
-def _queued(shown: Mapping[str, Any]) -> QueuedJob:
-    message = shown["Message"]
-    kind: str = message["ContentType"]
+def _parse_job(data: Mapping[str, Any]) -> QueuedJob:
+    message = data["Message"]
+    content_type: str = message["ContentType"]
     payload = message["Payload"].encode()
-    if kind.endswith(_BASE64):
-        kind = kind.removesuffix(_BASE64)
+    if content_type.endswith(_BASE64):
+        content_type = content_type.removesuffix(_BASE64)
         payload = base64.b64decode(payload)
-    return QueuedJob(shown["ID"], shown["Priority"], message["MessageID"], payload, kind)
+    return QueuedJob(data["ID"], data["Priority"], message["MessageID"], payload, content_type)
