@@ -1,14 +1,14 @@
-"""A service in a file of YAML: `pip install "sqlbroker[config]"`, then `SqlBroker.from_yaml`."""
+"""A service in a YAML file: `pip install "sqlbroker[config]"`, then `SqlBroker.from_yaml`."""
 
 from faststream_sqlbroker.exceptions import MissingExtraError
 
 try:
     from faststream_sqlbroker.config.models import ServiceConfig, json_schema
-    from faststream_sqlbroker.config.service import Service, check_service, read_service
+    from faststream_sqlbroker.config.service import ConfiguredService, check_service, read_service
 except ImportError as error:
     if error.name is None or error.name.split(".")[0] != "yaml":
         raise
     msg = "a file of YAML needs 'yaml', which is not installed: pip install 'sqlbroker[config]'"
     raise MissingExtraError(msg) from error
 
-__all__ = ("Service", "ServiceConfig", "check_service", "json_schema", "read_service")
+__all__ = ("ConfiguredService", "ServiceConfig", "check_service", "json_schema", "read_service")

@@ -1,4 +1,4 @@
-"""What is declared in Python already: names, types and meanings of options."""
+"""Names, types and meanings of options, from their declarations in Python."""
 
 import ast
 import inspect
@@ -23,90 +23,90 @@ FOR_TYPE_CHECKERS = {
     "Redact": Redact,
     "Retention": Retention,
 }
-"""What annotations name that their modules import for type checkers only."""
+"""Names in annotations that their modules import for type checkers only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option."""
+    """A declared option."""
 
     name: str
     hint: Any
-    needed: bool
+    is_required: bool
     meaning: str | None
 
 
-def options_of_dict(declared: type) -> list[Option]:
-    """Those of a TypedDict, none of which is needed."""
-    meanings = _attribute_docs(declared)
+def list_dict_options(declared: type) -> list[Option]:
+    """Return the options of a TypedDict; all are optional."""
+    meanings = _read_attribute_docs(declared)
     hints = get_type_hints(declared)
     return [Option(name, hint, False, meanings.get(name)) for name, hint in hints.items()]
 
 
-def options_of_call(
+def list_call_options(
     function: Callable[..., Any],
     *,
-    without: Collection[str] = (),
+    exclude: Collection[str] = (),
     doc: str | None = None,
 ) -> list[Option]:
-    """The arguments of a function, without `self`.
+    """Return the arguments of a function, without `self`.
 
     Args:
-        function: It.
-        without: Not these names.
-        doc: The text that has a section "Args"; default the docstring.
+        function: The function.
+        exclude: Names to leave out.
+        doc: Text with a section "Args"; by default the docstring.
     """
     target: Any = inspect.unwrap(function)
-    chosen = {
+    parameters = {
         parameter.name: parameter
         for parameter in inspect.signature(target).parameters.values()
         if parameter.kind in {parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD}
-        and parameter.name not in {"self", *without}
+        and parameter.name not in {"self", *exclude}
         and not parameter.name.startswith("_")
     }
-    # Only of the chosen ones: others may name types that are there for type checkers only.
+    # Only the selected parameters: others may have types that exist for type checkers only.
     annotated: Any = SimpleNamespace(
-        __annotations__={name: parameter.annotation for name, parameter in chosen.items()}
+        __annotations__={name: parameter.annotation for name, parameter in parameters.items()}
     )
     hints = get_type_hints(annotated, globalns=target.__globals__, localns=FOR_TYPE_CHECKERS)
-    meanings = _argument_docs(doc or inspect.getdoc(target) or "")
+    meanings = _parse_argument_docs(doc or inspect.getdoc(target) or "")
     return [
         Option(name, hints[name], parameter.default is parameter.empty, meanings.get(name))
-        for name, parameter in chosen.items()
+        for name, parameter in parameters.items()
     ]
 
 
-def options_of_class(declared: type) -> list[Option]:
-    """The arguments that a class is made of."""
+def list_class_options(declared: type) -> list[Option]:
+    """Return the arguments of a class."""
     init: Any = vars(declared).get("__init__")
-    own = inspect.getdoc(init) or ""
-    doc = own if "Args:" in own else inspect.getdoc(declared)
-    return options_of_call(init, doc=doc)
+    init_doc = inspect.getdoc(init) or ""
+    doc = init_doc if "Args:" in init_doc else inspect.getdoc(declared)
+    return list_call_options(init, doc=doc)
 
 
-def _attribute_docs(declared: type) -> dict[str, str]:
-    """The docstring below each attribute; none where the source is not there."""
+def _read_attribute_docs(declared: type) -> dict[str, str]:
+    """Return the docstring of each attribute; empty if the source is not available."""
     try:
         tree = ast.parse(dedent(inspect.getsource(declared)))
     except (OSError, SyntaxError):
         return {}
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    found: dict[str, str] = {}
-    for node, following in pairwise(body):
+    docs: dict[str, str] = {}
+    for node, next_node in pairwise(body):
         if (
             isinstance(node, ast.AnnAssign)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
+            and isinstance(next_node, ast.Expr)
+            and isinstance(next_node.value, ast.Constant)
         ):
-            found[ast.unparse(node.target)] = " ".join(str(following.value.value).split())
-    return found
+            docs[ast.unparse(node.target)] = " ".join(str(next_node.value.value).split())
+    return docs
 
 
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n(?:     .*)?)*)", re.MULTILINE)
-"""An argument, and its text with the lines that are further in."""
+"""Matches an argument and its text, with the lines that are indented further."""
 
 
-def _argument_docs(doc: str) -> dict[str, str]:
-    """What the section "Args" says of each argument."""
+def _parse_argument_docs(doc: str) -> dict[str, str]:
+    """Return the text of each argument in the section "Args"."""
     section = re.split(r"\n(?=\S)", doc.partition("Args:\n")[2])[0]
     return {match[1]: " ".join(match[2].split()) for match in _ARGUMENT.finditer(section)}

@@ -1,7 +1,7 @@
-"""A YAML file as values, each with its line and column.
+"""Parsing of a YAML file into values with their lines and columns.
 
-Of YAML 1.1 it takes what YAML 1.2 has kept: only `true` and `false` are booleans, `22:00` and dates
-are text, and a number does not begin with 0. A key may be there once.
+Only those parts of YAML 1.1 are accepted that YAML 1.2 kept: only `true` and `false` are
+booleans, `22:00` and dates are text, and a number does not begin with 0. A key may occur once.
 """
 
 import re
@@ -17,49 +17,50 @@ from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import ConfigError
 
 Path = tuple[str | int, ...]
-"""The keys and the positions in lists that lead to a value."""
+"""Keys and list indexes that lead to a value."""
 
-MOST_NODES = 20_000
-"""Values of a file, each alias counted with all that it stands for: a few lines of aliases could
-otherwise fill the memory."""
-DEEPEST = 50
-"""Levels of a file."""
-SHORTEST_HIDDEN = 4
-"""Characters from which on the value of a variable is also hidden within longer text."""
+MAX_NODES = 20_000
+"""Values per file; an alias counts with all its values, because a few lines of aliases could
+otherwise fill the memory.
+"""
+MAX_DEPTH = 50
+"""Nesting levels of a file."""
+MIN_HIDDEN = 4
+"""Minimum characters of a variable's value that is also hidden within longer text."""
 
 _VARIABLE = re.compile(r"\$(?P<escaped>\$)?\{(?P<inside>[^}]*)(?P<end>\}?)")
 _INSIDE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(:-(?P<default>.*))?", re.DOTALL)
 
 
 class _TooDeepError(yaml.MarkedYAMLError):  # type: ignore[misc]
-    """It is YAML, but not of a service."""
+    """The file is YAML, but nested too deeply."""
 
 
 _TAG = "tag:yaml.org,2002:"
 _AS_WRITTEN = "as written"
-"""The tag of a value that has none and is not in quotes; compared by `is`, as a file may have a tag
-of this text.
+"""Tag of an unquoted value without a tag; compared by `is`, because a file may use a tag of this
+text.
 """
 
 
 class _Loader(yaml.BaseLoader):  # type: ignore[misc]
-    """Makes nodes only, so that a file can make no objects."""
+    """Creates nodes only, so that a file cannot create objects."""
 
     yaml_implicit_resolvers: ClassVar[Any] = {None: [(_AS_WRITTEN, re.compile(""))]}
     _levels = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """The next node; PyYAML calls itself for each level, so that deep files would end it."""
-        if self._levels > DEEPEST:
+        """Compose the next node within the depth limit: PyYAML recurses for each level."""
+        if self._levels > MAX_DEPTH:
             mark = self.peek_event().start_mark
-            raise _TooDeepError(problem=f"more than {DEEPEST} levels", problem_mark=mark)
+            raise _TooDeepError(problem=f"more than {MAX_DEPTH} levels", problem_mark=mark)
         self._levels += 1
         node = super().compose_node(parent, index)
         self._levels -= 1
         return node
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not isfinite(number):
         raise ValueError(text)
@@ -70,16 +71,17 @@ _FLOAT = r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
 _KINDS: Mapping[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "bool": (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
     "int": (re.compile("[-+]?(0|[1-9][0-9]*)"), int),
-    "float": (re.compile(_FLOAT), _finite),
+    "float": (re.compile(_FLOAT), _parse_finite),
     "null": (re.compile("(~|null|Null|NULL)?"), lambda _: None),
 }
-"""The core schema of YAML 1.2: how a value of each kind is written, and what makes it. Python would
-take more, such as 1_0."""
+"""Core schema of YAML 1.2: pattern and parser of each kind. Python's own parsers would accept
+more, such as 1_0.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake in a file of YAML.
+    """One mistake in a YAML file.
 
     Args:
         line: Its line, from 1 on.
@@ -94,90 +96,90 @@ class Mistake:
     text: str
 
     def __str__(self) -> str:
-        """In one line."""
+        """Format the mistake in a line."""
         where = f"{self.where}: " if self.where else ""
         return f"line {self.line}, column {self.column}: {where}{self.text}"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A line and a column, from 1 on."""
+class SourcePosition:
+    """A line and a column, starting at 1."""
 
     line: int
     column: int
 
 
-START = Place(1, 1)
+START = SourcePosition(1, 1)
 
 
 @dataclass(slots=True, repr=False)
 class Document:
-    """What was read; its text is not shown, as it may have passwords."""
+    """A parsed file; without a `repr`, because the text may contain passwords."""
 
     path: object
-    """Of the file, for errors."""
+    """Path of the file, for errors."""
     value: Any = None
-    values: dict[Path, Place] = field(default_factory=dict)
-    """Where each value begins."""
-    keys: dict[Path, Place] = field(default_factory=dict)
-    """Where the key of a value of a mapping begins."""
+    values: dict[Path, SourcePosition] = field(default_factory=dict)
+    """Start of each value."""
+    keys: dict[Path, SourcePosition] = field(default_factory=dict)
+    """Start of each key of a mapping, by the path of its value."""
     mistakes: list[Mistake] = field(default_factory=list)
-    hidden: dict[str, str] = field(default_factory=dict)
-    """What a variable has put in, and how it was written."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Values of variables, each with the text that the file has in its place."""
 
     def note(self, path: Path, text: str, *, at_key: bool = False) -> None:
-        """Note a mistake at a value, or at its key; values of variables are hidden."""
-        known = self.known(path)
-        place = self.keys.get(known) if at_key else None
-        self.note_at(place or self.values.get(known, START), known, text)
+        """Record a mistake at a value, or at its key; values of variables are hidden."""
+        existing_path = self.find_existing_path(path)
+        position = self.keys.get(existing_path) if at_key else None
+        self.add_mistake_at(position or self.values.get(existing_path, START), existing_path, text)
 
-    def note_at(self, place: Place, path: Path, text: str) -> None:
-        """Note a mistake at a place."""
-        mistake = Mistake(place.line, place.column, written(path), self.masked(text))
+    def add_mistake_at(self, position: SourcePosition, path: Path, text: str) -> None:
+        """Record a mistake at a position."""
+        mistake = Mistake(position.line, position.column, format_path(path), self.masked(text))
         if mistake not in self.mistakes:
             self.mistakes.append(mistake)
 
-    def known(self, path: Path) -> Path:
-        """`path` without the steps that the file does not have."""
-        found: Path = ()
+    def find_existing_path(self, path: Path) -> Path:
+        """Return `path` without the steps that the file does not have."""
+        existing_path: Path = ()
         for step in path:
-            if (*found, step) in self.values:
-                found = (*found, step)
-        return found
+            if (*existing_path, step) in self.values:
+                existing_path = (*existing_path, step)
+        return existing_path
 
     def masked(self, text: str) -> str:
-        """`text` with the names of variables in place of their values."""
-        for value in sorted(self.hidden, key=len, reverse=True):
-            name = self.hidden[value]
+        """Replace values of variables in `text` by the names of the variables."""
+        for value in sorted(self.secrets, key=len, reverse=True):
+            name = self.secrets[value]
             text = text.replace(repr(value), name)
-            if len(value) < SHORTEST_HIDDEN:
+            if len(value) < MIN_HIDDEN:
                 continue
-            for shown in _shown(value):
-                text = text.replace(shown, name)
-                # Errors cut what is long: the beginning of a secret must not stay.
-                for length in range(len(shown), SHORTEST_HIDDEN - 1, -1):
-                    text = text.replace(f"{shown[:length]}...", f"{name}...")
+            for form in _list_forms(value):
+                text = text.replace(form, name)
+                # Errors shorten long values, so hide the beginning of a secret as well.
+                for length in range(len(form), MIN_HIDDEN - 1, -1):
+                    text = text.replace(f"{form[:length]}...", f"{name}...")
         return text
 
     def check(self) -> None:
-        """Go on only without mistakes.
+        """Raise the mistakes, if there are any.
 
         Raises:
-            ConfigError: there are some; they are sorted by their places.
+            ConfigError: there are mistakes, sorted by position.
         """
         if self.mistakes:
             order = sorted(self.mistakes, key=lambda mistake: (mistake.line, mistake.column))
             raise ConfigError(self.path, order)
 
 
-def _shown(value: str) -> list[str]:
-    """`value` as it is, and as it stands within a longer text that an error has in quotes."""
-    escaped = "".join(repr(each)[1:-1] for each in value)
+def _list_forms(value: str) -> list[str]:
+    """Return `value` unchanged, and in the forms of a longer quoted text in an error."""
+    escaped = "".join(repr(character)[1:-1] for character in value)
     return list(dict.fromkeys((value, escaped, escaped.replace("'", "\\'"))))
 
 
-def written(path: Path) -> str:
-    """A path as people write it: "queues.mails.policies[0]"."""
+def format_path(path: Path) -> str:
+    """Format a path, such as "queues.mails.policies[0]"."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{visible(step)}"
@@ -185,124 +187,127 @@ def written(path: Path) -> str:
 
 
 def read_document(text: str, path: object, variables: Mapping[str, str]) -> Document:
-    """The values of a YAML file.
+    """Parse a YAML file.
 
     Args:
-        text: The file's.
-        path: Of the file, for errors.
-        variables: What `${NAME}` is replaced by.
+        text: Text of the file.
+        path: Path of the file, for errors.
+        variables: Values for `${NAME}`.
 
     Raises:
-        ConfigError: it is no YAML.
+        ConfigError: the text is not YAML.
     """
     document = Document(path)
     root: Any = None
     try:
         root = _Loader(text).get_single_node()
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # The last two: PyYAML lets pass "\UFFFFFFFF", and a version of 5,000 digits.
+        # ValueError and OverflowError: PyYAML does not catch those of "\UFFFFFFFF", or of a
+        # version with 5,000 digits.
         mark = getattr(error, "problem_mark", None)
         if mark is None:
-            # It is of a character that no file of YAML may have, and names its position only.
-            before = text[: getattr(error, "position", 0)].split("\n")
-            place = Place(len(before), len(before[-1]) + 1)
+            # A character that YAML does not allow: the error only has its offset.
+            preceding_lines = text[: getattr(error, "position", 0)].split("\n")
+            position = SourcePosition(len(preceding_lines), len(preceding_lines[-1]) + 1)
         else:
-            place = Place(mark.line + 1, mark.column + 1)
+            position = SourcePosition(mark.line + 1, mark.column + 1)
         kind = "" if isinstance(error, _TooDeepError) else "this is no YAML: "
-        document.note_at(place, (), f"{kind}{_reason(error)}")
-    # Outside of the handler: the text of YAML's error quotes a line, which may have a password.
+        document.add_mistake_at(position, (), f"{kind}{_format_reason(error)}")
+    # Outside of the handler: YAML's error quotes a line, which may contain a password.
     document.check()
     if root is not None:
-        document.value = _Reading(document, variables).value(root, ())
+        document.value = _ValueBuilder(document, variables).build(root, ())
     return document
 
 
-class _Reading:
-    """Makes values of nodes."""
+class _ValueBuilder:
+    """Builds values from nodes."""
 
     def __init__(self, document: Document, variables: Mapping[str, str]) -> None:
         self._document = document
         self._variables = variables
         self._nodes = 0
 
-    def value(self, node: Any, path: Path) -> Any:
-        """The value of a node; None after a mistake, which is noted.
+    def build(self, node: Any, path: Path) -> Any:
+        """Return the value of a node, or None after a mistake, which is recorded.
 
         Raises:
-            ConfigError: there are too many.
+            ConfigError: the file has too many values.
         """
-        place = _place(node)
-        self._document.values[path] = place
+        position = _get_position(node)
+        self._document.values[path] = position
         self._nodes += 1
-        if self._nodes > MOST_NODES or len(path) > DEEPEST:
-            self._document.note_at(
-                place, path, f"more than {MOST_NODES} values or {DEEPEST} levels: is it an alias?"
+        if self._nodes > MAX_NODES or len(path) > MAX_DEPTH:
+            self._document.add_mistake_at(
+                position,
+                path,
+                f"more than {MAX_NODES} values or {MAX_DEPTH} levels: is it an alias?",
             )
             self._document.check()
         kind = str(node.tag).removeprefix(_TAG)
         if isinstance(node, yaml.MappingNode) and kind == "map":
-            return self._mapping(node, path)
+            return self._build_mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
-            return [self.value(item, (*path, n)) for n, item in enumerate(node.value)]
+            return [self.build(item, (*path, n)) for n, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
-        return self._unknown_tag(node, path)
+            return self._build_scalar(node, path)
+        return self._reject_tag(node, path)
 
-    def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _build_mapping(self, node: Any, path: Path) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             key = key_node.value
-            place = _place(key_node)
-            if not isinstance(key_node, yaml.ScalarNode) or _kind(key_node, key) != "str":
-                self._document.note_at(place, path, "a key is text: put it in quotes")
+            position = _get_position(key_node)
+            if not isinstance(key_node, yaml.ScalarNode) or _find_kind(key_node, key) != "str":
+                self._document.add_mistake_at(position, path, "a key is text: put it in quotes")
             elif key in lines:
-                self._document.note_at(
-                    place, (*path, key), f"the key is there twice, first in line {lines[key]}"
+                self._document.add_mistake_at(
+                    position, (*path, key), f"the key is there twice, first in line {lines[key]}"
                 )
             else:
-                lines[key] = place.line
-                self._document.keys[*path, key] = place
-                found[key] = self.value(value_node, (*path, key))
-        return found
+                lines[key] = position.line
+                self._document.keys[*path, key] = position
+                mapping[key] = self.build(value_node, (*path, key))
+        return mapping
 
-    def _scalar(self, node: Any, path: Path) -> Any:
-        text = _VARIABLE.sub(lambda match: self._replaced(match, path), node.value)
-        kind = _kind(node, text)
+    def _build_scalar(self, node: Any, path: Path) -> Any:
+        text = _VARIABLE.sub(lambda match: self._replace_variable(match, path), node.value)
+        kind = _find_kind(node, text)
         if kind == "str":
             return text
         if kind not in _KINDS:
-            return self._unknown_tag(node, path)
-        form, make = _KINDS[kind]
-        if form.fullmatch(text):
-            # Python takes no integer of so many digits, and no float of such a size.
+            return self._reject_tag(node, path)
+        pattern, parse = _KINDS[kind]
+        if pattern.fullmatch(text):
+            # Python refuses integers with too many digits, and this parser infinite floats.
             with suppress(ValueError):
-                return make(text)
+                return parse(text)
         self._document.note(path, f"this is no {kind}")
         return None
 
-    def _replaced(self, match: re.Match[str], path: Path) -> str:
+    def _replace_variable(self, match: re.Match[str], path: Path) -> str:
         if match["escaped"]:
             return match[0][1:]
-        inside = _INSIDE.fullmatch(match["inside"])
-        if inside is None or not match["end"]:
+        reference = _INSIDE.fullmatch(match["inside"])
+        if reference is None or not match["end"]:
             self._document.note(
                 path, "a variable is written ${NAME} or ${NAME:-default}, and $${ is ${ itself"
             )
             return ""
-        value = self._variables.get(inside["name"], inside["default"])
+        value = self._variables.get(reference["name"], reference["default"])
         if value is None:
-            self._document.note(path, f"the environment variable {inside['name']} is not set")
+            self._document.note(path, f"the environment variable {reference['name']} is not set")
             return ""
-        if value and inside["name"] in self._variables:
-            self._document.hidden[value] = f"${{{inside['name']}}}"
+        if value and reference["name"] in self._variables:
+            self._document.secrets[value] = f"${{{reference['name']}}}"
         return value
 
-    def _unknown_tag(self, node: Any, path: Path) -> None:
+    def _reject_tag(self, node: Any, path: Path) -> None:
         self._document.note(path, f"the tag {node.tag!r} is not known: leave it out")
 
 
-_PLAIN = {
+_HINTS = {
     "found character '\\t'": "there is a tab: indent with spaces",
     "expected <block end>": "the indentation does not fit that of the lines above",
     "mapping values are not allowed": "there can be no ': ' here: look whether the line above ends "
@@ -312,27 +317,27 @@ _PLAIN = {
     "could not find expected ':'": "a key has no ': ' behind it",
     "found unexpected end of stream": "a quote is not closed",
 }
-"""What PyYAML says of frequent mistakes begins so; and what to say in its place."""
+"""Beginnings of PyYAML's messages for frequent mistakes, each with a clearer message."""
 
 
-def _reason(error: Exception) -> str:
-    """Why it is no YAML, and where what is not ended has begun; no text of the file."""
+def _format_reason(error: Exception) -> str:
+    """Explain why the text is not YAML, and where the unfinished part starts; nothing is quoted."""
     text = getattr(error, "problem", None) or getattr(error, "reason", None)
     text = text or "it has a character or a version that does not exist"
-    text = next((plain for begin, plain in _PLAIN.items() if text.startswith(begin)), text)
-    begun = getattr(error, "context_mark", None)
+    text = next((hint for prefix, hint in _HINTS.items() if text.startswith(prefix)), text)
+    start_mark = getattr(error, "context_mark", None)
     mark = getattr(error, "problem_mark", None)
-    if begun is None or mark is None or begun.line == mark.line:
+    if start_mark is None or mark is None or start_mark.line == mark.line:
         return str(text)
-    return f"{text} (it is part of what begins in line {begun.line + 1})"
+    return f"{text} (it is part of what begins in line {start_mark.line + 1})"
 
 
-def _place(node: Any) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _get_position(node: Any) -> SourcePosition:
+    return SourcePosition(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _kind(node: Any, text: str) -> str:
-    """Tell the kind of a value by its tag, else by how it is written."""
+def _find_kind(node: Any, text: str) -> str:
+    """Return the kind of a value from the tag, or without a tag from the text."""
     if node.tag is not _AS_WRITTEN:
         return str(node.tag).removeprefix(_TAG)
-    return next((kind for kind, (form, _) in _KINDS.items() if form.fullmatch(text)), "str")
+    return next((kind for kind, (pattern, _) in _KINDS.items() if pattern.fullmatch(text)), "str")

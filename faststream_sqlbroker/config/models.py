@@ -1,5 +1,6 @@
-"""The sections of a file. Their options are those of Python, under the same names; the policies,
-retry strategies and other objects that options take are fields, too.
+"""Sections of a file. Options have the names and types of their Python declarations.
+
+Policies, retry strategies and other objects that options take are fields as well.
 """
 
 import re
@@ -10,8 +11,17 @@ from pydantic_core import PydanticCustomError
 
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.scheduling import ScheduleOptions
-from faststream_sqlbroker.config.declared import options_of_call, options_of_class, options_of_dict
-from faststream_sqlbroker.config.fields import Section, built, choice, derived
+from faststream_sqlbroker.config.declared import (
+    list_call_options,
+    list_class_options,
+    list_dict_options,
+)
+from faststream_sqlbroker.config.fields import (
+    Section,
+    create_choice,
+    create_object_field,
+    create_section,
+)
 from faststream_sqlbroker.core import retry
 from faststream_sqlbroker.core.channels import Channel, Channels, Consumer, Queues, QueueTokens
 from faststream_sqlbroker.core.checks import queue_problem
@@ -33,50 +43,55 @@ STRATEGIES = (
 
 
 def key_of(kind: type) -> str:
-    """How a file writes a class: KeepLast is keep_last, NoRetryStrategy is no_retry."""
+    """Return the key of a class in a file: keep_last for KeepLast, no_retry for NoRetryStrategy."""
     name = kind.__name__.removesuffix("Strategy")
     if name != "NoRetry":
         name = name.removesuffix("Retry")
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def _meaning(kind: type) -> str:
+def _get_summary(kind: type) -> str:
     return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
 
 
-def _object(kind: type, *, short: bool = False, known: Any = None) -> Any:
-    options = options_of_class(kind)
-    needed = [option.name for option in options if option.needed]
-    model = derived(kind.__name__, options, known=known)
-    return built(model, kind, short=needed[0] if short and len(needed) == 1 else None)
-
-
-def _choice(name: str, kinds: tuple[type, ...], *, short: bool) -> Any:
-    return choice(
-        name,
-        {key_of(kind): _object(kind, short=short) for kind in kinds},
-        {key_of(kind): _meaning(kind) for kind in kinds},
+def _create_object_field(kind: type, *, short: bool = False, object_types: Any = None) -> Any:
+    options = list_class_options(kind)
+    required = [option.name for option in options if option.is_required]
+    model = create_section(kind.__name__, options, object_types=object_types)
+    return create_object_field(
+        model, kind, short=required[0] if short and len(required) == 1 else None
     )
 
 
-PolicyField = _choice("Policy", KINDS, short=True)
-StrategyField = _choice("RetryStrategy", STRATEGIES, short=False)
+def _create_choice(name: str, kinds: tuple[type, ...], *, short: bool) -> Any:
+    return create_choice(
+        name,
+        {key_of(kind): _create_object_field(kind, short=short) for kind in kinds},
+        {key_of(kind): _get_summary(kind) for kind in kinds},
+    )
 
-_CONSUMER = _object(Consumer)
-_CHANNEL = _object(Channel, known={Consumer: _CONSUMER})
+
+PolicyField = _create_choice("Policy", KINDS, short=True)
+StrategyField = _create_choice("RetryStrategy", STRATEGIES, short=False)
+
+_CONSUMER = _create_object_field(Consumer)
+_CHANNEL = _create_object_field(Channel, object_types={Consumer: _CONSUMER})
 OBJECTS: dict[Any, Any] = {
-    Channels: _object(Channels, known={Channel: _CHANNEL}),
+    Channels: _create_object_field(Channels, object_types={Channel: _CHANNEL}),
     Policy: PolicyField,
     retry.RetryStrategyProto: StrategyField,
-    MaxDepth: _object(MaxDepth),
-    Queues: _object(
+    MaxDepth: _create_object_field(MaxDepth),
+    Queues: _create_object_field(
         Queues,
-        known={QueueTokens: _object(QueueTokens), retry.RetryStrategyProto: StrategyField},
+        object_types={
+            QueueTokens: _create_object_field(QueueTokens),
+            retry.RetryStrategyProto: StrategyField,
+        },
     ),
-    Retention: _object(Retention),
-    SqlBrokerSchemaConfig: _object(SqlBrokerSchemaConfig),
+    Retention: _create_object_field(Retention),
+    SqlBrokerSchemaConfig: _create_object_field(SqlBrokerSchemaConfig),
 }
-"""Types of fields, by the types of what options take."""
+"""Field types, by the types of options."""
 
 
 CODE_OPTIONS = (
@@ -103,19 +118,18 @@ CODE_OPTIONS = (
     "id_generator",
     "underlying_driver_annotations",
 )
-"""Options that only code can give: objects, and what AsyncAPI documents say. `from_yaml` takes all
-but the engine."""
+"""Options that only code can set: objects, and texts for AsyncAPI documents. `from_yaml` accepts
+all of these except the engine.
+"""
 
 
-def _queue_name(value: str) -> str:
-    if (problem := queue_problem(value)) is not None:
-        raise PydanticCustomError(
-            "queue", "{text}", {"text": f"{value!r} names no queue: {problem}"}
-        )
+def _validate_queue_name(value: str) -> str:
+    if (issue := queue_problem(value)) is not None:
+        raise PydanticCustomError("queue", "{text}", {"text": f"{value!r} names no queue: {issue}"})
     return value
 
 
-QueueName = Annotated[str, AfterValidator(_queue_name)]
+QueueName = Annotated[str, AfterValidator(_validate_queue_name)]
 
 
 class _BrokerBase(Section):
@@ -140,16 +154,18 @@ class _QueueBase(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_below(cls, value: Any) -> Any:
+    def _replace_none(cls, value: Any) -> Any:
         return {} if value is None else value
 
     @model_validator(mode="after")
-    def _one_way(self) -> Any:
-        ways = [name for name in ("handler", "forward_to") if self.given().get(name) is not None]
-        if len(ways) != 1:
+    def _check_single_target(self) -> Any:
+        targets = [
+            name for name in ("handler", "forward_to") if self.get_options().get(name) is not None
+        ]
+        if len(targets) != 1:
             text = (
                 "a queue has a handler or forward_to, this has "
-                f"{' and '.join(ways) or 'neither'}; name a queue that another program consumes "
+                f"{' and '.join(targets) or 'neither'}; name a queue that another program consumes "
                 "below destinations"
             )
             raise PydanticCustomError("one_way", "{text}", {"text": text})
@@ -187,7 +203,7 @@ class _HttpBase(Section):
     )
 
     @model_validator(mode="after")
-    def _both_of_tls(self) -> Any:
+    def _check_tls(self) -> Any:
         if (self.certificate is None) != (self.key is None):
             missing = "key" if self.key is None else "certificate"
             text = f"TLS needs both a certificate and its key: give {missing}, too"
@@ -195,36 +211,36 @@ class _HttpBase(Section):
         return self
 
 
-_ASGI = options_of_call(SqlBroker.asgi, without=("auth", "redact"))
+_ASGI = list_call_options(SqlBroker.asgi, exclude=("auth", "redact"))
 HTTP_OPTIONS = tuple(option.name for option in _ASGI)
 """Options of `broker.asgi`."""
 
 if TYPE_CHECKING:
-    # Options that are made of declarations are read by `given`.
+    # Options derived from declarations are read by `get_options`.
     BrokerSection = _BrokerBase
     QueueSection = _QueueBase
     ScheduleSection = Section
     HttpSection = _HttpBase
 else:
-    BrokerSection = derived(
+    BrokerSection = create_section(
         "BrokerSection",
-        options_of_call(SqlBroker.__init__, without=CODE_OPTIONS),
+        list_call_options(SqlBroker.__init__, exclude=CODE_OPTIONS),
         base=_BrokerBase,
-        known=OBJECTS,
+        object_types=OBJECTS,
         hidden=("listen_url",),
     )
-    QueueSection = derived(
-        "QueueSection", options_of_dict(SubscriberOptions), base=_QueueBase, known=OBJECTS
+    QueueSection = create_section(
+        "QueueSection", list_dict_options(SubscriberOptions), base=_QueueBase, object_types=OBJECTS
     )
-    ScheduleSection = derived(
+    ScheduleSection = create_section(
         "ScheduleSection",
         [
-            *options_of_call(SqlBroker.publish_on_schedule, without=("name",)),
-            *options_of_dict(ScheduleOptions),
+            *list_call_options(SqlBroker.publish_on_schedule, exclude=("name",)),
+            *list_dict_options(ScheduleOptions),
         ],
     )
-    HttpSection = derived(
-        "HttpSection", _ASGI, base=_HttpBase, known=OBJECTS, hidden=("csrf_secret",)
+    HttpSection = create_section(
+        "HttpSection", _ASGI, base=_HttpBase, object_types=OBJECTS, hidden=("csrf_secret",)
     )
 
 
@@ -247,6 +263,6 @@ class ServiceConfig(Section):
 
 
 def json_schema() -> dict[str, Any]:
-    """A JSON Schema of the file, for editors."""
-    found = ServiceConfig.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    """Return the JSON Schema of the file, for editors."""
+    schema = ServiceConfig.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

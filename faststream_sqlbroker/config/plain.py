@@ -1,7 +1,6 @@
-"""A value that does not fit, in plain words: what it must be, and what was given.
+"""Plain messages for values that do not fit: the requirement, and the value's type.
 
-A value itself may be a password, so it is shown only where there are few to choose from, or where
-there is a range of numbers.
+A value may be a password, so it is only shown for a choice of few values or a range of numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from faststream_sqlbroker.core.text import short
 _MUST = "it must be "
 _GOT = ", got "
 _PYDANTIC = "Input should be "
-_WANTED: Mapping[str, str] = {
+_REQUIREMENTS: Mapping[str, str] = {
     "string_type": "text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -21,51 +20,53 @@ _WANTED: Mapping[str, str] = {
     "list_type": "a list",
     "dict_type": "a mapping",
 }
-"""By the kind of a mistake of Pydantic: what the value must be."""
+"""Required values, by the type of Pydantic's error."""
 _KINDS: Mapping[type, str] = {type(None): "nothing", str: "text", list: "a list", dict: "a mapping"}
-_QUOTES: Mapping[tuple[str, type], str] = {
+_REMEDIES: Mapping[tuple[str, type], str] = {
     ("string_type", int): ": put it in quotes",
     ("string_type", float): ": put it in quotes",
     ("int_type", str): ": write it as digits without quotes",
     ("float_type", str): ": write it as digits without quotes",
 }
-"""What to do, where the value may be right and is written in another way."""
+"""Remedies for a value that may be right but is written in another form."""
 
 
-def must_be(wanted: str, given: object, hint: str = "") -> str:
-    """The text of a mistake."""
-    return f"{_MUST}{wanted}{_GOT}{kind_of(given)}{hint}"
+def format_requirement(requirement: str, value: object, hint: str = "") -> str:
+    """Return the message for a value that does not meet a requirement."""
+    return f"{_MUST}{requirement}{_GOT}{describe_kind(value)}{hint}"
 
 
-def plain(kind: str, text: str, given: object) -> str:
-    """What Pydantic says of a value, in words of the file; `text` as it is if it is not Pydantic's.
+def format_error(kind: str, text: str, value: object) -> str:
+    """Return Pydantic's message in the terms of the file, or `text` if it is not from Pydantic.
 
     Args:
-        kind: Of the mistake, as Pydantic names it.
-        text: Pydantic's.
-        given: The value.
+        kind: Type of Pydantic's error.
+        text: Message of the error.
+        value: The invalid value.
     """
-    if kind in _WANTED and text.startswith("Input"):
-        if isinstance(given, float) and kind.startswith("int"):
-            return f"{_MUST}{_WANTED[kind]}{_GOT}{given}"
-        return must_be(_WANTED[kind], given, _QUOTES.get((kind, type(given)), ""))
+    if kind in _REQUIREMENTS and text.startswith("Input"):
+        if isinstance(value, float) and kind.startswith("int"):
+            return f"{_MUST}{_REQUIREMENTS[kind]}{_GOT}{value}"
+        return format_requirement(
+            _REQUIREMENTS[kind], value, _REMEDIES.get((kind, type(value)), "")
+        )
     if not text.startswith(_PYDANTIC):
         return text
-    told = short(given) if isinstance(given, (str, int, float)) else kind_of(given)
-    return f"{_MUST}{text.removeprefix(_PYDANTIC)}{_GOT}{told}"
+    display_value = short(value) if isinstance(value, (str, int, float)) else describe_kind(value)
+    return f"{_MUST}{text.removeprefix(_PYDANTIC)}{_GOT}{display_value}"
 
 
-def kind_of(value: Any) -> str:
-    """What a value of YAML is."""
+def describe_kind(value: Any) -> str:
+    """Name the type of a YAML value."""
     if isinstance(value, bool):
         return str(value).lower()
     return _KINDS.get(type(value), "a number")
 
 
-def either(texts: Sequence[str]) -> str:
-    """The mistakes of a value that may have one of several forms, as one."""
-    begins = [text.removeprefix(_MUST).partition(_GOT)[0] for text in texts]
-    ends = {text.partition(_GOT)[2].partition(":")[0] for text in texts}
-    if all(text.startswith(_MUST) for text in texts) and len(ends) == 1:
-        return f"{_MUST}{' or '.join(begins)}{_GOT}{ends.pop()}"
+def merge_errors(texts: Sequence[str]) -> str:
+    """Merge the errors of a value that may have several forms."""
+    requirements = [text.removeprefix(_MUST).partition(_GOT)[0] for text in texts]
+    values = {text.partition(_GOT)[2].partition(":")[0] for text in texts}
+    if all(text.startswith(_MUST) for text in texts) and len(values) == 1:
+        return f"{_MUST}{' or '.join(requirements)}{_GOT}{values.pop()}"
     return " or ".join(texts)
