@@ -1,4 +1,4 @@
-"""Pages for people who run the broker: rendered here, readable without JavaScript."""
+"""Pages for operators, rendered on the server and readable without JavaScript."""
 
 from faststream_sqlbroker.http.dashboard.routes import DashboardRoutes
 

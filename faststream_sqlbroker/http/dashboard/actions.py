@@ -1,5 +1,6 @@
-"""What operators do on the pages; each goes to the audit under the user's name. Actions on many
-messages are first a dry run, then what it has counted, by a job.
+"""Actions of operators, which the audit records with the user's name.
+
+Bulk actions start with a dry run; a job then changes the messages that it counted.
 """
 
 import asyncio
@@ -18,97 +19,110 @@ from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard.asked import (
-    Asked,
-    Done,
-    Shown,
-    given_filter,
-    moment_or_age,
-    number,
-    search_of,
+    ActionResult,
+    DashboardRequest,
+    PageContent,
+    parse_number,
+    parse_time_or_age,
+    read_search_fields,
+    to_search_arguments,
 )
-from faststream_sqlbroker.http.dashboard.rendering import query_text
+from faststream_sqlbroker.http.dashboard.rendering import format_query
 
-Action = Callable[[Asked], Awaitable[Done | Shown]]
+Action = Callable[[DashboardRequest], Awaitable[ActionResult | PageContent]]
 
 
-async def pause(asked: Asked) -> Done:
+async def pause(page_request: DashboardRequest) -> ActionResult:
     """Stop all claims from a queue."""
-    queue = asked.needed("queue")
-    until = moment_or_age(asked.given("until"))
-    reason = asked.given("reason")
-    await asked.admin.pause(queue, reason=reason, until=until, by=asked.user.name)
-    return _queue(queue, "paused")
+    queue = page_request.get_required_field("queue")
+    until = parse_time_or_age(page_request.get_field("until"))
+    reason = page_request.get_field("reason")
+    await page_request.admin.pause(queue, reason=reason, until=until, by=page_request.user.name)
+    return _create_queue_result(queue, "paused")
 
 
-async def resume(asked: Asked) -> Done:
-    """Let processes claim again."""
-    queue = asked.needed("queue")
-    was = await asked.admin.resume(queue, by=asked.user.name)
-    return _queue(queue, "resumed" if was else "not_paused")
+async def resume(page_request: DashboardRequest) -> ActionResult:
+    """Let processes claim from a queue again."""
+    queue = page_request.get_required_field("queue")
+    was_paused = await page_request.admin.resume(queue, by=page_request.user.name)
+    return _create_queue_result(queue, "resumed" if was_paused else "not_paused")
 
 
-def _queue(name: str, note: str) -> Done:
-    return Done(f"/ui/queue?{query_text({'name': name})}", note)
+def _create_queue_result(name: str, note: str) -> ActionResult:
+    return ActionResult(f"/ui/queue?{format_query({'name': name})}", note)
 
 
-async def cancel(asked: Asked) -> Done:
+async def cancel(page_request: DashboardRequest) -> ActionResult:
     """End a message."""
-    reason = asked.given("reason")
-    return _message(await asked.admin.cancel(asked.message, reason=reason, by=asked.user.name))
+    reason = page_request.get_field("reason")
+    return _create_message_result(
+        await page_request.admin.cancel(
+            page_request.message_id, reason=reason, by=page_request.user.name
+        )
+    )
 
 
-async def retry(asked: Asked) -> Done:
+async def retry(page_request: DashboardRequest) -> ActionResult:
     """Make a message due now."""
-    return _message(await asked.admin.retry_now(asked.message, by=asked.user.name))
+    return _create_message_result(
+        await page_request.admin.retry_now(page_request.message_id, by=page_request.user.name)
+    )
 
 
-async def move(asked: Asked) -> Done:
+async def move(page_request: DashboardRequest) -> ActionResult:
     """Move a message to another queue."""
-    to = asked.needed("to")
-    return _message(await asked.admin.move(asked.message, to, by=asked.user.name))
+    to = page_request.get_required_field("to")
+    return _create_message_result(
+        await page_request.admin.move(page_request.message_id, to, by=page_request.user.name)
+    )
 
 
-async def edit(asked: Asked) -> Done:
-    """Change priority, key or due time; what is left empty stays."""
+async def edit(page_request: DashboardRequest) -> ActionResult:
+    """Change priority, key or due time; empty fields stay unchanged."""
     fields: dict[str, Any] = {}
-    if (priority := number(asked, "priority", int)) is not None:
+    if (priority := parse_number(page_request, "priority", int)) is not None:
         fields["priority"] = priority
-    if asked.given("no_key") is not None:
+    if page_request.get_field("no_key") is not None:
         fields["key"] = None
-    elif (key := asked.given("key")) is not None:
+    elif (key := page_request.get_field("key")) is not None:
         fields["key"] = key
-    if (due := moment_or_age(asked.given("due"))) is not None:
+    if (due := parse_time_or_age(page_request.get_field("due"))) is not None:
         fields["due"] = due
-    return _message(await asked.admin.edit(asked.message, **fields, by=asked.user.name))
+    return _create_message_result(
+        await page_request.admin.edit(page_request.message_id, **fields, by=page_request.user.name)
+    )
 
 
-def _message(found: Repair) -> Done:
-    return Done(f"/ui/messages/{found.message_id}", found.verdict)
+def _create_message_result(repair: Repair) -> ActionResult:
+    return ActionResult(f"/ui/messages/{repair.message_id}", repair.verdict)
 
 
-async def release(asked: Asked) -> Done:
-    """Make due what a dead worker has leased."""
-    worker = asked.needed("worker")
-    force = asked.given("force") is not None
-    count = await asked.admin.release(worker, force=force, by=asked.user.name)
-    return Done("/ui/workers", "released" if count else "nothing_released")
+async def release(page_request: DashboardRequest) -> ActionResult:
+    """Make messages due that a dead worker has leased."""
+    worker = page_request.get_required_field("worker")
+    force = page_request.get_field("force") is not None
+    count = await page_request.admin.release(worker, force=force, by=page_request.user.name)
+    return ActionResult("/ui/workers", "released" if count else "nothing_released")
 
 
-def named(page: str, field: str, operation: str, changed: str, same: str) -> Action:
-    """Make an action of an operation of `broker.admin` on a name, which `field` of the form has;
-    the page that follows says whether something has changed.
+def create_action(page: str, field: str, operation: str, changed: str, unchanged: str) -> Action:
+    """Create an action that runs an operation of `broker.admin` on the name in a form field.
+
+    The next page has the note `changed` or `unchanged`.
     """
 
-    async def act(asked: Asked) -> Done:
-        name = asked.needed(field)
+    async def run_action(page_request: DashboardRequest) -> ActionResult:
+        name = page_request.get_required_field(field)
         try:
-            found = await getattr(asked.admin, operation)(name, by=asked.user.name)
+            is_changed = await getattr(page_request.admin, operation)(
+                name, by=page_request.user.name
+            )
         except ValueError as error:
-            # A name is an argument like any other for `admin`: here it is the user's.
+            # `admin` raises ValueError for an invalid argument, which is user input here.
             raise Problem(400, str(error)) from None
-        return Done(f"/ui/{page}", changed if found else same)
+        return ActionResult(f"/ui/{page}", changed if is_changed else unchanged)
 
-    return act
+    return run_action
 
 
 _MESSAGE = "/ui/messages/{message}"
@@ -119,12 +133,12 @@ ACTIONS: dict[str, Action] = {
     f"{_MESSAGE}/retry": retry,
     f"{_MESSAGE}/move": move,
     f"{_MESSAGE}/edit": edit,
-    "/ui/drain": named("workers", "worker", "drain", "drained", "drain_unchanged"),
-    "/ui/undrain": named("workers", "worker", "undrain", "undrained", "drain_unchanged"),
+    "/ui/drain": create_action("workers", "worker", "drain", "drained", "drain_unchanged"),
+    "/ui/undrain": create_action("workers", "worker", "undrain", "undrained", "drain_unchanged"),
     "/ui/release": release,
-    "/ui/release-lock": named("locks", "key", "release_lock", "lock_released", "lock_free"),
+    "/ui/release-lock": create_action("locks", "key", "release_lock", "lock_released", "lock_free"),
 } | {
-    f"/ui/{path}": named("schedules", "name", path.replace("-", "_"), *notes)
+    f"/ui/{path}": create_action("schedules", "name", path.replace("-", "_"), *notes)
     for path, *notes in (
         ("run-schedule", "schedule_asked", "no_schedule"),
         ("pause-schedule", "schedule_paused", "schedule_unchanged"),
@@ -132,24 +146,24 @@ ACTIONS: dict[str, Action] = {
         ("forget-schedule", "schedule_forgotten", "no_schedule"),
     )
 }
-"""By path; those of jobs are `Bulk`'s."""
+"""Actions by path; `BulkJobs` has the actions on jobs."""
 
 
-LIFE = 900.0
+PLAN_LIFETIME = 900.0
 """Seconds for which a dry run can be confirmed."""
 Log = Callable[..., None]
 
 
-class Bulk:
-    """Plans, begins and follows jobs."""
+class BulkJobs:
+    """Plans, starts and follows bulk jobs."""
 
     def __init__(self, csrf: Csrf, log: Log) -> None:
-        """Plans are signed by `csrf`: they come back from the browser."""
+        """Sign plans with `csrf`, because plans come back from the browser."""
         self._csrf = csrf
         self._log = log
         self._running: set[asyncio.Task[Any]] = set()
         self._used: dict[str, float] = {}
-        """The signatures of plans that were begun here, each with the time when it expires."""
+        """Signatures of plans that were started here, each with its expiry time."""
 
     @property
     def actions(self) -> dict[str, Action]:
@@ -163,104 +177,118 @@ class Bulk:
             f"{job}/undo": self.undo,
         }
 
-    async def plan(self, asked: Asked) -> Shown:
+    async def plan(self, page_request: DashboardRequest) -> PageContent:
         """Count what an action would change; nothing is changed."""
-        fields = given_filter(asked.given)
-        job = await _planned(asked, asked.needed("action"), search_of(fields, asked.settings))
+        fields = read_search_fields(page_request.get_field)
+        job = await _plan_action(
+            page_request,
+            page_request.get_required_field("action"),
+            to_search_arguments(fields, page_request.settings),
+        )
         text = json.dumps({"job": job_info(job), "made_at": time()}, sort_keys=True)
-        values = {"job": job, "plan": text, "signature": self._signature(asked, text)}
-        return Shown("plan.html", {**values, "search": fields})
+        values = {"job": job, "plan": text, "signature": self._sign(page_request, text)}
+        return PageContent("plan.html", {**values, "search": fields})
 
-    async def begin(self, asked: Asked) -> Done:
-        """Run what a dry run of this user has counted.
+    async def begin(self, page_request: DashboardRequest) -> ActionResult:
+        """Run the action that a dry run of this user has counted.
 
         Raises:
-            Problem: it is not what the dry run has made (400), is older than 15 minutes, or was
-                begun in this process before (409).
+            Problem: the plan is not from a dry run here (400), is older than 15 minutes, or was
+                started in this process before (409).
         """
-        text = asked.needed("plan")
-        signature = asked.needed("signature")
-        if not self._csrf.is_signed(signature, asked.user.name, text):
+        text = page_request.get_required_field("plan")
+        signature = page_request.get_required_field("signature")
+        if not self._csrf.is_signed(signature, page_request.user.name, text):
             raise Problem(400, "this is not a plan that a dry run has made here: do it again")
         plan = json.loads(text)
-        self._use(signature, plan["made_at"])
-        # What comes back is what was counted, up to the last message that was there then.
+        self._mark_used(signature, plan["made_at"])
+        # The plan contains the counted selection, up to the last message at that time.
         job = replace(job_of("", from_microseconds(0), plan["job"]), created_at=None)
-        begun = await asked.admin.run_job(job, wait=False)
-        return self._followed(asked, begun.id, "begun")
+        started_job = await page_request.admin.run_job(job, wait=False)
+        return self._follow_job(page_request, started_job.id, "begun")
 
-    async def stop(self, asked: Asked) -> Done:
-        """Let a job rest."""
-        found = await asked.admin.stop_job(_id(asked), by=asked.user.name)
-        return Done(f"/ui/jobs/{found.id}", "stopped")
+    async def stop(self, page_request: DashboardRequest) -> ActionResult:
+        """Stop a job."""
+        job = await page_request.admin.stop_job(
+            _get_job_id(page_request), by=page_request.user.name
+        )
+        return ActionResult(f"/ui/jobs/{job.id}", "stopped")
 
-    async def resume(self, asked: Asked) -> Done:
-        """Let it go on."""
-        found = await asked.admin.resume_job(_id(asked), wait=False, by=asked.user.name)
-        return self._followed(asked, found.id, "goes_on")
+    async def resume(self, page_request: DashboardRequest) -> ActionResult:
+        """Resume a job."""
+        job = await page_request.admin.resume_job(
+            _get_job_id(page_request), wait=False, by=page_request.user.name
+        )
+        return self._follow_job(page_request, job.id, "goes_on")
 
-    async def undo(self, asked: Asked) -> Done:
-        """Take back what it has done."""
-        found = await asked.admin.undo(_id(asked), wait=False, by=asked.user.name)
-        return self._followed(asked, found.id, "undoing")
+    async def undo(self, page_request: DashboardRequest) -> ActionResult:
+        """Undo the changes of a job."""
+        job = await page_request.admin.undo(
+            _get_job_id(page_request), wait=False, by=page_request.user.name
+        )
+        return self._follow_job(page_request, job.id, "undoing")
 
-    def _use(self, signature: str, made_at: float) -> None:
-        """Refuse a second click, and a page that was left open."""
+    def _mark_used(self, signature: str, made_at: float) -> None:
+        """Refuse a second click, and a page that was left open for too long."""
         now = time()
-        if now - made_at > LIFE:
+        if now - made_at > PLAN_LIFETIME:
             raise Problem(409, "the dry run is older than 15 minutes: do it again")
         if signature in self._used:
             raise Problem(409, "this dry run was confirmed before: its job is in the list of jobs")
-        # Before anything is awaited: two requests at once must not both pass. Also if the job then
-        # fails to begin: it may be stored all the same.
-        self._used = {each: end for each, end in self._used.items() if end > now}
-        self._used[signature] = made_at + LIFE
+        # Before the first await, so that of two concurrent requests only one passes. The plan stays
+        # used even if the job fails to start, because the job may have been stored.
+        self._used = {
+            used_signature: expires_at
+            for used_signature, expires_at in self._used.items()
+            if expires_at > now
+        }
+        self._used[signature] = made_at + PLAN_LIFETIME
 
-    def _signature(self, asked: Asked, text: str) -> str:
-        return self._csrf.signature(asked.user.name, text)
+    def _sign(self, page_request: DashboardRequest, text: str) -> str:
+        return self._csrf.sign(page_request.user.name, text)
 
-    def _followed(self, asked: Asked, job_id: str, note: str) -> Done:
-        """Work on the job here, too: it may be that no other process has a subscriber."""
-        # The event loop holds tasks weakly: without the set it could vanish half-way.
-        task = asyncio.create_task(self._work(asked.admin.wait_for_job(job_id)))
+    def _follow_job(self, page_request: DashboardRequest, job_id: str, note: str) -> ActionResult:
+        """Work on the job in this process as well: no other process may have a subscriber."""
+        # The event loop references tasks weakly: without the set this task could be collected.
+        task = asyncio.create_task(self._run_work(page_request.admin.wait_for_job(job_id)))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return Done(f"/ui/jobs/{job_id}", note)
+        return ActionResult(f"/ui/jobs/{job_id}", note)
 
-    async def _work(self, work: Awaitable[Job]) -> None:
+    async def _run_work(self, work: Awaitable[Job]) -> None:
         try:
             await work
         except SqlBrokerError as error:
-            # It is stored: other processes go on with it.
+            # The job is stored, so other processes continue it.
             self._log(logging.WARNING, f"HTTP: a job does not go on in this process: {error}")
 
 
-async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
-    admin = asked.admin
-    to = asked.given("to")
+async def _plan_action(page_request: DashboardRequest, action: str, search: dict[str, Any]) -> Job:
+    admin = page_request.admin
+    to = page_request.get_field("to")
     options: dict[str, Any] = {
-        "rate": number(asked, "rate", float),
-        "limit": number(asked, "limit", int),
-        "by": asked.user.name,
+        "rate": parse_number(page_request, "rate", float),
+        "limit": parse_number(page_request, "limit", int),
+        "by": page_request.user.name,
         "dry_run": True,
     }
-    if (ids := asked.given("ids")) is not None:
+    if (ids := page_request.get_field("ids")) is not None:
         search["ids"] = ids.split(",")
     if action == "redrive":
-        # It looks into the archive anyway, and takes no such argument.
+        # A redrive always searches the archive, and takes no such argument.
         search.pop("archived", None)
         return await admin.redrive(**search, to=to, **options)
     if "archived" in search:
         raise Problem(400, "only a redrive takes archived messages: search without the archive")
     if action == "cancel":
-        return await admin.bulk_cancel(reason=asked.given("why"), **search, **options)
+        return await admin.bulk_cancel(reason=page_request.get_field("why"), **search, **options)
     if action == "retry":
         return await admin.bulk_retry(**search, **options)
     if action == "move":
-        return await admin.bulk_move(asked.needed("to"), **search, **options)
+        return await admin.bulk_move(page_request.get_required_field("to"), **search, **options)
     raise Problem(400, f"action must be redrive, cancel, retry or move, got {short(action)}")
 
 
-def _id(asked: Asked) -> str:
-    job_id: str = asked.request.path_params["job"]
+def _get_job_id(page_request: DashboardRequest) -> str:
+    job_id: str = page_request.request.path_params["job"]
     return job_id

@@ -1,6 +1,4 @@
-"""What a page or an action gets, what it answers with, and the search for messages, as an address
-and a form have it.
-"""
+"""Requests and results of pages and actions, and the message search in addresses and forms."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from faststream_sqlbroker.core.stored import Redact, StoredMessage
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.dashboard.shared import Lately
+from faststream_sqlbroker.http.dashboard.shared import SharedQueries
 from faststream_sqlbroker.http.users import Role, User
 
 if TYPE_CHECKING:
@@ -23,88 +21,88 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How much the dashboard shows and allows."""
+class DashboardSettings:
+    """Visibility and permissions of the dashboard."""
 
     writes: bool
-    """Whether there are actions at all."""
+    """True if there are actions at all."""
     bodies: bool
-    """Whether headers, bodies and errors, which may quote them, are shown."""
+    """True if headers, bodies and errors are visible; errors may quote bodies."""
     redact: Redact | None
     """Changes each message before it is shown."""
 
     @property
     def errors(self) -> bool:
-        """Whether errors are shown that `redact` cannot change, as they are apart from messages."""
+        """True if errors outside of messages are visible, which `redact` cannot change."""
         return self.bodies and self.redact is None
 
-    def shown(self, message: StoredMessage) -> StoredMessage:
-        """The message as pages show it: an error that `redact` has replaced is the hook's own."""
-        found = message if self.redact is None else self.redact(message)
-        if self.bodies or found.last_error != message.last_error:
-            return found
-        return replace(found, last_error=None)
+    def redact_message(self, message: StoredMessage) -> StoredMessage:
+        """Return the visible message; an error that `redact` has replaced stays."""
+        redacted = message if self.redact is None else self.redact(message)
+        if self.bodies or redacted.last_error != message.last_error:
+            return redacted
+        return replace(redacted, last_error=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request of a known user."""
+class DashboardRequest:
+    """A request of an authenticated user."""
 
     request: Request
     user: User
     admin: "Admin"
-    settings: Settings
-    lately: Lately
-    """What all users share."""
-    pulled: Callable[[], Awaitable[list[str]]]
-    """The queues of pull consumers."""
-    job_counts: Callable[[Sequence[str]], Awaitable[list[JobCounts]]]
-    """The jobs by state of each of these."""
+    settings: DashboardSettings
+    shared: SharedQueries
+    """Query results that all users share."""
+    list_pull_queues: Callable[[], Awaitable[list[str]]]
+    """Returns the queues of pull consumers."""
+    count_jobs: Callable[[Sequence[str]], Awaitable[list[JobCounts]]]
+    """Returns the jobs by state of each queue."""
     fields: Mapping[str, str]
-    """Of the address, and of the form that was sent."""
+    """Fields of the query string and of the form."""
 
     @property
     def writes(self) -> bool:
-        """Whether this user may change something here."""
+        """True if this user may change something."""
         return self.settings.writes and self.user.may(Role.OPERATOR)
 
     @property
-    def message(self) -> str:
-        """The id of a message in the path; `admin` refuses what is none."""
-        # Starlette's own numbers fail at thousands of digits, before anybody has asked who it is.
+    def message_id(self) -> str:
+        """Message id in the path; `admin` refuses an invalid id."""
+        # Starlette's int convertor fails at thousands of digits, before authentication.
         number: str = self.request.path_params["message"]
         return number
 
-    def given(self, name: str) -> str | None:
-        """The field `name`; None: it is missing or empty."""
+    def get_field(self, name: str) -> str | None:
+        """Return the field `name`, or None if the field is missing or empty."""
         return self.fields.get(name) or None
 
-    def needed(self, name: str) -> str:
-        """The field `name`.
+    def get_required_field(self, name: str) -> str:
+        """Return the field `name`.
 
         Raises:
-            Problem: it is missing or empty (400).
+            Problem: the field is missing or empty (400).
         """
-        found = self.given(name)
-        if found is None:
+        value = self.get_field(name)
+        if value is None:
             raise Problem(400, f"the field {name} is empty or missing: go back, and fill it in")
-        return found
+        return value
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A page: its template and what that shows."""
+class PageContent:
+    """The template and the values of a page."""
 
     template: str
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """An action that was done: which page follows, and what is said there."""
+class ActionResult:
+    """The next page after an action, and a note for the user."""
 
     path: str
-    """Below the dashboard's root."""
+    """Path below the dashboard's root."""
     note: str
     """A key of `NOTES`."""
 
@@ -137,72 +135,72 @@ NOTES = {
     "no_schedule": "There is no such schedule.",
     "nothing_released": "The worker had leased nothing.",
 }
-"""What a page says after an action: texts are chosen here, so that no link can bring its own."""
+"""Texts of a page after an action; a link can only select a text, not bring its own."""
 
 
-def moment_or_age(text: str | None) -> Duration | datetime | None:
-    """A time in ISO 8601 (in UTC if it names no zone), or a duration such as 90s, 15m or 2h."""
+def parse_time_or_age(text: str | None) -> Duration | datetime | None:
+    """Parse an ISO 8601 time (UTC without a zone), or return a duration such as 90s, 15m or 2h."""
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text.strip())
+        time = datetime.fromisoformat(text.strip())
     except ValueError:
         return text.strip()
-    return found.replace(tzinfo=timezone.utc) if found.tzinfo is None else found
+    return time.replace(tzinfo=timezone.utc) if time.tzinfo is None else time
 
 
 N = TypeVar("N", int, float)
 
 
-def number(asked: Asked, name: str, kind: type[N]) -> N | None:
-    """Return the field `name`, a number of this kind; None: it is missing or empty.
+def parse_number(page_request: DashboardRequest, name: str, kind: type[N]) -> N | None:
+    """Return the field `name` as a number, or None if the field is missing or empty.
 
     Raises:
-        Problem: it is none (400).
+        Problem: the field is not a number (400).
     """
-    text = asked.given(name)
+    text = page_request.get_field(name)
     try:
         return None if text is None else kind(text)
     except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise Problem(400, f"{name} must be {wanted}, got {short(text)}") from None
+        requirement = "a whole number" if kind is int else "a number"
+        raise Problem(400, f"{name} must be {requirement}, got {short(text)}") from None
 
 
-_TEXTS = ("queue", "state", "key", "error", "reason", "fingerprint")
-SEARCH_FIELDS = (*_TEXTS, "header", "value", "since", "until", "archived")
-"""Names of the fields of the search for messages."""
+_TEXT_FIELDS = ("queue", "state", "key", "error", "reason", "fingerprint")
+SEARCH_FIELDS = (*_TEXT_FIELDS, "header", "value", "since", "until", "archived")
+"""Form fields of the message search."""
 STATES = tuple(state.name for state in MessageState)
 
 
-def given_filter(given: Callable[[str], str | None]) -> dict[str, str]:
-    """What was filled in, by the names of the fields; `given` reads a field."""
-    return {name: value for name in SEARCH_FIELDS if (value := given(name)) is not None}
+def read_search_fields(get_field: Callable[[str], str | None]) -> dict[str, str]:
+    """Return the search fields that were filled in, by name."""
+    return {name: value for name in SEARCH_FIELDS if (value := get_field(name)) is not None}
 
 
-def search_of(fields: Mapping[str, str], settings: Settings) -> dict[str, Any]:
-    """The arguments of `admin.messages`.
+def to_search_arguments(fields: Mapping[str, str], settings: DashboardSettings) -> dict[str, Any]:
+    """Return the arguments of `admin.messages`.
 
     Raises:
-        Problem: the name of a header and its value do not come together (400), or headers and
-            errors are hidden (403): who may search by them can guess them.
+        Problem: only one of header name and value is given (400), or headers and errors are hidden
+            (403), because a search could guess them.
     """
     if not settings.bodies and {"header", "value", "error"} & fields.keys():
         raise Problem(403, "headers and errors are hidden here, so there is no search by them")
-    found: dict[str, Any] = {name: fields[name] for name in _TEXTS if name in fields}
+    arguments: dict[str, Any] = {name: fields[name] for name in _TEXT_FIELDS if name in fields}
     for name in ("since", "until"):
         if name in fields:
-            found[name] = moment_or_age(fields[name])
+            arguments[name] = parse_time_or_age(fields[name])
     if ("header" in fields) != ("value" in fields):
         raise Problem(400, "a search by a header needs its name and its value")
     if "header" in fields:
-        found["headers"] = {fields["header"]: fields["value"]}
+        arguments["headers"] = {fields["header"]: fields["value"]}
     if is_archived(fields):
-        found["archived"] = True
-    return found
+        arguments["archived"] = True
+    return arguments
 
 
 def is_archived(fields: Mapping[str, str]) -> bool:
-    """Whether the search looks into the archive."""
+    """Return True if the search includes the archive."""
     state = fields.get("state", "").upper()
-    ended = state in {each.name for each in ARCHIVED_STATES}
-    return ended or bool({"archived", "reason", "fingerprint"} & fields.keys())
+    is_ended = state in {archived_state.name for archived_state in ARCHIVED_STATES}
+    return is_ended or bool({"archived", "reason", "fingerprint"} & fields.keys())

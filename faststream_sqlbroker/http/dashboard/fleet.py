@@ -1,5 +1,6 @@
-"""The pages about dead letters, schedules, policies, locks, workers, jobs and channels; and those
-that look only when they are asked: rows that cannot be, lookup values, the diagnosis.
+"""Pages about dead letters, schedules, policies, locks, workers, jobs, channels and the audit.
+
+Verification, lookup values and the diagnosis are only queried on request.
 """
 
 from typing import TYPE_CHECKING
@@ -8,7 +9,11 @@ from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.dashboard.asked import Asked, Shown, search_of
+from faststream_sqlbroker.http.dashboard.asked import (
+    DashboardRequest,
+    PageContent,
+    to_search_arguments,
+)
 from faststream_sqlbroker.http.diagnosis import LIMIT
 from faststream_sqlbroker.http.users import Role
 
@@ -16,140 +21,153 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.http.dashboard.live import Live
 
 
-A_PAGE = 100
-"""Rows of a page."""
-MOST_GROUPS = 50
-"""Groups of dead letters on a page."""
-CONSUMERS = 25
-"""Pull consumers of a page: each takes some statements."""
-_SEARCHED = ("queue", "key", "error", "reason", "since", "until")
+PAGE_SIZE = 100
+"""Rows per page."""
+MAX_GROUPS = 50
+"""Groups of dead letters per page."""
+CONSUMER_PAGE_SIZE = 25
+"""Pull consumers per page: each needs several statements."""
+_SEARCH_FIELDS = ("queue", "key", "error", "reason", "since", "until")
 
 
-async def dead_letters(asked: Asked, _live: "Live") -> Shown:
-    """Failed messages by what they have in common."""
-    fields = {name: value for name in _SEARCHED if (value := asked.given(name)) is not None}
-    search = search_of(fields, asked.settings)
-    search.pop("archived", None)  # they always are
-    found = await asked.admin.dead_letters(**search, limit=MOST_GROUPS)
-    return Shown("dead_letters.html", {"found": found, "search": fields})
+async def load_dead_letters(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load failed messages, grouped by their errors."""
+    fields = {
+        name: value
+        for name in _SEARCH_FIELDS
+        if (value := page_request.get_field(name)) is not None
+    }
+    search = to_search_arguments(fields, page_request.settings)
+    search.pop("archived", None)  # dead letters are always archived
+    dead_letters = await page_request.admin.dead_letters(**search, limit=MAX_GROUPS)
+    return PageContent("dead_letters.html", {"found": dead_letters, "search": fields})
 
 
-async def schedules(asked: Asked, _live: "Live") -> Shown:
-    """All schedules of the fleet."""
-    return Shown("schedules.html", {"schedules": await asked.admin.schedules()})
+async def load_schedules(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load all schedules of the fleet."""
+    return PageContent("schedules.html", {"schedules": await page_request.admin.schedules()})
 
 
-async def policies(asked: Asked, _live: "Live") -> Shown:
-    """What waits for which policy, until when."""
-    found = await asked.admin.policies(
-        asked.given("queue"), after=asked.given("after"), limit=A_PAGE
+async def load_policies(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load the messages that wait for policies, and the end of each wait."""
+    policies = await page_request.admin.policies(
+        page_request.get_field("queue"), after=page_request.get_field("after"), limit=PAGE_SIZE
     )
-    after = found[-1].queue if len(found) == A_PAGE else None
-    return Shown("policies.html", {"policies": found, "after": after})
+    cursor = policies[-1].queue if len(policies) == PAGE_SIZE else None
+    return PageContent("policies.html", {"policies": policies, "after": cursor})
 
 
-async def locks(asked: Asked, _live: "Live") -> Shown:
-    """Locks that are held."""
-    return Shown("locks.html", {"locks": await asked.admin.locks(limit=A_PAGE)})
+async def load_locks(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load the locks that are held."""
+    return PageContent("locks.html", {"locks": await page_request.admin.locks(limit=PAGE_SIZE)})
 
 
-async def workers(asked: Asked, _live: "Live") -> Shown:
-    """The subscribers of all processes."""
-    found = await asked.admin.subscribers(asked.given("queue"))
-    found.sort(key=lambda each: (each.queues, each.worker))
-    return Shown("workers.html", {"subscribers": found[:A_PAGE], "more": len(found) > A_PAGE})
+async def load_workers(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load the subscribers of all processes."""
+    subscribers = await page_request.admin.subscribers(page_request.get_field("queue"))
+    subscribers.sort(key=lambda subscriber: (subscriber.queues, subscriber.worker))
+    return PageContent(
+        "workers.html",
+        {"subscribers": subscribers[:PAGE_SIZE], "more": len(subscribers) > PAGE_SIZE},
+    )
 
 
-async def jobs(asked: Asked, _live: "Live") -> Shown:
-    """Bulk actions."""
-    found = await asked.admin.audit(bulk=True, limit=A_PAGE, before=asked.given("before"))
-    return Shown("jobs.html", {"jobs": found, "after": _last(found)})
+async def load_jobs(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load bulk actions."""
+    jobs = await page_request.admin.audit(
+        bulk=True, limit=PAGE_SIZE, before=page_request.get_field("before")
+    )
+    return PageContent("jobs.html", {"jobs": jobs, "after": _get_next_cursor(jobs)})
 
 
-async def job(asked: Asked, _live: "Live") -> Shown:
-    """One action."""
-    found = await asked.admin.job(asked.request.path_params["job"])
-    if found is None:
-        given = short(asked.request.path_params["job"])
-        text = f"there is no bulk action {given}: it never was, or is older than a year"
+async def load_job(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load a bulk action."""
+    job = await page_request.admin.job(page_request.request.path_params["job"])
+    if job is None:
+        job_id = short(page_request.request.path_params["job"])
+        text = f"there is no bulk action {job_id}: it never was, or is older than a year"
         raise Problem(404, text)
-    return Shown("job.html", {"job": found})
+    return PageContent("job.html", {"job": job})
 
 
-async def audit(asked: Asked, _live: "Live") -> Shown:
-    """What operators did."""
-    found = await asked.admin.audit(limit=A_PAGE, before=asked.given("before"))
-    return Shown("audit.html", {"actions": found, "after": _last(found)})
+async def load_audit(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load the actions of operators."""
+    actions = await page_request.admin.audit(
+        limit=PAGE_SIZE, before=page_request.get_field("before")
+    )
+    return PageContent("audit.html", {"actions": actions, "after": _get_next_cursor(actions)})
 
 
-def _last(found: list[Job]) -> str | None:
-    return found[-1].id if len(found) == A_PAGE else None
+def _get_next_cursor(jobs: list[Job]) -> str | None:
+    return jobs[-1].id if len(jobs) == PAGE_SIZE else None
 
 
-async def channels(asked: Asked, _live: "Live") -> Shown:
-    """The pull consumers, and their jobs by state."""
-    after = asked.given("after") or ""
-    names = sorted(name for name in await asked.pulled() if name > after)
-    page = names[:CONSUMERS]
-    return Shown(
+async def load_channels(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load the pull consumers, and their jobs by state."""
+    cursor = page_request.get_field("after") or ""
+    names = sorted(name for name in await page_request.list_pull_queues() if name > cursor)
+    page = names[:CONSUMER_PAGE_SIZE]
+    return PageContent(
         "channels.html",
         {
-            "consumers": await asked.job_counts(page),
-            "rates": {queue.queue: queue for queue in await asked.lately.queues.get()},
+            "consumers": await page_request.count_jobs(page),
+            "rates": {queue.queue: queue for queue in await page_request.shared.queues.get()},
             "after": page[-1] if len(names) > len(page) else None,
         },
     )
 
 
-MOST_ROWS = 20_000
-"""Rows that one look of `verify` reads."""
-LONGEST_LOOK = 2.0
-"""Seconds of one look; the next goes on where it ended."""
-MOST_LINES = 100
-"""Damages, notes or records on a page."""
+MAX_ROWS = 20_000
+"""Rows per run of `load_verify`."""
+MAX_RUN_SECONDS = 2.0
+"""Seconds per run; the next run continues at its end."""
+MAX_LINES = 100
+"""Damaged rows, notes or records per page."""
 
 
-async def verify(asked: Asked, _live: "Live") -> Shown:
-    """Rows of the tables that cannot be; nothing is read before the user asks for it."""
-    after = asked.given("after")
-    found = None
-    if after is not None or asked.given("run") is not None:
-        # One at a time in a process: any viewer can ask, and a look reads many rows.
-        async with asked.lately.verifying:
-            found = await asked.admin.verify(
-                after=after, rows=MOST_ROWS, time_limit=LONGEST_LOOK, limit=MOST_LINES
+async def load_verify(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Verify the tables, once the user requests a run."""
+    cursor = page_request.get_field("after")
+    verification = None
+    if cursor is not None or page_request.get_field("run") is not None:
+        # One run at a time per process: any viewer can start one, and it reads many rows.
+        async with page_request.shared.verify_lock:
+            verification = await page_request.admin.verify(
+                after=cursor, rows=MAX_ROWS, time_limit=MAX_RUN_SECONDS, limit=MAX_LINES
             )
-    return Shown("verify.html", {"found": found, "meanings": MEANINGS, "notes": NOTES})
+    return PageContent("verify.html", {"found": verification, "meanings": MEANINGS, "notes": NOTES})
 
 
-async def diagnosis(asked: Asked, _live: "Live") -> Shown:
-    """What is around the broker; for administrators, as it names hosts, tables and rights.
+async def load_diagnosis(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Run the diagnosis, for administrators only: the result names hosts, tables and rights.
 
     Raises:
-        Problem: the user is no administrator (403).
+        Problem: the user is not an administrator (403).
     """
-    if not asked.user.may(Role.ADMIN):
+    if not page_request.user.may(Role.ADMIN):
         raise Problem(403, "the diagnosis is for administrators: it names hosts, tables and rights")
-    # One at a time in a process: each takes several connections.
-    async with asked.lately.verifying:
-        found = await asked.admin.diagnosis(timeout=LIMIT)
-    return Shown("diagnosis.html", {"found": found})
+    # One run at a time per process, because each takes several connections.
+    async with page_request.shared.verify_lock:
+        diagnosis = await page_request.admin.diagnosis(timeout=LIMIT)
+    return PageContent("diagnosis.html", {"found": diagnosis})
 
 
-async def mirror(asked: Asked, _live: "Live") -> Shown:
-    """Live messages with a lookup value: how many for viewers, which ones for operators."""
-    lookup = asked.given("lookup")
-    info = asked.given("info")
+async def load_mirror(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load live messages with a lookup value: the count for viewers, the records for operators."""
+    lookup = page_request.get_field("lookup")
+    info = page_request.get_field("info")
     count = None
     records = None
     if lookup is not None:
-        # A lookup value is an argument like any other, so `admin` raises ValueError.
+        # `admin` raises ValueError for an invalid argument, which is user input here.
         try:
-            count = await asked.admin.count_mirrored(lookup=lookup, info=info)
-            # As with /v1/mirror: what is stored is for operators.
-            if asked.user.may(Role.OPERATOR):
-                records = await asked.admin.mirrored(lookup=lookup, info=info, limit=MOST_LINES)
+            count = await page_request.admin.count_mirrored(lookup=lookup, info=info)
+            # As with /v1/mirror, records are for operators only.
+            if page_request.user.may(Role.OPERATOR):
+                records = await page_request.admin.mirrored(
+                    lookup=lookup, info=info, limit=MAX_LINES
+                )
         except ValueError as error:
             raise Problem(400, str(error)) from None
     values = {"lookup": lookup or "", "info": info or "", "count": count, "records": records}
-    return Shown("mirror.html", values)
+    return PageContent("mirror.html", values)

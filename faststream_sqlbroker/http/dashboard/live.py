@@ -1,4 +1,4 @@
-"""Numbers that change while a page is open: one poller a process, however many look."""
+"""Live numbers of open pages: one poller per process, for any number of viewers."""
 
 import asyncio
 import json
@@ -14,174 +14,181 @@ from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.rendering import (
-    count_text,
-    length_text,
-    rate_text,
-    spark_points,
-    status_text,
+    compute_spark_points,
+    format_count,
+    format_length,
+    format_rate,
+    format_status,
 )
 from faststream_sqlbroker.http.dashboard.shared import PERIOD, REST
 from faststream_sqlbroker.http.mounting import Send
 
-KEPT = 60
-"""Looks that a sparkline shows."""
-REMEMBERED = 10.0
-"""Seconds without a look after which a sparkline begins anew. Shorter ones are the rule: a single
-viewer's stream ends and begins again."""
+MAX_HISTORY = 60
+"""Points of a sparkline, one per poll."""
+HISTORY_TIMEOUT = 10.0
+"""Seconds without a poll after which sparklines start again. Shorter gaps are normal: the stream
+of a single viewer ends and starts again.
+"""
 MOST_VIEWERS = 100
-"""Of a process; more are refused."""
-LONGEST = 20.0
-"""Seconds of a stream; then the browser asks again, and its user is authenticated again. A server
-that stops may wait for all answers, so a stream must end."""
-AGAIN = b"retry: 500\n\n"
-"""Milliseconds after which a browser asks again."""
+"""Viewers per process; more are refused."""
+MAX_STREAM_SECONDS = 20.0
+"""Seconds of a stream; then the browser reconnects, and its user is authenticated again. A server
+that stops may wait for all responses, so a stream must end.
+"""
+RETRY_EVENT = b"retry: 500\n\n"
+"""Sets the milliseconds after which a browser reconnects."""
 Row = Mapping[str, str]
 
 
 class Live:
-    """Looks while at least one viewer is there, and tells all of them the same."""
+    """Polls the queues while there are viewers, and sends every viewer the same events."""
 
     def __init__(
         self,
         read: Callable[[], Awaitable[list[QueueOverview]]],
         totals: Callable[[list[QueueOverview]], Mapping[str, Any]],
     ) -> None:
-        """`read` asks the database; `totals` sums up."""
+        """Poll with `read`, and sum up with `totals`."""
         self._read = read
-        self._totals = totals
+        self._compute_totals = totals
         self._viewers = 0
         self._poller: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
-        self._looks = 0
-        self._looked = float("-inf")
+        self._updated = asyncio.Event()
+        self._polls = 0
+        self._polled_at = float("-inf")
         self._pause = PERIOD
         self._rows: dict[str, Row] = {}
-        self._changed = b""
-        self._problem: str | None = None
-        self._sums: Row = {}
+        self._changes = b""
+        self._error: str | None = None
+        self._formatted_totals: Row = {}
         self.history: dict[str, deque[int]] = {}
-        """The ready messages of each queue at the last looks."""
+        """Ready messages of each queue at the last polls."""
 
     @property
     def viewers(self) -> int:
-        """How many look now."""
+        """Number of current viewers."""
         return self._viewers
 
     def check(self) -> None:
-        """Refuse one more viewer.
+        """Refuse a viewer when there are too many.
 
         Raises:
-            Problem: there are too many (503).
+            Problem: there are too many viewers (503).
         """
         if self._viewers >= MOST_VIEWERS:
             text = f"{MOST_VIEWERS} pages are live already: this one does not change by itself"
             raise Problem(503, text, {"Retry-After": "60"})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Events for one viewer: first all that is known, then what has changed."""
+        """Yield events for a viewer: first all rows, then changed rows."""
         if self._viewers >= MOST_VIEWERS:
-            return  # Others that were let in at the same moment are here before it.
+            return  # Viewers that passed `check` at the same time were faster.
         self._viewers += 1
         try:
             if self._poller is None or self._poller.done():
-                # What was seen before it rested is old.
+                # Rows from before the pause are old.
                 self._rows = {}
-                if monotonic() - self._looked > max(REMEMBERED, PERIOD + self._pause):
+                if monotonic() - self._polled_at > max(HISTORY_TIMEOUT, PERIOD + self._pause):
                     self.history = {}
-                self._changed = b""
-                self._poller = asyncio.create_task(self._poll())
-            seen = self._looks
-            if self._changed:
-                yield self._event(self._rows)
+                self._changes = b""
+                self._poller = asyncio.create_task(self._run_poller())
+            last_poll = self._polls
+            if self._changes:
+                yield self._build_event(self._rows)
             while True:
-                if self._looks == seen:
-                    await self._news.wait()
-                # A slow viewer that has missed a look gets all rows.
-                event = self._changed if self._looks == seen + 1 else self._event(self._rows)
-                seen = self._looks
+                if self._polls == last_poll:
+                    await self._updated.wait()
+                # A slow viewer that has missed a poll gets all rows.
+                event = (
+                    self._changes if self._polls == last_poll + 1 else self._build_event(self._rows)
+                )
+                last_poll = self._polls
                 yield event
         finally:
             self._viewers -= 1
 
-    async def _poll(self) -> None:
-        # It is not cancelled: that would cost a connection in the middle of a statement.
+    async def _run_poller(self) -> None:
+        # Never cancelled: a cancel during a statement would cost the connection.
         while self._viewers:
-            begun = monotonic()
-            await self._look()
-            # All that wait now wake up; the next look has an event of its own.
-            news, self._news = self._news, asyncio.Event()
-            news.set()
-            self._looked = monotonic()
-            self._pause = max(PERIOD, REST * (self._looked - begun))
+            started_at = monotonic()
+            await self._poll()
+            # Wake all current waiters; the next poll has a new event.
+            updated, self._updated = self._updated, asyncio.Event()
+            updated.set()
+            self._polled_at = monotonic()
+            self._pause = max(PERIOD, REST * (self._polled_at - started_at))
             await asyncio.sleep(self._pause)
 
-    async def _look(self) -> None:
-        before = self._rows
+    async def _poll(self) -> None:
+        previous_rows = self._rows
         try:
-            found = await self._read()
+            overviews = await self._read()
         except SqlBrokerError:
-            self._problem = "the database does not answer"
+            self._error = "the database does not answer"
         else:
-            self._problem = None
-            self._remember(found)
-            self._rows = {each.queue: self._row(each) for each in found}
-            self._sums = sums_of(self._totals(found))
-        self._looks += 1
-        self._changed = self._event(
-            {name: row for name, row in self._rows.items() if before.get(name) != row}
+            self._error = None
+            self._update_history(overviews)
+            self._rows = {overview.queue: self._build_row(overview) for overview in overviews}
+            self._formatted_totals = format_totals(self._compute_totals(overviews))
+        self._polls += 1
+        self._changes = self._build_event(
+            {name: row for name, row in self._rows.items() if previous_rows.get(name) != row}
         )
 
-    def _remember(self, found: Sequence[QueueOverview]) -> None:
+    def _update_history(self, overviews: Sequence[QueueOverview]) -> None:
         self.history = {
-            each.queue: self.history.get(each.queue) or deque(maxlen=KEPT) for each in found
+            overview.queue: self.history.get(overview.queue) or deque(maxlen=MAX_HISTORY)
+            for overview in overviews
         }
-        for each in found:
-            self.history[each.queue].append(each.ready.value)
+        for overview in overviews:
+            self.history[overview.queue].append(overview.ready.value)
 
-    def _row(self, each: QueueOverview) -> Row:
-        return row_of(each) | {"points": spark_points(tuple(self.history[each.queue]))}
+    def _build_row(self, overview: QueueOverview) -> Row:
+        return format_row(overview) | {
+            "points": compute_spark_points(tuple(self.history[overview.queue]))
+        }
 
-    def _event(self, rows: Mapping[str, Row]) -> bytes:
-        # The number of all queues, too: a page that has fewer or more says so.
-        told = {"rows": rows, "queues": len(self._rows), "totals": self._sums}
-        text = json.dumps(told | {"problem": self._problem})
+    def _build_event(self, rows: Mapping[str, Row]) -> bytes:
+        # With the number of all queues, so that a page notices new and removed queues.
+        data = {"rows": rows, "queues": len(self._rows), "totals": self._formatted_totals}
+        text = json.dumps(data | {"problem": self._error})
         return f"data: {text}\n\n".encode()
 
 
-def row_of(queue: QueueOverview) -> dict[str, str]:
-    """The cells of a queue, as pages show them."""
+def format_row(queue: QueueOverview) -> dict[str, str]:
+    """Return the formatted cells of a queue."""
     return {
-        "ready": count_text(queue.ready),
-        "delayed": count_text(queue.delayed),
-        "in_flight": count_text(queue.in_flight),
-        "retrying": count_text(queue.retrying),
-        "age": length_text(queue.oldest_due_age),
-        "in": rate_text(queue.in_per_minute),
-        "out": rate_text(queue.out_per_minute),
+        "ready": format_count(queue.ready),
+        "delayed": format_count(queue.delayed),
+        "in_flight": format_count(queue.in_flight),
+        "retrying": format_count(queue.retrying),
+        "age": format_length(queue.oldest_due_age),
+        "in": format_rate(queue.in_per_minute),
+        "out": format_rate(queue.out_per_minute),
         "subscribers": str(queue.live_subscribers),
-        "status": status_text(queue),
+        "status": format_status(queue),
     }
 
 
-def sums_of(totals: Mapping[str, Any]) -> dict[str, str]:
-    """Totals, as the overview shows them."""
+def format_totals(totals: Mapping[str, Any]) -> dict[str, str]:
+    """Return the formatted totals of the overview."""
     counts = {name: f"{totals[name]:,}" for name in ("ready", "in_flight", "delayed")}
-    rates = {name: rate_text(totals[name]) for name in ("in", "out")}
-    return counts | rates | {"oldest": length_text(totals["oldest"])}
+    rates = {name: format_rate(totals[name]) for name in ("in", "out")}
+    return counts | rates | {"oldest": format_length(totals["oldest"])}
 
 
 class LiveResponse(StreamingResponse):
-    """Sends events until the browser has gone, or for 20 seconds."""
+    """A stream of events that ends with the connection, or after 20 seconds."""
 
     media_type = "text/event-stream"
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events; the stream ends with this call, however it ends."""
+        """Send the events; the stream always ends with this call."""
         events: Any = self.body_iterator
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": AGAIN, "more_body": True})
+        await send({"type": "http.response.body", "body": RETRY_EVENT, "more_body": True})
         with suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST), aclosing(events):
+            async with asyncio.timeout(MAX_STREAM_SECONDS), aclosing(events):
                 async for event in events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""The pages about queues and messages."""
+"""Pages about queues and messages."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,47 +10,47 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import (
     STATES,
-    Asked,
-    Shown,
-    given_filter,
+    DashboardRequest,
+    PageContent,
     is_archived,
-    search_of,
+    read_search_fields,
+    to_search_arguments,
 )
-from faststream_sqlbroker.http.dashboard.rendering import state_times
+from faststream_sqlbroker.http.dashboard.rendering import get_state_times
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.http.dashboard.live import Live
 
-OF_ERROR = error_text("\0").partition("\0")[0]
-"""What stands before an error at the end of a sentence."""
-A_PAGE = 50
-"""Messages of a page."""
-LATELY = "1h"
-"""How far back the overview looks for dead letters."""
-MOST_FAILED = 100
-"""Of these, it counts so many."""
+ERROR_PREFIX = error_text("\0").partition("\0")[0]
+"""Text before an error at the end of a sentence."""
+PAGE_SIZE = 50
+"""Messages per page."""
+RECENT_PERIOD = "1h"
+"""Period in which the overview counts dead letters."""
+MAX_FAILED = 100
+"""Maximum dead letters that the overview counts."""
 
 
-async def overview(asked: Asked, _live: "Live") -> Shown:
-    """Problems first, then rates and ages."""
-    found = await asked.lately.findings.get()
-    queues = list(found.queues)
-    return Shown(
+async def load_overview(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load findings, rates and ages."""
+    result = await page_request.shared.findings.get()
+    queues = list(result.queues)
+    return PageContent(
         "overview.html",
         {
             "queues": queues,
-            "findings": found.findings,
-            "health": found.health,
-            "failed": await _failed_lately(asked),
+            "findings": result.findings,
+            "health": result.health,
+            "failed": await _count_recent_failures(page_request),
             "totals": totals(queues),
         },
     )
 
 
-async def _failed_lately(asked: Asked) -> Count:
+async def _count_recent_failures(page_request: DashboardRequest) -> Count:
     try:
-        page = await asked.admin.messages(
-            state="FAILED", archived=True, since=LATELY, limit=MOST_FAILED
+        page = await page_request.admin.messages(
+            state="FAILED", archived=True, since=RECENT_PERIOD, limit=MAX_FAILED
         )
     except SetupError:
         return Count(0)  # There is no archive.
@@ -58,7 +58,7 @@ async def _failed_lately(asked: Asked) -> Count:
 
 
 def totals(queues: list[QueueOverview]) -> dict[str, Any]:
-    """Sums and worst values of all queues."""
+    """Return sums and worst values of all queues."""
     rates = [queue.out_per_minute for queue in queues if queue.out_per_minute is not None]
     return {
         "ready": sum(queue.ready.value for queue in queues),
@@ -70,53 +70,53 @@ def totals(queues: list[QueueOverview]) -> dict[str, Any]:
     }
 
 
-async def queues(asked: Asked, live: "Live") -> Shown:
-    """All queues, each with what is in it."""
-    found = await asked.lately.queues.get()
-    return Shown("queues.html", {"queues": found, "history": live.history})
+async def load_queues(page_request: DashboardRequest, live: "Live") -> PageContent:
+    """Load all queues with their counts."""
+    overviews = await page_request.shared.queues.get()
+    return PageContent("queues.html", {"queues": overviews, "history": live.history})
 
 
-async def queue(asked: Asked, live: "Live") -> Shown:
-    """One queue."""
-    name = _name(asked)
-    found = (await asked.admin.queues(name))[0]
-    subscribers = await asked.admin.subscribers(name)
-    policies = await asked.admin.policies(name)
+async def load_queue(page_request: DashboardRequest, live: "Live") -> PageContent:
+    """Load a queue."""
+    name = _get_queue_name(page_request)
+    overview = (await page_request.admin.queues(name))[0]
+    subscribers = await page_request.admin.subscribers(name)
+    policies = await page_request.admin.policies(name)
     findings = [
-        explain_late(finding, found, policies[0], subscribers)
+        explain_late(finding, overview, policies[0], subscribers)
         if finding.kind == "late" and policies
         else finding
-        for finding in queue_findings(found, MAX_AGE)
+        for finding in queue_findings(overview, MAX_AGE)
     ]
     values = {
-        "queue": found,
+        "queue": overview,
         "findings": findings,
-        "subscribers": subscribers[:A_PAGE],
+        "subscribers": subscribers[:PAGE_SIZE],
         "policies": policies,
         "history": live.history,
     }
-    return Shown("queue.html", values)
+    return PageContent("queue.html", values)
 
 
-def _name(asked: Asked) -> str:
-    name = asked.given("name")
+def _get_queue_name(page_request: DashboardRequest) -> str:
+    name = page_request.get_field("name")
     if name is None:
         raise Problem(400, "the address names no queue: add ?name= and its name")
     return name
 
 
-async def messages(asked: Asked, _live: "Live") -> Shown:
-    """A page of those that match the search."""
-    fields = given_filter(asked.given)
-    page = await asked.admin.messages(
-        **search_of(fields, asked.settings),
-        limit=A_PAGE,
-        after=asked.given("after"),
-        # A hook may need headers and body to decide.
-        bodies=asked.settings.redact is not None,
-        redact=asked.settings.shown,
+async def load_messages(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load a page of messages that match the search."""
+    fields = read_search_fields(page_request.get_field)
+    page = await page_request.admin.messages(
+        **to_search_arguments(fields, page_request.settings),
+        limit=PAGE_SIZE,
+        after=page_request.get_field("after"),
+        # A redact hook may need headers and body to decide.
+        bodies=page_request.settings.redact is not None,
+        redact=page_request.settings.redact_message,
     )
-    return Shown(
+    return PageContent(
         "messages.html",
         {
             "page": page,
@@ -128,21 +128,24 @@ async def messages(asked: Asked, _live: "Live") -> Shown:
     )
 
 
-async def message(asked: Asked, _live: "Live") -> Shown:
-    """One message with all that is known of it."""
-    settings = asked.settings
-    # A hook may need headers and body to decide, also where they are not shown.
+async def load_message(page_request: DashboardRequest, _live: "Live") -> PageContent:
+    """Load a message with all details."""
+    settings = page_request.settings
+    # A redact hook may need headers and body to decide, even if they are not shown.
     body = settings.bodies or settings.redact is not None
-    detail = await asked.admin.message(asked.message, body=body, redact=settings.shown)
+    detail = await page_request.admin.message(
+        page_request.message_id, body=body, redact=settings.redact_message
+    )
     if detail is None:
         text = (
-            f"there is no message {asked.message}, live or archived: retention may have removed it"
+            f"there is no message {page_request.message_id}, live or archived: "
+            "retention may have removed it"
         )
         raise Problem(404, text)
-    # The reasons are made of the row, with the error at their end.
+    # Reasons come from the row, and may end with its error.
     reasons = [
-        (each, each.text if settings.errors else each.text.partition(OF_ERROR)[0])
-        for each in detail.explanation.reasons
+        (reason, reason.text if settings.errors else reason.text.partition(ERROR_PREFIX)[0])
+        for reason in detail.explanation.reasons
     ]
     values = {"detail": detail, "message": detail.message, "reasons": reasons}
-    return Shown("message.html", {**values, "times": state_times(detail.message)})
+    return PageContent("message.html", {**values, "times": get_state_times(detail.message)})

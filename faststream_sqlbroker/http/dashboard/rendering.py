@@ -1,6 +1,4 @@
-"""Templates become pages: everything that they show is escaped. With the words of the pages, and
-the positions of what they draw as SVG.
-"""
+"""Templates, which escape all values, and their filters: texts, and points of SVG sparklines."""
 
 import json
 import re
@@ -18,110 +16,111 @@ from faststream_sqlbroker.core.stored import StoredMessage
 from faststream_sqlbroker.core.times import length_text as known_length
 
 LONGEST_BODY = 100_000
-"""Characters of a body that a page shows."""
+"""Characters of a body on a page."""
 
 
 def environment() -> Environment:
-    """The templates of this package."""
-    made = Environment(
+    """Create the environment of this package's templates."""
+    environment = Environment(
         loader=PackageLoader("faststream_sqlbroker.http.dashboard"),
-        # Of all templates, whatever their names end with.
+        # For all templates, regardless of their suffix.
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=escaped,
+        finalize=escape_invisible,
     )
-    made.filters |= {
-        "when": when,
-        "length": length_text,
-        "count": count_text,
-        "rate": rate_text,
-        "status": status_text,
-        "fact": fact_text,
+    environment.filters |= {
+        "when": format_time,
+        "length": format_length,
+        "count": format_count,
+        "rate": format_rate,
+        "status": format_status,
+        "fact": format_fact,
         "body": body_text,
-        "query": query_text,
+        "query": format_query,
         "size": len,
-        "plain_schedule": plain_schedule,
-        "spark": spark_points,
+        "plain_schedule": describe_schedule,
+        "spark": compute_spark_points,
     }
-    return made
+    return environment
 
 
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
 
 
-def escaped(value: Any) -> Any:
-    """A text as pages show it: what would reorder or hide what stands around it is escaped."""
+def escape_invisible(value: Any) -> Any:
+    """Escape characters that would reorder or hide the text around them."""
     if type(value) is not str:
         return value
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
 
 
-def when(at: datetime | float | None) -> Markup | str:
-    """A moment, for people and for programs; or seconds before the database's now."""
+def format_time(at: datetime | float | None) -> Markup | str:
+    """Format a time for people and programs, or a number of seconds before the database's now."""
     if at is None:
         return "–"
     if not isinstance(at, datetime):
-        return f"{length_text(at)} ago"
+        return f"{format_length(at)} ago"
     element = '<time datetime="{}">{}</time>'
     return Markup(element).format(at.isoformat(), f"{at:%Y-%m-%d %H:%M:%S} UTC")  # noqa: S704
 
 
-def length_text(seconds: float | None) -> str:
-    """A length of time, rounded."""
+def format_length(seconds: float | None) -> str:
+    """Format a rounded length of time."""
     return "–" if seconds is None else known_length(seconds)
 
 
-def count_text(count: Count | int) -> str:
-    """A number with separators, and whether it is an estimate."""
+def format_count(count: Count | int) -> str:
+    """Format a number with separators, and mark an estimate."""
     if isinstance(count, int):
         return f"{count:,}"
     return f"{count.value:,}" if count.exact else f"{count.how} {count.value:,}"
 
 
-def rate_text(rate: float | None) -> str:
-    """Messages a minute; None: not known."""
+def format_rate(rate: float | None) -> str:
+    """Format messages per minute; None is unknown."""
     return "–" if rate is None else f"{rate:,.10g}"
 
 
-def status_text(queue: QueueOverview) -> str:
-    """What a list of queues says of one besides numbers; empty if nothing."""
+def format_status(queue: QueueOverview) -> str:
+    """Format the status of a queue in a list; empty if there is nothing to report."""
     paused = "paused" if queue.paused is not None else ""
-    return str(escaped("; ".join(text for text in (paused, queue.problem) if text)))
+    return str(escape_invisible("; ".join(text for text in (paused, queue.problem) if text)))
 
 
-def fact_text(value: Any) -> str:
-    """A fact of the diagnosis: a text, a number, a list, or a mapping of these."""
+def format_fact(value: Any) -> str:
+    """Format a fact of the diagnosis: a text, a number, a list, or a mapping."""
     if value is None or value in ([], (), {}):
         return "–"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {fact_text(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {format_fact(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
-        between = "; " if isinstance(value[0], Mapping) else ", "
-        return between.join(fact_text(each) for each in value)
+        separator = "; " if isinstance(value[0], Mapping) else ", "
+        return separator.join(format_fact(item) for item in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def body_text(body: Any) -> str:
-    """A body or a header: JSON indented, text as it is, bytes in hexadecimal."""
+    """Format a body or a header: indented JSON, plain text, or bytes in hexadecimal."""
     if isinstance(body, str):
-        found = body
+        text = body
     elif isinstance(body, bytes):
-        found = f"{len(body)} bytes: {body[:LONGEST_BODY].hex(' ')}"
+        text = f"{len(body)} bytes: {body[:LONGEST_BODY].hex(' ')}"
     else:
-        found = _indented(body)
-    if len(found) <= LONGEST_BODY:
-        return found
-    return f"{found[:LONGEST_BODY]}\n… and more: a page shows {LONGEST_BODY:,} characters"
+        text = _format_json(body)
+    if len(text) <= LONGEST_BODY:
+        return text
+    return f"{text[:LONGEST_BODY]}\n… and more: a page shows {LONGEST_BODY:,} characters"
 
 
-def _indented(body: Any) -> str:
-    """The beginning of it as JSON.
+def _format_json(body: Any) -> str:
+    """Return the beginning of `body` as JSON.
 
-    It is made in Python: all of it could hold up all else that this process does for seconds.
+    The encoder is Python's, part by part: encoding a large body at once could block the process
+    for seconds.
     """
     encoder = json.JSONEncoder(indent=2, ensure_ascii=False, default=str)
     parts: list[str] = []
@@ -134,48 +133,48 @@ def _indented(body: Any) -> str:
     return "".join(parts)
 
 
-def query_text(values: Mapping[str, Any]) -> str:
-    """Parameters of an address, without those that are None or empty."""
+def format_query(values: Mapping[str, Any]) -> str:
+    """Return a query string, without parameters that are None or empty."""
     return urlencode({name: value for name, value in values.items() if value not in {None, ""}})
 
 
-_SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
+_EXAMPLE_TIME = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
-def plain_schedule(expression: str) -> str:
-    """When a cron expression fires, in words; the expression itself without the extra `schedule`.
+def describe_schedule(expression: str) -> str:
+    """Describe a cron expression; without the extra `schedule` return the expression itself.
 
-    The table may hold what another program has written, so nothing is raised.
+    Nothing is raised, because the table may hold expressions of another program.
     """
-    # Without the extra, too: a dashboard must not need what only declares schedules.
+    # Optional: a dashboard must not need an extra that only declares schedules.
     try:
         from cronsim import CronSim  # noqa: PLC0415 - an extra
 
-        return str(CronSim(expression, _SOME_DAY).explain())
+        return str(CronSim(expression, _EXAMPLE_TIME).explain())
     except Exception:  # noqa: BLE001 - cronsim raises errors of several kinds for odd texts
         return expression
 
 
 WIDTH = 120
-"""Of a sparkline, in its own units."""
+"""Width of a sparkline in its own units."""
 HEIGHT = 24
-"""Of it, too."""
+"""Height of a sparkline in its own units."""
 
 
-def spark_points(values: Sequence[int]) -> str:
-    """The points of a polyline that shows `values` from left to right."""
+def compute_spark_points(values: Sequence[int]) -> str:
+    """Return the points of a polyline for `values`, from left to right."""
     if not values:
         return ""
-    highest = max(*values, 1)
+    max_value = max(*values, 1)
     step = WIDTH / max(len(values) - 1, 1)
     return " ".join(
-        f"{n * step:.1f},{HEIGHT - 1 - (HEIGHT - 2) * value / highest:.1f}"
+        f"{n * step:.1f},{HEIGHT - 1 - (HEIGHT - 2) * value / max_value:.1f}"
         for n, value in enumerate(values)
     )
 
 
-def state_times(message: StoredMessage) -> dict[str, datetime | None]:
-    """Return the times at which the message came to its states, as far as its row tells."""
+def get_state_times(message: StoredMessage) -> dict[str, datetime | None]:
+    """Return the known times at which the message entered a state."""
     times: dict[str, datetime | None] = {
         "PENDING": message.created_at,
         "PROCESSING": message.acquired_at,

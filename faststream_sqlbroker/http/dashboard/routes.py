@@ -1,4 +1,4 @@
-"""The paths of the dashboard, and how its answers become pages."""
+"""Routes of the dashboard, and rendering of its pages."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,193 +13,213 @@ from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import fleet, pages
-from faststream_sqlbroker.http.dashboard.actions import ACTIONS, Action, Bulk
-from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Settings, Shown
+from faststream_sqlbroker.http.dashboard.actions import ACTIONS, Action, BulkJobs
+from faststream_sqlbroker.http.dashboard.asked import NOTES, DashboardRequest, PageContent, Settings
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
 from faststream_sqlbroker.http.dashboard.rendering import environment
-from faststream_sqlbroker.http.dashboard.shared import Answers, lately_of
-from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.dashboard.shared import Answers, create_shared_queries
+from faststream_sqlbroker.http.gate import AccessControl
 from faststream_sqlbroker.http.service import Service
-from faststream_sqlbroker.http.shield import told_problem, unknown_problem
-from faststream_sqlbroker.http.users import Role, User, role_of
+from faststream_sqlbroker.http.shield import create_path_problem, log_problem
+from faststream_sqlbroker.http.users import Role, User, parse_role
 
 STATIC = Path(__file__).parent / "static"
-Page = Callable[[Asked, Live], Awaitable[Shown]]
-REFRESHED = "X-Refreshed"
-"""The header of a page that is read again while it is open."""
+Page = Callable[[DashboardRequest, Live], Awaitable[PageContent]]
+REFRESH_HEADER = "X-Refreshed"
+"""Header of requests by which an open page refreshes itself."""
 DIAGNOSIS = "/ui/diagnosis"
 MENU: Sequence[tuple[str, Page, str, str]] = (
-    ("/", pages.overview, "Overview", "o"),
-    ("/ui/queues", pages.queues, "Queues", "q"),
-    ("/ui/messages", pages.messages, "Messages", "m"),
-    ("/ui/dead-letters", fleet.dead_letters, "Dead letters", "d"),
-    ("/ui/schedules", fleet.schedules, "Schedules", "s"),
-    ("/ui/policies", fleet.policies, "Policies", "p"),
-    ("/ui/locks", fleet.locks, "Locks", "l"),
-    ("/ui/workers", fleet.workers, "Workers", "w"),
-    ("/ui/channels", fleet.channels, "Pull consumers", "c"),
-    ("/ui/mirror", fleet.mirror, "Lookup", "f"),
-    ("/ui/jobs", fleet.jobs, "Bulk jobs", "j"),
-    ("/ui/audit", fleet.audit, "Audit", "a"),
-    ("/ui/verify", fleet.verify, "Verify", "v"),
-    (DIAGNOSIS, fleet.diagnosis, "Diagnosis", "i"),
+    ("/", pages.load_overview, "Overview", "o"),
+    ("/ui/queues", pages.load_queues, "Queues", "q"),
+    ("/ui/messages", pages.load_messages, "Messages", "m"),
+    ("/ui/dead-letters", fleet.load_dead_letters, "Dead letters", "d"),
+    ("/ui/schedules", fleet.load_schedules, "Schedules", "s"),
+    ("/ui/policies", fleet.load_policies, "Policies", "p"),
+    ("/ui/locks", fleet.load_locks, "Locks", "l"),
+    ("/ui/workers", fleet.load_workers, "Workers", "w"),
+    ("/ui/channels", fleet.load_channels, "Pull consumers", "c"),
+    ("/ui/mirror", fleet.load_mirror, "Lookup", "f"),
+    ("/ui/jobs", fleet.load_jobs, "Bulk jobs", "j"),
+    ("/ui/audit", fleet.load_audit, "Audit", "a"),
+    ("/ui/verify", fleet.load_verify, "Verify", "v"),
+    (DIAGNOSIS, fleet.load_diagnosis, "Diagnosis", "i"),
 )
-"""The pages of the menu, the last for administrators only: address, page, name, and the key that
-follows `g`."""
+"""Pages of the menu: address, page, name, and the key after `g`. The last page is for
+administrators only.
+"""
 PAGES: Mapping[str, Page] = {path: page for path, page, *_ in MENU} | {
-    "/ui/queue": pages.queue,
-    "/ui/messages/{message}": pages.message,
-    "/ui/jobs/{job}": fleet.job,
+    "/ui/queue": pages.load_queue,
+    "/ui/messages/{message}": pages.load_message,
+    "/ui/jobs/{job}": fleet.load_job,
 }
 
 
 class DashboardRoutes:
-    """Serves the pages, what belongs to them, and the actions on them."""
+    """Serves the pages, their static files, and the actions."""
 
     def __init__(
-        self, service: Service, gate: Gate, csrf: Csrf, limits: BodyLimits, settings: Settings
+        self,
+        service: Service,
+        access_control: AccessControl,
+        csrf: Csrf,
+        limits: BodyLimits,
+        settings: Settings,
     ) -> None:
         self._service = service
-        self._gate = gate
+        self._access_control = access_control
         self._limits = limits
         self._settings = settings
         self._templates = environment()
-        self._bulk = Bulk(csrf, service.log)
-        self._lately = lately_of(service.admin)
-        self._live = Live(self._lately.queues.renew, pages.totals)
-        self._answers: Answers[Shown] = Answers()
+        self._bulk = BulkJobs(csrf, service.log)
+        self._shared = create_shared_queries(service.admin)
+        self._live = Live(self._shared.queues.renew, pages.totals)
+        self._page_cache: Answers[PageContent] = Answers()
 
-    def routes(self) -> list[BaseRoute]:
-        """All paths; without those of actions if the dashboard is read-only."""
-        shown = [Route(path, self._page(page), methods=["GET"]) for path, page in PAGES.items()]
-        # In the read-only mode there is no such path, not for administrators either.
+    def create_routes(self) -> list[BaseRoute]:
+        """Create all routes; a read-only dashboard has no action routes."""
+        page_routes = [
+            Route(path, self._create_page_handler(page), methods=["GET"])
+            for path, page in PAGES.items()
+        ]
+        # In read-only mode these paths do not exist, even for administrators.
         actions = ACTIONS | self._bulk.actions
-        done = [Route(path, self._action(a), methods=["POST"]) for path, a in actions.items()]
+        action_routes = [
+            Route(path, self._create_action_handler(action), methods=["POST"])
+            for path, action in actions.items()
+        ]
         return [
-            *shown,
-            *(done if self._settings.writes else ()),
-            Route("/ui/live", self._stream, methods=["GET"]),
-            # The same for all, and nothing of any queue: no user is needed to read it.
+            *page_routes,
+            *(action_routes if self._settings.writes else ()),
+            Route("/ui/live", self._stream_updates, methods=["GET"]),
+            # Static files contain no data, so no user is needed.
             Mount("/ui/static", StaticFiles(directory=STATIC)),
         ]
 
-    def _page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            user = await self._gate.enter(request, Role.VIEWER)
-            asked = self._asked(request, user, {})
-            return self._shown(asked, await self._found(asked, page))
+    def _create_page_handler(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            user = await self._access_control.authorize(request, Role.VIEWER)
+            page_request = self._create_page_request(request, user, {})
+            return self._render_page(page_request, await self._load_page(page_request, page))
 
-        return self._guarded(answer)
+        return self._render_errors(handle)
 
-    async def _found(self, asked: Asked, page: Page) -> Shown:
-        """What a page shows: anew for who opens it, shared by all whose open pages refresh."""
-        if page is fleet.verify:
-            return await page(asked, self._live)  # It reads only what its user asks for.
+    async def _load_page(self, page_request: DashboardRequest, page: Page) -> PageContent:
+        """Load a page: a new result when opened, a shared result when an open page refreshes."""
+        if page is fleet.load_verify:
+            return await page(page_request, self._live)  # Only runs on request.
         query = sorted(
-            each for each in asked.request.query_params.multi_items() if each[0] != "note"
+            parameter
+            for parameter in page_request.request.query_params.multi_items()
+            if parameter[0] != "note"
         )
-        # What a page shows may depend on the role, but on nothing else of its user.
-        question = (_path(asked.request), tuple(query), asked.user.role)
-        renew = REFRESHED not in asked.request.headers
-        return await self._answers.get(question, lambda: page(asked, self._live), renew=renew)
+        # A page may depend on the user's role, but not on the user.
+        key = (_get_path(page_request.request), tuple(query), page_request.user.role)
+        refresh = REFRESH_HEADER not in page_request.request.headers
+        return await self._page_cache.get(
+            key, lambda: page(page_request, self._live), renew=refresh
+        )
 
-    def _action(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            user, fields = await self._gate.enter_form(request, Role.OPERATOR, self._limits)
-            asked = self._asked(request, user, fields)
+    def _create_action_handler(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            user, fields = await self._access_control.authorize_form(
+                request, Role.OPERATOR, self._limits
+            )
+            page_request = self._create_page_request(request, user, fields)
             try:
-                found = await action(asked)
+                result = await action(page_request)
             finally:
-                self._lately.forget()
-                self._answers.forget()
-            if isinstance(found, Shown):
-                return self._shown(asked, found)
-            mark = "&" if "?" in found.path else "?"
-            # Without a host: that of the request may be anything.
-            address = f"{_root(request)}{found.path}{mark}note={found.note}"
+                self._shared.invalidate()
+                self._page_cache.forget()
+            if isinstance(result, PageContent):
+                return self._render_page(page_request, result)
+            separator = "&" if "?" in result.path else "?"
+            # Without a host, because the request's Host is arbitrary.
+            address = f"{_get_root(request)}{result.path}{separator}note={result.note}"
             return RedirectResponse(address, 303)
 
-        return self._guarded(answer)
+        return self._render_errors(handle)
 
-    async def _stream(self, request: Request) -> Response:
-        await self._gate.enter(request, Role.VIEWER)
+    async def _stream_updates(self, request: Request) -> Response:
+        await self._access_control.authorize(request, Role.VIEWER)
         self._live.check()
         return LiveResponse(self._live.stream())
 
-    def _guarded(
-        self, answer: Callable[[Request], Awaitable[Response]]
+    def _render_errors(
+        self, handler: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Errors are pages, too."""
+        """Return a handler that renders errors as pages."""
 
-        async def guarded(request: Request) -> Response:
+        async def handle(request: Request) -> Response:
             try:
-                return await answer(request)
+                return await handler(request)
             except Problem as problem:
-                return self._error(request, problem)
+                return self._render_error(request, problem)
             except SqlBrokerError as error:
-                return self._error(request, told_problem(self._service.log, request, error))
+                return self._render_error(request, log_problem(self._service.log, request, error))
 
-        return guarded
+        return handle
 
-    async def unknown_path(self, request: Request, error: Exception) -> Response:
-        """The answer to a path or method that does not exist: a page for a browser that looks for
-        one, as JSON else.
-        """
-        problem = unknown_problem(request, error)
-        path = _path(request)
+    async def handle_unknown_path(self, request: Request, error: Exception) -> Response:
+        """Return the response to an unknown path or method: a page for browsers, or JSON."""
+        problem = create_path_problem(request, error)
+        path = _get_path(request)
         wants_page = "text/html" in request.headers.get("accept", "").lower()
         if wants_page and (path == "/ui" or path.startswith("/ui/")):
-            return self._error(request, problem)
-        return problem.response()
+            return self._render_error(request, problem)
+        return problem.to_response()
 
-    def _asked(self, request: Request, user: User, fields: Mapping[str, str]) -> Asked:
-        return Asked(
+    def _create_page_request(
+        self, request: Request, user: User, fields: Mapping[str, str]
+    ) -> DashboardRequest:
+        return DashboardRequest(
             request=request,
             user=user,
             admin=self._service.admin(),
             settings=self._settings,
-            lately=self._lately,
-            pulled=self._service.pulled,
-            job_counts=self._service.job_counts,
-            # Forms have names in their address, where all characters are escaped.
+            shared=self._shared,
+            list_pull_queues=self._service.pulled,
+            count_jobs=self._service.job_counts,
+            # Forms pass names in the query string, where all characters can be escaped.
             fields={**request.query_params, **fields},
         )
 
-    def _shown(self, asked: Asked, shown: Shown) -> Response:
+    def _render_page(self, page_request: DashboardRequest, content: PageContent) -> Response:
         values = {
-            "user": asked.user,
-            "role": role_of(asked.user.role).name.lower(),
-            "writes": asked.writes,
-            "settings": asked.settings,
-            "csrf": self._gate.token(asked.user),
-            "note": NOTES.get(asked.given("note") or ""),
-            **shown.values,
+            "user": page_request.user,
+            "role": parse_role(page_request.user.role).name.lower(),
+            "writes": page_request.writes,
+            "settings": page_request.settings,
+            "csrf": self._access_control.create_csrf_token(page_request.user),
+            "note": NOTES.get(page_request.get_field("note") or ""),
+            **content.values,
         }
-        return self._rendered(asked.request, shown.template, values)
+        return self._render_template(page_request.request, content.template, values)
 
-    def _error(self, request: Request, problem: Problem) -> Response:
+    def _render_error(self, request: Request, problem: Problem) -> Response:
         values = {"problem": problem, "user": None, "writes": False, "note": None}
-        found = self._rendered(request, "error.html", values)
-        found.status_code = problem.status
-        found.headers.update(problem.headers)
-        return found
+        response = self._render_template(request, "error.html", values)
+        response.status_code = problem.status
+        response.headers.update(problem.headers)
+        return response
 
-    def _rendered(self, request: Request, template: str, values: Mapping[str, Any]) -> Response:
+    def _render_template(
+        self, request: Request, template: str, values: Mapping[str, Any]
+    ) -> Response:
         is_admin = values.get("role") == "admin"
-        menu = [(path, *shown) for path, _, *shown in MENU if is_admin or path != DIAGNOSIS]
+        menu = [(path, *labels) for path, _, *labels in MENU if is_admin or path != DIAGNOSIS]
         text = self._templates.get_template(template).render(
-            **values, root=_root(request), path=_path(request), menu=menu
+            **values, root=_get_root(request), path=_get_path(request), menu=menu
         )
-        # JSON in ASCII can name half of a pair of surrogates, which is no character of UTF-8.
+        # JSON in ASCII can contain half of a surrogate pair, which UTF-8 cannot encode.
         return HTMLResponse(text.encode(errors="backslashreplace"))
 
 
-def _root(request: Request) -> str:
-    """The path that the application is mounted at."""
+def _get_root(request: Request) -> str:
+    """Return the path at which the application is mounted."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
-def _path(request: Request) -> str:
-    """The path of the page, below that."""
-    # Not that of `request.url`, which is made of whatever Host says.
-    return str(request.scope["path"]).removeprefix(_root(request))
+def _get_path(request: Request) -> str:
+    """Return the path of the page below the root."""
+    # Not from `request.url`, which contains an arbitrary Host.
+    return str(request.scope["path"]).removeprefix(_get_root(request))

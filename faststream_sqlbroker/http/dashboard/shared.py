@@ -1,4 +1,4 @@
-"""What all viewers of a process share for some seconds, so that a page does not ask again."""
+"""Query results that all viewers of a process share for some seconds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -12,107 +12,109 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.admin import Admin, Findings
 
 PERIOD = 2.0
-"""Seconds between two looks at the queues."""
+"""Seconds between two queries of the queues."""
 REST = 9.0
-"""A look that takes long is followed by a rest of so many times its length."""
-MOST_ANSWERS = 64
-"""Pages, each with its search, whose answers are kept."""
+"""Factor of the pause after a slow query: so many times its duration."""
+MAX_CACHED = 64
+"""Maximum pages, by path and search, in the cache."""
 T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """The answer to one question."""
+    """A query whose result is shared."""
 
     def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
-        """`read` asks the database."""
+        """Query the database with `read`."""
         self.read = read
-        self._turn = asyncio.Lock()
-        self._answer: list[T] = []
-        self._good_until = float("-inf")
+        self._lock = asyncio.Lock()
+        self._results: list[T] = []
+        self._fresh_until = float("-inf")
         self._changes = 0
 
     @property
-    def is_old(self) -> bool:
-        """Whether its answer is not shared any more, and nothing reads a new one."""
-        return not self._turn.locked() and monotonic() >= self._good_until
+    def is_stale(self) -> bool:
+        """True if the result is no longer shared, and no query is running."""
+        return not self._lock.locked() and monotonic() >= self._fresh_until
 
     async def get(self) -> T:
-        """An answer of the last `PERIOD` seconds, or of the last `REST` times its own length.
+        """Return a recent result.
 
-        Those who ask while it is read get the same. Raises what `read` raises.
+        Its age is at most `PERIOD` seconds, or `REST` times the duration of its query.
+
+        Concurrent callers share one query. Raises what `read` raises.
         """
-        async with self._turn:
-            if not self._answer or monotonic() >= self._good_until:
-                return await self._look()
-            return self._answer[0]
+        async with self._lock:
+            if not self._results or monotonic() >= self._fresh_until:
+                return await self._run_query()
+            return self._results[0]
 
     async def renew(self) -> T:
-        """A new answer, which the others share from now on."""
-        async with self._turn:
-            return await self._look()
+        """Query again, and share the new result."""
+        async with self._lock:
+            return await self._run_query()
 
     def forget(self) -> None:
-        """Something has changed: the next that asks gets a new answer."""
+        """Make the next caller query again, after a change."""
         self._changes += 1
-        self._good_until = float("-inf")
+        self._fresh_until = float("-inf")
 
-    async def _look(self) -> T:
+    async def _run_query(self) -> T:
         changes = self._changes
-        begun = monotonic()
-        found = await self.read()
-        ended = monotonic()
-        self._answer = [found]
-        # What changed while it was read may not be in it.
+        started_at = monotonic()
+        result = await self.read()
+        ended_at = monotonic()
+        self._results = [result]
+        # A change during the query may be missing from the result.
         if self._changes == changes:
-            self._good_until = ended + max(PERIOD, REST * (ended - begun))
-        return found
+            self._fresh_until = ended_at + max(PERIOD, REST * (ended_at - started_at))
+        return result
 
 
 class Answers(Generic[T]):
-    """The answers to many questions; those that are not shared any more are dropped."""
+    """Shared results of many queries; stale results are dropped."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Shared[T]] = {}
 
     async def get(
-        self, question: Hashable, read: Callable[[], Awaitable[T]], *, renew: bool = False
+        self, key: Hashable, read: Callable[[], Awaitable[T]], *, renew: bool = False
     ) -> T:
-        """What `read` answers, or has answered lately unless `renew`: see `Shared`."""
-        shared = self._kept.pop(question, None) or Shared(read)
-        # What was given with an earlier request may be closed by now.
-        shared.read = read
-        # A page may hold a body of megabytes: none is kept for longer than it is shared.
-        self._kept = {name: each for name, each in self._kept.items() if not each.is_old}
-        self._kept[question] = shared
-        if len(self._kept) > MOST_ANSWERS:
+        """Return the result of `read`, or with `refresh` a new result."""
+        query = self._kept.pop(key, None) or Shared(read)
+        # Use the new function: objects of an earlier request may be closed.
+        query.read = read
+        # A page may hold a body of megabytes, so drop each page when it is stale.
+        self._kept = {name: cached for name, cached in self._kept.items() if not cached.is_stale}
+        self._kept[key] = query
+        if len(self._kept) > MAX_CACHED:
             del self._kept[next(iter(self._kept))]
-        return await (shared.renew() if renew else shared.get())
+        return await (query.renew() if renew else query.get())
 
     def forget(self) -> None:
-        """Something has changed; who waits for an answer still gets it."""
+        """Drop all results, after a change; waiting callers still get theirs."""
         self._kept.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class Lately:
-    """What pages share."""
+class SharedQueries:
+    """Queries that pages share."""
 
     queues: Shared[list[QueueOverview]]
     findings: "Shared[Findings]"
-    verifying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a page looks through the tables."""
+    verify_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a page verifies the tables or runs the diagnosis."""
 
-    def forget(self) -> None:
-        """An operator has changed something."""
+    def invalidate(self) -> None:
+        """Make all results stale, after an operator's change."""
         self.queues.forget()
         self.findings.forget()
 
 
-def lately_of(admin: Callable[[], "Admin"]) -> Lately:
-    """Of a broker."""
+def create_shared_queries(admin: Callable[[], "Admin"]) -> SharedQueries:
+    """Create the shared queries of a broker."""
     queues = Shared(lambda: admin().queues())
 
-    async def read() -> "Findings":
+    async def read_findings() -> "Findings":
         return await admin().findings(queues=await queues.get())
 
-    return Lately(queues, Shared(read))
+    return SharedQueries(queues, Shared(read_findings))
