@@ -1,6 +1,7 @@
 """The broker over HTTP: `pip install "sqlbroker[http]"`, then `broker.asgi(...)`.
 
-`Login`, `BasicAuth` and `ProxyAuth` say who may ask; `hash_password` makes what a `Login` stores.
+`Login`, `BasicAuth` and `ProxyAuth` authenticate users; `hash_password` creates the hash of a
+`Login`.
 """
 
 from faststream_sqlbroker.exceptions import MissingExtraError

@@ -1,4 +1,4 @@
-"""Answers of errors, and bodies of requests within their limits."""
+"""Error responses, and request bodies within their limits."""
 
 import asyncio
 import base64
@@ -17,17 +17,17 @@ from starlette.responses import JSONResponse, Response
 from faststream_sqlbroker.core.text import short
 
 FORM = "application/x-www-form-urlencoded"
-MOST_FIELDS = 20
-"""Fields of a form; no request has more."""
+MAX_FORM_FIELDS = 20
+"""Fields of a form; no operation has more."""
 
 
 class Problem(Exception):  # noqa: N818 - it is an answer, not a failure of the program
-    """A request that is refused.
+    """A refused request.
 
     Attributes:
-        status: The code of the answer.
-        text: What is wrong, for its caller: it must hold no secret.
-        headers: More headers of the answer.
+        status: Status code of the response.
+        text: Message for the caller; it must not contain a secret.
+        headers: Additional headers of the response.
     """
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
@@ -36,37 +36,42 @@ class Problem(Exception):  # noqa: N818 - it is an answer, not a failure of the 
         self.text = text
         self.headers = dict(headers or {})
 
-    def response(self) -> Response:
-        """As JSON."""
+    def to_response(self) -> Response:
+        """Return the problem as a JSON response."""
         return JSONResponse({"error": self.text}, self.status, self.headers)
 
 
-class StoredJson(JSONResponse):
-    """Tells what is stored, as far as JSON of UTF-8 can: another program may have stored NaN, or
-    half of a surrogate pair. An answer that failed would hide all other messages with it.
+class StoredJsonResponse(JSONResponse):
+    """A response of stored values, which need not be valid JSON or UTF-8.
+
+    Another program may have stored NaN or half of a surrogate pair. Without the conversion, one
+    such message would make the response fail, and hide all other messages in it.
     """
 
     def render(self, content: Any) -> bytes:
-        """The bytes of the answer."""
+        """Return the bytes of the response."""
         try:
             return super().render(content)
         except (ValueError, RecursionError):
-            return super().render(tellable(content))
+            return super().render(to_valid_json(content))
 
 
-def told_body(payload: bytes, *, as_bytes: bool = False) -> tuple[str, bool]:
-    """The text of a body, and whether it is base64: if it is no text, or with `as_bytes`."""
+def encode_body(payload: bytes, *, as_bytes: bool = False) -> tuple[str, bool]:
+    """Return a body as text, and True if the text is base64.
+
+    Base64 is used for bytes that are not UTF-8, and always with `as_bytes`.
+    """
     if not as_bytes:
         with suppress(UnicodeDecodeError):
             return payload.decode(), False
     return base64.b64encode(payload).decode(), True
 
 
-def tellable(value: Any) -> Any:
-    """`value` with texts in place of NaN and infinity, and ? for halves of surrogate pairs.
+def to_valid_json(value: Any) -> Any:
+    """Replace NaN and infinity by text, and halves of surrogate pairs by question marks.
 
     Raises:
-        ValueError, RecursionError: it is nothing that JSON has.
+        ValueError, RecursionError: the value cannot be written as JSON.
     """
     text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
     return json.loads(text, parse_constant=str)
@@ -74,31 +79,35 @@ def tellable(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What a request may send."""
+    """Limits of a request body."""
 
-    most: int
-    """Bytes."""
+    max_bytes: int
+    """Maximum size in bytes."""
     timeout: float
-    """Seconds for the whole body: a slow client holds a connection no longer."""
+    """Seconds for the complete body, so that a slow client cannot hold a connection."""
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """The whole body.
+    """Read the complete body.
 
     Raises:
-        Problem: it is too large (413), takes too long (408), or its client has gone (400).
+        Problem: the body is too large (413), takes too long (408), or the client has gone (400).
     """
-    told = request.headers.get("content-length", "0")
-    if not told.isascii() or not told.isdecimal() or int(told[:20]) > limits.most:
-        raise _too_large(f"Content-Length {short(told)}", limits)
+    content_length = request.headers.get("content-length", "0")
+    if (
+        not content_length.isascii()
+        or not content_length.isdecimal()
+        or int(content_length[:20]) > limits.max_bytes
+    ):
+        raise _create_too_large_problem(f"Content-Length {short(content_length)}", limits)
     parts: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(limits.timeout):
             async for part in request.stream():
                 size += len(part)
-                if size > limits.most:
-                    raise _too_large(f"{size} bytes or more", limits)
+                if size > limits.max_bytes:
+                    raise _create_too_large_problem(f"{size} bytes or more", limits)
                 parts.append(part)
     except TimeoutError:
         text = (
@@ -111,8 +120,11 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
     return b"".join(parts)
 
 
-def _too_large(given: str, limits: BodyLimits) -> Problem:
-    text = f"a body has at most {limits.most} bytes (max_body), got {given}: send less at a time"
+def _create_too_large_problem(received: str, limits: BodyLimits) -> Problem:
+    text = (
+        f"a body has at most {limits.max_bytes} bytes (max_body), got {received}: "
+        "send less at a time"
+    )
     return Problem(413, text, {"Connection": "close"})
 
 
@@ -125,55 +137,61 @@ _KINDS = {
 }
 
 
-def kind_of(value: object) -> str:
-    """What a value of JSON is: a body itself is not repeated."""
+def describe_kind(value: object) -> str:
+    """Name the JSON type of a value, without repeating the value."""
     return f"{_KINDS.get(type(value), 'a number')} of JSON"
 
 
 async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
-    """The body, a JSON object; an empty one for no body, as its fields may all have defaults.
+    """Read the body as a JSON object; a missing body is an empty object.
 
     Raises:
-        Problem: as `read_body`; or it is something else (400).
+        Problem: `read_body` failed, or the body is no JSON object (400).
     """
     body = await read_body(request, limits)
-    wanted = "the body must be a JSON object"
+    requirement = "the body must be a JSON object"
     try:
-        # It refuses halves of surrogate pairs, and what is nested deeper than we could write it.
-        found = from_json(body or b"{}")
+        # It refuses halves of surrogate pairs, and values nested too deeply to be written.
+        value = from_json(body or b"{}")
     except ValueError as error:
-        # Its text has the place of the mistake, and nothing of the body.
-        raise Problem(400, f"{wanted}, and is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Problem(400, f"{wanted}, got {kind_of(found)}")
-    return found
+        # The error has the position of the mistake, and no part of the body.
+        raise Problem(400, f"{requirement}, and is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Problem(400, f"{requirement}, got {describe_kind(value)}")
+    return value
 
 
 async def read_form(request: Request, limits: BodyLimits) -> dict[str, str]:
-    """The fields of a body of the type application/x-www-form-urlencoded; none for no body.
+    """Read the fields of a form body; a missing body has no fields.
 
     Raises:
-        Problem: as `read_body`; or it is something else (415), or a field is there twice (400).
+        Problem: `read_body` failed, the body is of another type (415), or a field occurs twice
+            (400).
     """
     body = await read_body(request, limits)
     if not body:
         return {}
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != FORM:
-        given = short(kind) if kind else "no Content-Type"
-        raise Problem(415, f"the body must be a form of the type {FORM}, got {given}")
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != FORM:
+        received = short(media_type) if media_type else "no Content-Type"
+        raise Problem(415, f"the body must be a form of the type {FORM}, got {received}")
     try:
         pairs = parse_qsl(
-            body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=MOST_FIELDS
+            body.decode(),
+            keep_blank_values=True,
+            strict_parsing=True,
+            max_num_fields=MAX_FORM_FIELDS,
         )
     except ValueError:
         text = (
-            f"the body must be a form of up to {MOST_FIELDS} fields such as rotate=true, joined by "
-            f"&, in UTF-8; got {len(body)} bytes that are none"
+            f"the body must be a form of up to {MAX_FORM_FIELDS} fields such as rotate=true, "
+            f"joined by &, in UTF-8; got {len(body)} bytes that are none"
         )
         raise Problem(400, text) from None
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        twice = next(name for name, times in Counter(n for n, _ in pairs).items() if times > 1)
-        raise Problem(400, f"a field may be there once, got {short(twice)} twice: leave one out")
+        duplicate = next(name for name, times in Counter(n for n, _ in pairs).items() if times > 1)
+        raise Problem(
+            400, f"a field may be there once, got {short(duplicate)} twice: leave one out"
+        )
     return fields

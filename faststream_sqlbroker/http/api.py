@@ -1,4 +1,4 @@
-"""The JSON API on FastAPI: who may send a request, what it may hold, what it may be answered."""
+"""The JSON API on FastAPI: access, request bodies, and the OpenAPI document."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from faststream_sqlbroker.http.answers import FORM, BodyLimits, read_form, read_object
 from faststream_sqlbroker.http.channel_models import Failure
-from faststream_sqlbroker.http.mistakes import mistakes
+from faststream_sqlbroker.http.mistakes import create_problem
 from faststream_sqlbroker.http.users import User
 
 USER = "user"
 _USER = "sqlbroker.user"
-"""Where the scope of a request has its user: the application around us may have one in `state`."""
-_SCHEMES = {
+"""Key of the user in the scope of a request; a surrounding application may use `state` itself."""
+_SECURITY_SCHEMES = {
     USER: {"type": "http", "scheme": "basic", "description": "Or what the application knows."},
     "channelToken": {"type": "apiKey", "in": "header", "name": "X-Broker-Channel-Token"},
     "consumerToken": {"type": "apiKey", "in": "header", "name": "X-Broker-Consumer-Token"},
@@ -30,7 +30,7 @@ _SCHEMES = {
         "description": "A token of the queue for publish or consume.",
     },
 }
-_PROBLEMS = {
+_ERROR_DESCRIPTIONS = {
     400: "The request is not valid",
     401: "Not authenticated",
     403: "Not allowed, or not from here",
@@ -43,106 +43,110 @@ _PROBLEMS = {
     500: "The server or its database has failed",
     503: "The database cannot be reached, or its answer was lost",
 }
-# By name: a model at each of hundreds of answers would take long to build.
-_FAILURE = {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}}
-BODY = (400, 408, 413)
-"""What reading a body may end in, whatever it should hold."""
-FORM_BODY = (*BODY, 415)
-"""As `BODY`, of a form."""
-OPTIONAL = {"required": False}
-"""Of a form whose fields may all be missing."""
-LARGEST_ID = 2**63 - 1
-"""Of a message."""
+# A reference, because building a model for each of hundreds of responses is slow.
+_FAILURE_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}}
+BODY_ERRORS = (400, 408, 413)
+"""Error statuses of reading any body."""
+FORM_ERRORS = (*BODY_ERRORS, 415)
+"""Error statuses of reading a form."""
+OPTIONAL_BODY = {"required": False}
+"""Description of a form whose fields are all optional."""
+MAX_ID = 2**63 - 1
+"""Largest id of a message."""
 
 
-def whole(given: object) -> int:
-    """A whole number in decimal digits; Pydantic's own would be 1.0 and 1_0, too."""
-    # Older versions of FastAPI check defaults, too.
-    text = str(given)
+def parse_whole_number(value: object) -> int:
+    """Parse decimal digits; Pydantic itself would also accept 1.0 and 1_0."""
+    # Older versions of FastAPI validate defaults as well.
+    text = str(value)
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdecimal():
         raise ValueError("be a whole number")
-    if len(digits) > len(str(LARGEST_ID)):
-        raise ValueError(f"be a whole number of up to {len(str(LARGEST_ID))} digits")
+    if len(digits) > len(str(MAX_ID)):
+        raise ValueError(f"be a whole number of up to {len(str(MAX_ID))} digits")
     return int(text)
 
 
-def _row_id(text: str) -> int:
-    # Other forms of the same number would be other names of one message.
+def _parse_row_id(text: str) -> int:
+    # Other forms of the same number would be aliases of one message.
     if text.isascii() and text.isdecimal() and str(int(text[:20])) == text:
         number = int(text)
-        if number <= LARGEST_ID:
+        if number <= MAX_ID:
             return number
     raise ValueError
 
 
-async def _entered(request: Request) -> Any:
+async def _get_user(request: Request) -> Any:
     return request.scope[_USER]
 
 
-Caller = Annotated[User, Depends(_entered)]
-"""The user who was let in."""
+Caller = Annotated[User, Depends(_get_user)]
+"""The authenticated user."""
 MessageId = Annotated[
-    int, Field(ge=0), BeforeValidator(_row_id), Path(description="The message's id")
+    int, Field(ge=0), BeforeValidator(_parse_row_id), Path(description="The message's id")
 ]
 JobId = Annotated[
     int,
-    BeforeValidator(_row_id),
+    BeforeValidator(_parse_row_id),
     WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,19}$"}),
     Path(description="The job's id"),
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Lets in who may send a request."""
+class AccessRule:
+    """Authenticates and authorises the requests of an operation."""
 
     schemes: tuple[str, ...]
-    """Of the document: a request needs all of them; none: all may send it."""
-    enter: Callable[[Request], Awaitable[User | None]]
-    """The user, if it is one with a role; raises `Problem`."""
+    """Security schemes that a request needs together; empty if no authentication is needed."""
+    authenticate: Callable[[Request], Awaitable[User | None]]
+    """Returns the user, or None for other callers; raises `Problem` to refuse the request."""
 
     @property
-    def problems(self) -> tuple[int, ...]:
-        """What any request may be answered."""
-        # 403 of all: without authentication, only this machine may ask.
+    def error_statuses(self) -> tuple[int, ...]:
+        """Error statuses that any request may receive."""
+        # Any request may receive 403: without authentication, only this machine is allowed.
         if not self.schemes:
             return (403, 500)
-        always = (401, 403, 429, 500, 503)
-        # 400: the header of a proxy that names the user is there twice.
-        return (400, *always) if USER in self.schemes else always
+        statuses = (401, 403, 429, 500, 503)
+        # 400: a proxy's header with the user's name occurs twice.
+        return (400, *statuses) if USER in self.schemes else statuses
 
 
-async def _all(_request: Request) -> None:
+async def _allow_all(_request: Request) -> None:
     return None
 
 
-OPEN = Door((), _all)
+PUBLIC = AccessRule((), _allow_all)
 
 
-def _responses(
-    answers: Mapping[int, type[BaseModel] | str | None],
-    problems: Iterable[int],
+def _describe_responses(
+    responses: Mapping[int, type[BaseModel] | str | None],
+    errors: Iterable[int],
     headers: Mapping[str, str],
 ) -> dict[int | str, dict[str, Any]]:
-    """What FastAPI describes of the answers by status."""
-    shown: dict[int | str, dict[str, Any]] = {
-        status: {"description": _PROBLEMS[status], "content": _FAILURE} for status in problems
+    """Return FastAPI's description of the responses by status."""
+    descriptions: dict[int | str, dict[str, Any]] = {
+        status: {"description": _ERROR_DESCRIPTIONS[status], "content": _FAILURE_CONTENT}
+        for status in errors
     }
-    told = {
+    header_schemas = {
         name: {"schema": {"type": "string"}, "description": text} for name, text in headers.items()
     }
-    for status, answer in answers.items():
-        shown[status] = {"headers": told} if told else {}
-        if isinstance(answer, str):
-            shown[status]["content"] = {answer: {"schema": {}}}
-        elif answer is not None:
-            shown[status]["model"] = answer
-    return shown
+    for status, response in responses.items():
+        descriptions[status] = {"headers": header_schemas} if header_schemas else {}
+        if isinstance(response, str):
+            descriptions[status]["content"] = {response: {"schema": {}}}
+        elif response is not None:
+            descriptions[status]["model"] = response
+    return descriptions
 
 
-class _Whole(Request):
-    """A request whose body was read: JSON for FastAPI, whatever its Content-Type says."""
+class _ParsedRequest(Request):
+    """A request whose body was parsed already.
+
+    FastAPI takes the body as JSON, regardless of the Content-Type.
+    """
 
     def __init__(self, request: Request, content: Mapping[str, Any]) -> None:
         headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
@@ -150,52 +154,60 @@ class _Whole(Request):
         self._content = content
 
     async def body(self) -> bytes:
-        """FastAPI asks only whether there is one."""
+        """Return a placeholder: FastAPI only checks that the body is not empty."""
         return b"{}"
 
     async def json(self) -> Any:
-        """What was read."""
+        """Return the parsed body."""
         return self._content
 
 
-class Operation(APIRoute):
-    """One request. FastAPI alone would read a body before it knows whose it is, without limits."""
+class OperationRoute(APIRoute):
+    """A route that authenticates first, then reads the body within limits.
+
+    FastAPI itself would read a body of any size before authentication.
+    """
 
     def __init__(
-        self, path: str, endpoint: Callable[..., Any], door: Door, limits: BodyLimits, **told: Any
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        access_rule: AccessRule,
+        limits: BodyLimits,
+        **options: Any,
     ) -> None:
-        self._door = door
+        self._access_rule = access_rule
         self._limits = limits
-        super().__init__(path, endpoint, **told)
+        super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Any]:
-        """FastAPI's, behind the door."""
-        # What has no type is JSON.
+        """Return FastAPI's handler, wrapped in authentication and body limits."""
+        # A body without a Content-Type is JSON.
         self.strict_content_type = False
-        answer = super().get_route_handler()
+        handle_parsed = super().get_route_handler()
         field = None if self.body_field is None else self.body_field.field_info
         read = read_form if getattr(field, "media_type", None) == FORM else read_object
         model: Any = None if field is None else field.annotation
 
-        async def answer_whom_we_know(request: Request) -> Response:
-            request.scope[_USER] = await self._door.enter(request)
+        async def handle(request: Request) -> Response:
+            request.scope[_USER] = await self._access_rule.authenticate(request)
             if field is not None:
-                request = _Whole(request, await read(request, self._limits))
+                request = _ParsedRequest(request, await read(request, self._limits))
             try:
-                return await answer(request)
+                return await handle_parsed(request)
             except RequestValidationError as error:
                 errors = error.errors()
-            # Behind the block: the error's own text has what was given, and would be in a log.
-            raise mistakes(errors, model)
+            # Raised outside of the block: the error contains the values, and would be logged.
+            raise create_problem(errors, model)
 
-        return answer_whom_we_know
+        return handle
 
 
 class Api(FastAPI):
-    """The application, to which the requests of each part are added."""
+    """The FastAPI application of all operations."""
 
     def __init__(self, limits: BodyLimits, **options: Any) -> None:
-        # A redirect would lead to whatever Host says; the pages of FastAPI load of other hosts.
+        # A redirect would go to an arbitrary Host, and FastAPI's pages load from other hosts.
         super().__init__(
             title="sqlbroker",
             version="1",
@@ -205,7 +217,7 @@ class Api(FastAPI):
             redoc_url=None,
             redirect_slashes=False,
             separate_input_output_schemas=False,
-            # Of its own, next to those of the application and of the broker.
+            # The application and the broker have their own telemetry.
             telemetry={"tracing": False, "metrics": False, "logs": False},
             **options,
         )
@@ -213,63 +225,64 @@ class Api(FastAPI):
 
     def add(
         self,
-        request: str,
+        route: str,
         endpoint: Callable[..., Any],
-        door: Door,
-        answers: Mapping[int, type[BaseModel] | str | None],
-        *problems: int,
+        access_rule: AccessRule,
+        responses: Mapping[int, type[BaseModel] | str | None],
+        *errors: int,
         part: str | None,
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Serve `request`, a method and a path.
+        """Add an operation.
 
         Args:
-            request: As "GET /health/live".
-            endpoint: Answers it; its name and docstring describe it.
-            door: Who may send it.
-            answers: What it is answered by status, first what is usual; text is the content type
-                of what has no model, None: there is no body.
-            problems: Other statuses, besides those of the door.
-            part: What it belongs to; None: it is a page, and not in the document.
-            body: What the document says of a body that FastAPI does not read, or says wrongly.
-            headers: Of the answers: what each tells.
+            route: Method and path, such as "GET /health/live".
+            endpoint: Handles the request; its name and docstring are in the document.
+            access_rule: Decides who may send the request.
+            responses: Model or content type by status, the usual status first; None for no body.
+            errors: Error statuses in addition to those of `access_rule`.
+            part: Tag in the document; None for a page, which is not in the document.
+            body: Description of a body that FastAPI does not read, or describes wrongly.
+            headers: Descriptions of the response headers by name.
         """
-        method, path = request.split()
-        shown = _responses(answers, (*door.problems, *problems), headers or {})
-        needed: dict[str, list[str]] = {name: [] for name in door.schemes}
-        extra: dict[str, Any] = {"security": [needed] if needed else []}
+        method, path = route.split()
+        descriptions = _describe_responses(
+            responses, (*access_rule.error_statuses, *errors), headers or {}
+        )
+        requirement: dict[str, list[str]] = {name: [] for name in access_rule.schemes}
+        extra: dict[str, Any] = {"security": [requirement] if requirement else []}
         if body is not None:
             extra["requestBody"] = body
-        # HEAD is answered as GET, and stands not in the document.
-        for each in (method, "HEAD") if method == "GET" else (method,):
-            operation = Operation(
+        # HEAD is handled like GET, and is not in the document.
+        for served_method in (method, "HEAD") if method == "GET" else (method,):
+            operation = OperationRoute(
                 path,
                 endpoint,
-                door,
+                access_rule,
                 self._limits,
-                methods=[each],
-                include_in_schema=part is not None and each == method,
+                methods=[served_method],
+                include_in_schema=part is not None and served_method == method,
                 operation_id=to_camel(endpoint.__name__),
                 tags=[str(part)],
-                status_code=next(iter(answers)),
+                status_code=next(iter(responses)),
                 response_class=Response,
-                responses=shown if each == method else None,
+                responses=descriptions if served_method == method else None,
                 openapi_extra=extra,
             )
             self.router.routes.append(operation)
 
-    def document(self, root: str = "") -> dict[str, Any]:
-        """The OpenAPI document of the application, mounted at `root`."""
+    def get_document(self, root: str = "") -> dict[str, Any]:
+        """Return the OpenAPI document of the application mounted at `root`."""
         if self.openapi_schema is None:
-            shown = self.openapi()
-            for path in shown["paths"].values():
+            schema = self.openapi()
+            for path in schema["paths"].values():
                 for operation in path.values():
-                    # FastAPI's answer to mistakes, in place of which we answer 400.
+                    # FastAPI documents 422 for validation errors, but we return 400.
                     operation["responses"].pop("422", None)
-            schemas = shown["components"]["schemas"]
+            schemas = schema["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
             schemas["Failure"] = Failure.model_json_schema()
-            shown["components"]["securitySchemes"] = _SCHEMES
+            schema["components"]["securitySchemes"] = _SECURITY_SCHEMES
         return {**self.openapi(), "servers": [{"url": root or "/"}]}

@@ -1,6 +1,4 @@
-"""HTTP's Basic authentication: a name and a password with each request. Passwords are stored as
-their scrypt hashes, with the parameters in the text.
-"""
+"""HTTP Basic authentication. Passwords are stored as scrypt hashes with their parameters."""
 
 import asyncio
 import hashlib
@@ -20,25 +18,25 @@ from faststream_sqlbroker.http.lockout import RightSecrets
 from faststream_sqlbroker.http.users import Role, User
 
 COST = 2**14
-"""scrypt's N: with `BLOCK` one hash takes 16 MiB and some 50 ms."""
+"""Scrypt's N: with `BLOCK` one hash takes 16 MiB and some 50 ms."""
 MAX_COST = 2**20
-"""A stored hash may not ask for more: it would take 1 GiB."""
+"""Maximum N of a stored hash: a larger N would take more than 1 GiB."""
 BLOCK = 8
-"""scrypt's r."""
-LENGTH = 32
+"""Scrypt's r."""
+HASH_LENGTH = 32
 """Bytes of a hash."""
 MIN_PASSWORD = 8
-"""Characters of a password."""
+"""Minimum characters of a password."""
 VERIFIED = 60.0
-"""Seconds for which a password that was right is not hashed again."""
-HASHING = 2
-"""Hashes at a time: each takes 16 MiB and a processor, and anyone can ask for one."""
+"""Seconds for which a verified password is not hashed again."""
+MAX_HASHES = 2
+"""Concurrent hashes: each takes 16 MiB and a processor, and anyone can cause one."""
 WAITING = 32
-"""Hashes that may wait for their turn; more are refused at once."""
+"""Requests that may wait for a hash; further requests are refused at once."""
 
 
 WRONG_PASSWORD = "sqlbroker.wrong_password"  # noqa: S105 - a key
-"""In the scope of a request: whether its password is wrong for a user whom `BasicAuth` knows."""
+"""Key in the scope of a request: True if the password was wrong for a user of `BasicAuth`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class StoredPassword:
     block: int
     parallel: int
     salt: bytes
-    digest: bytes = bytes(LENGTH)
+    digest: bytes = bytes(HASH_LENGTH)
 
     def hash(self, password: str) -> bytes:
         """Return the hash of `password`; takes some 50 ms of a processor."""
@@ -59,21 +57,21 @@ class StoredPassword:
             n=self.cost,
             r=self.block,
             p=self.parallel,
-            # By default OpenSSL refuses what needs more than 32 MiB.
+            # By default OpenSSL refuses hashes that need more than 32 MiB.
             maxmem=256 * self.cost * self.block,
-            dklen=LENGTH,
+            dklen=HASH_LENGTH,
         )
 
     def fits(self, password: str) -> bool:
-        """Return whether it is the hash of `password`, after as long as `hash` takes."""
+        """Return True if this is the hash of `password`, in the time of `hash`."""
         return hmac.compare_digest(self.hash(password), self.digest)
 
 
 def hash_password(password: str) -> str:
-    """The text to store for `password`.
+    """Return the hash to store for `password`.
 
     Raises:
-        SetupError: it has less than 8 characters.
+        SetupError: the password has fewer than 8 characters.
     """
     if len(password) < MIN_PASSWORD:
         raise SetupError(f"a password has {MIN_PASSWORD} characters or more, got {len(password)}")
@@ -83,10 +81,10 @@ def hash_password(password: str) -> str:
 
 
 def stored_password(text: str) -> StoredPassword:
-    """The parts of what `hash_password` has returned.
+    """Parse a result of `hash_password`.
 
     Raises:
-        SetupError: it is not of that form; the text is not shown, as it may be a password.
+        SetupError: the text has another form; it is not quoted, because it may be a password.
     """
     try:
         kind, *numbers, salt, digest = text.split("$")
@@ -94,7 +92,7 @@ def stored_password(text: str) -> StoredPassword:
         parts = [b64decode(part, validate=True) for part in (salt, digest)]
         is_power = cost.bit_count() == 1 < cost <= MAX_COST
         is_small = 1 <= block <= BLOCK and 1 <= parallel <= BLOCK
-        if kind == "scrypt" and is_power and is_small and len(parts[1]) == LENGTH:
+        if kind == "scrypt" and is_power and is_small and len(parts[1]) == HASH_LENGTH:
             return StoredPassword(cost, block, parallel, *parts)
     except (AttributeError, ValueError):
         pass
@@ -106,7 +104,7 @@ def stored_password(text: str) -> StoredPassword:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user who is known by a password.
+    """A user with a password.
 
     Args:
         name: As the user gives it; without a colon.
@@ -122,7 +120,7 @@ class Login:
     password_hash: str
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Validate the fields."""
         if ":" in User(self.name, self.role).name:
             raise SetupError(f"a name has no colon in Basic authentication, got {short(self.name)}")
         stored_password(self.password_hash)
@@ -132,17 +130,17 @@ class Login:
 
 
 class BasicAuth:
-    """Knows users by name and password.
+    """Authenticates users by name and password.
 
-    Passwords that were right are remembered for a minute, as a keyed hash, so that not each request
-    costs one of scrypt's.
+    Verified passwords are remembered for a minute as a keyed hash, so that not every request
+    needs an scrypt hash.
     """
 
     def __init__(self, logins: Iterable[Login]) -> None:
-        """Let these in.
+        """Accept the users of `logins`.
 
         Raises:
-            SetupError: there are none, or two of one name.
+            SetupError: there are no logins, or two with the same name.
         """
         self._users: dict[str, tuple[User, StoredPassword]] = {}
         for login in logins:
@@ -153,12 +151,12 @@ class BasicAuth:
         if not self._users:
             raise SetupError("BasicAuth needs at least one Login")
         self._decoys = [stored for _, stored in self._users.values()]
-        self._right = RightSecrets(VERIFIED, monotonic)
-        self._places = asyncio.Semaphore(HASHING)
+        self._verified = RightSecrets(VERIFIED, monotonic)
+        self._hash_slots = asyncio.Semaphore(MAX_HASHES)
         self._waiting = 0
 
     async def user(self, connection: HTTPConnection) -> User | None:
-        """Who it is; None without a name, or with a wrong password.
+        """Return the user, or None without a name or with a wrong password.
 
         Raises:
             Problem: too many passwords are being checked (503).
@@ -167,17 +165,17 @@ class BasicAuth:
         if login is None:
             return None
         name, password = login
-        # An unknown name costs as much as a known one, and always the same: the time of the answer
-        # does not tell of it.
+        # An unknown name costs as much as a known name, and always the same decoy, so that the
+        # response time does not reveal whether the name exists.
         decoy = self._decoys[hash(name) % len(self._decoys)]
         user, stored = self._users.get(name, (None, decoy))
-        if user is None or not self._right.has(*login):
-            fits = await self._fits(stored, password)
-            if user is None or not fits:
-                # Another way may let the request in: it is a guess all the same.
+        if user is None or not self._verified.has(*login):
+            is_right = await self._fits(stored, password)
+            if user is None or not is_right:
+                # This counts as a guess, even if another authenticator accepts the request.
                 connection.scope[WRONG_PASSWORD] = user is not None
                 return None
-            self._right.note(*login)
+            self._verified.note(*login)
         return user
 
     async def _fits(self, stored: StoredPassword, password: str) -> bool:
@@ -186,15 +184,15 @@ class BasicAuth:
             raise Problem(503, text, {"Retry-After": "1"})
         self._waiting += 1
         try:
-            async with self._places:
-                # In a thread: OpenSSL gives the interpreter's lock back, so the event loop goes on.
+            async with self._hash_slots:
+                # OpenSSL releases the GIL, so in a thread the hash does not block the event loop.
                 return await asyncio.to_thread(stored.fits, password)
         finally:
             self._waiting -= 1
 
 
 def credentials(connection: HTTPConnection) -> tuple[str, str] | None:
-    """Name and password of a request; None: it has none, or they cannot be read."""
+    """Return name and password of a request, or None."""
     kind, _, value = connection.headers.get("authorization", "").partition(" ")
     try:
         text = b64decode(value.strip(), validate=True).decode()

@@ -1,4 +1,4 @@
-"""The bodies of requests and answers about channels and probes, as the document describes them.
+"""Request and response bodies for channels and probes, as in the OpenAPI document.
 
 Field names are those of webhook-broker.
 """
@@ -8,13 +8,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
-from faststream_sqlbroker.http.models import Asked, Rotation, Told
+from faststream_sqlbroker.http.models import RequestBody, ResponseBody, Rotation
 
-# Not a token of anything: one that looks as they do.
+# An example in the form of a token; it opens nothing.
 _TOKEN = "u3Jx0yK1mQ8b6TqVnZ2w5Rr7cFdLhA9eGsPiXoYtM4E"  # noqa: S105 - an example
 
 
-class Failure(Told):
+class Failure(ResponseBody):
     """What is wrong, for its reader."""
 
     model_config = ConfigDict(
@@ -24,7 +24,7 @@ class Failure(Told):
     error: str
 
 
-class ChannelShown(Told):
+class ChannelShown(ResponseBody):
     """A channel."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ID": "orders", "Token": _TOKEN}]})
@@ -54,7 +54,7 @@ class ConsumerForm(Rotation):
     type: Literal["push", "pull", ""] = "push"
 
 
-class BroadcastShown(Told):
+class BroadcastShown(ResponseBody):
     """A message to all consumers of a channel."""
 
     model_config = ConfigDict(
@@ -67,7 +67,7 @@ class BroadcastShown(Told):
     Jobs: int
 
 
-class JobMessage(Told):
+class JobMessage(ResponseBody):
     """What a job carries."""
 
     MessageID: str = Field(description="What the jobs of one message have in common")
@@ -83,7 +83,7 @@ _MESSAGE: dict[str, Any] = {
 _JOB: dict[str, Any] = {"ID": "17", "Priority": 0, "Message": _MESSAGE}
 
 
-class Job(Told):
+class Job(ResponseBody):
     """A job that may be taken."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_JOB]})
@@ -104,7 +104,7 @@ class JobShown(Job):
     RetryCount: int
 
 
-class QueuedJobs(Told):
+class QueuedJobs(ResponseBody):
     """A page of jobs, the highest priority first."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Result": [_JOB]}]})
@@ -136,7 +136,7 @@ class JobChange(BaseModel):
     )
 
 
-class JobChanged(Told):
+class JobChanged(ResponseBody):
     """The job is in the state that was asked for."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Taken": True}]})
@@ -153,8 +153,8 @@ class Count(RootModel[int]):
     model_config = ConfigDict(json_schema_extra={"examples": [3]})
 
 
-# The names are those of the record; what they hold, the page about the mirror says.
-class MirroredRecord(Told):
+# The names are those of the record; the page about the mirror explains the values.
+class MirroredRecord(ResponseBody):
     """A message with a lookup value; Payload is base64, times are of ISO 8601."""
 
     Name: Any
@@ -169,7 +169,7 @@ class MirroredRecord(Told):
     PublishTime: Any
 
 
-class Mirrored(Told):
+class Mirrored(ResponseBody):
     """Up to 100 records."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Result": []}]})
@@ -177,7 +177,7 @@ class Mirrored(Told):
     Result: list[MirroredRecord]
 
 
-class InfoChange(Asked):
+class InfoChange(RequestBody):
     """A new info of all messages with a lookup value, or of the one with this Name."""
 
     model_config = ConfigDict(
@@ -189,7 +189,7 @@ class InfoChange(Asked):
     Name: str | None = Field(None, pattern="^[0-9]{1,19}$")
 
 
-class InfoChanged(Told):
+class InfoChanged(ResponseBody):
     """Of how many messages."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Changed": 1}]})
@@ -197,7 +197,7 @@ class InfoChanged(Told):
     Changed: int
 
 
-class Live(Told):
+class Live(ResponseBody):
     """The process answers."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"status": "live"}]})
@@ -205,7 +205,7 @@ class Live(Told):
     status: Literal["live"]
 
 
-class Ready(Told):
+class Ready(ResponseBody):
     """Whether this process can work."""
 
     model_config = ConfigDict(
@@ -234,7 +234,7 @@ class Ready(Told):
     last_flush_ago: float | None = Field(description="As last_claim_ago")
 
 
-class CsrfToken(Told):
+class CsrfToken(ResponseBody):
     """What a browser sends with each write, as X-CSRF-Token."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"token": "5f2c"}]})

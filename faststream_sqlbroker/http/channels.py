@@ -1,4 +1,4 @@
-"""Channels and pull consumers over HTTP, in the manner of webhook-broker."""
+"""Channels and pull consumers over HTTP, compatible with webhook-broker."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,37 +30,47 @@ from faststream_sqlbroker.http.answers import (
     FORM,
     BodyLimits,
     Problem,
-    StoredJson,
+    StoredJsonResponse,
+    encode_body,
     read_body,
-    told_body,
 )
-from faststream_sqlbroker.http.api import BODY, FORM_BODY, OPTIONAL, Api, Caller, Door, JobId, whole
-from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.api import (
+    BODY_ERRORS,
+    FORM_ERRORS,
+    OPTIONAL_BODY,
+    AccessRule,
+    Api,
+    Caller,
+    JobId,
+    parse_whole_number,
+)
+from faststream_sqlbroker.http.gate import AccessControl
 from faststream_sqlbroker.http.models import Rotation
 
 CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
 CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above
-LEASE = "X-Broker-Lease"
+LEASE_HEADER = "X-Broker-Lease"
 BASE64 = ";base64"
-"""The end of the content type of a payload that is base64."""
+"""Suffix of the content type of a base64 payload."""
 DEFAULT_LIMIT = 25
-"""Jobs of a page."""
-HIGHEST_LIMIT = 100
-"""More are clipped to it."""
-LOST = "the lease is lost, as another consumer may have the job: leave it, and take another"
+"""Jobs per page."""
+MAX_LIMIT = 100
+"""Maximum jobs per page; larger limits are clipped."""
+LEASE_LOST = "the lease is lost, as another consumer may have the job: leave it, and take another"
 _CONTENT_TYPE = re.compile(r"[ -~]{1,200}")
-# The pattern is that of the code, so that clients can check an id before they send it.
+# The code uses the same pattern; clients can validate an id before they send it.
 _ID = {"pattern": "^[A-Za-z0-9][A-Za-z0-9._~-]{0,99}$"}
 ChannelId = Annotated[str, Path(description="The channel's id", json_schema_extra=_ID)]
 ConsumerId = Annotated[str, Path(description="The consumer's id", json_schema_extra=_ID)]
-Lease = Annotated[UUID, Header(alias=LEASE, description="What the claim has answered")]
+Lease = Annotated[UUID, Header(alias=LEASE_HEADER, description="What the claim has answered")]
 OptionalLease = Annotated[
-    UUID | SkipJsonSchema[None], Header(alias=LEASE, description="What the claim has answered")
+    UUID | SkipJsonSchema[None],
+    Header(alias=LEASE_HEADER, description="What the claim has answered"),
 ]
 Priority = Annotated[
     int,
     Field(ge=-100, le=100),
-    BeforeValidator(whole),
+    BeforeValidator(parse_whole_number),
     Header(alias="X-Broker-Message-Priority", description="Higher ones are taken first"),
 ]
 DedupId = Annotated[
@@ -72,44 +82,66 @@ DedupId = Annotated[
 Limit = Annotated[
     int,
     Field(ge=1),
-    BeforeValidator(lambda given: whole(given or DEFAULT_LIMIT)),
-    Query(description=f"Jobs of a page; {HIGHEST_LIMIT} at most"),
+    BeforeValidator(lambda value: parse_whole_number(value or DEFAULT_LIMIT)),
+    Query(description=f"Jobs of a page; {MAX_LIMIT} at most"),
 ]
 After = Annotated[str | SkipJsonSchema[None], Query(description="Of the link to this page")]
 
 
 class ChannelRoutes:
-    """Answers requests about channels."""
+    """Handles requests about channels."""
 
-    def __init__(self, jobs: Callable[[], PullJobs], gate: Gate, limits: BodyLimits) -> None:
-        """Administrators pass by a door of theirs; consumers by both tokens."""
-        self._current = jobs
-        self._gate = gate
+    def __init__(
+        self, get_jobs: Callable[[], PullJobs], access_control: AccessControl, limits: BodyLimits
+    ) -> None:
+        """Serve channels; consumers authenticate by channel and consumer token."""
+        self._get_jobs = get_jobs
+        self._access_control = access_control
         self._limits = limits
 
     @property
     def _jobs(self) -> PullJobs:
-        return self._current()
+        return self._get_jobs()
 
-    def add_to(self, api: Api, admin: Door) -> None:
-        """Serve all of them; `admin` lets administrators in."""
+    def add_to(self, api: Api, admin: AccessRule) -> None:
+        """Add all routes; `admin` admits administrators."""
         channel = "/channel/{channel}"
         consumer = channel + "/consumer/{consumer}"
         job = consumer + "/job/{job}"
-        both = (CHANNEL_TOKEN, CONSUMER_TOKEN)
-        producers = Door(("channelToken",), partial(self._let_in, needed=both[:1]))
-        consumers = Door(("channelToken", "consumerToken"), partial(self._let_in, needed=both))
+        token_headers = (CHANNEL_TOKEN, CONSUMER_TOKEN)
+        producers = AccessRule(
+            ("channelToken",), partial(self._check_tokens, token_headers=token_headers[:1])
+        )
+        consumers = AccessRule(
+            ("channelToken", "consumerToken"),
+            partial(self._check_tokens, token_headers=token_headers),
+        )
         add = partial(api.add, part="channels")
-        made = dict.fromkeys((200, 201), models.ChannelShown)
-        add(f"PUT {channel}", self.put_channel, admin, made, *FORM_BODY, body=OPTIONAL)
-        changed = dict.fromkeys((200, 201), models.ConsumerShown)
-        add(f"PUT {consumer}", self.put_consumer, admin, changed, *FORM_BODY, 404, body=OPTIONAL)
+        channel_responses = dict.fromkeys((200, 201), models.ChannelShown)
+        add(
+            f"PUT {channel}",
+            self.put_channel,
+            admin,
+            channel_responses,
+            *FORM_ERRORS,
+            body=OPTIONAL_BODY,
+        )
+        consumer_responses = dict.fromkeys((200, 201), models.ConsumerShown)
+        add(
+            f"PUT {consumer}",
+            self.put_consumer,
+            admin,
+            consumer_responses,
+            *FORM_ERRORS,
+            404,
+            body=OPTIONAL_BODY,
+        )
         add(
             f"POST {channel}/broadcast",
             self.broadcast,
             producers,
             dict.fromkeys((200, 201), models.BroadcastShown),
-            *(*BODY, 409),
+            *(*BODY_ERRORS, 409),
             body={"content": {"*/*": {"schema": {}, "example": {"id": 1}}}},
         )
         add(
@@ -126,10 +158,12 @@ class ChannelRoutes:
             self.change_job,
             consumers,
             {202: models.JobChanged},
-            *(*BODY, 404, 409),
-            headers={LEASE: "Of a job that was taken: send it with what follows"},
+            *(*BODY_ERRORS, 404, 409),
+            headers={LEASE_HEADER: "Of a job that was taken: send it with what follows"},
         )
-        add(f"POST {job}/heartbeat", self.extend_job, consumers, {202: None}, *BODY, 404, 409)
+        add(
+            f"POST {job}/heartbeat", self.extend_job, consumers, {202: None}, *BODY_ERRORS, 404, 409
+        )
 
     # For administrators.
 
@@ -137,10 +171,10 @@ class ChannelRoutes:
         self, channel: ChannelId, form: Annotated[Rotation, Body(media_type=FORM)], user: Caller
     ) -> Response:
         """Make a channel, or give it a new token. Only this answer shows the token."""
-        await self._gate.begin(self._jobs, "channels")
-        found = await self._jobs.put(channel, by=user.name, rotate=form.is_wanted)
-        assert found is not None  # noqa: S101 - only a consumer can be without its channel
-        return _registered(found, {"ID": found.id})
+        await self._access_control.create_configured(self._jobs, "channels")
+        registered = await self._jobs.put(channel, by=user.name, rotate=form.is_requested)
+        assert registered is not None  # noqa: S101 - only a consumer can be without its channel
+        return _create_registration_response(registered, {"ID": registered.id})
 
     async def put_consumer(
         self,
@@ -150,15 +184,17 @@ class ChannelRoutes:
         user: Caller,
     ) -> Response:
         """Make a consumer, or change its type (default push). Only this answer shows its token."""
-        await self._gate.begin(self._jobs, "channels")
-        found = await self._jobs.put(
-            channel, consumer, kind=form.type, by=user.name, rotate=form.is_wanted
+        await self._access_control.create_configured(self._jobs, "channels")
+        registered = await self._jobs.put(
+            channel, consumer, kind=form.type, by=user.name, rotate=form.is_requested
         )
-        if found is None:
+        if registered is None:
             text = f"there is no channel {short(channel)}: make it with PUT /channel/ID"
             raise Problem(404, text)
-        queue = queue_of(channel, found.id)
-        return _registered(found, {"ID": found.id, "Type": found.type, "Queue": queue})
+        queue = queue_of(channel, registered.id)
+        return _create_registration_response(
+            registered, {"ID": registered.id, "Type": registered.type, "Queue": queue}
+        )
 
     # For producers.
 
@@ -167,19 +203,20 @@ class ChannelRoutes:
     ) -> Response:
         """Publish a job for each consumer of the channel."""
         payload = await read_body(request, self._limits)
-        kind = request.headers.get("content-type")
-        if kind is not None and not _CONTENT_TYPE.fullmatch(kind):
-            text = f"Content-Type must be up to 200 printable ASCII characters, got {short(kind)}"
+        content_type = request.headers.get("content-type")
+        if content_type is not None and not _CONTENT_TYPE.fullmatch(content_type):
+            received = short(content_type)
+            text = f"Content-Type must be up to 200 printable ASCII characters, got {received}"
             raise Problem(400, text)
-        sent = await self._jobs.broadcast(channel, payload, kind, priority, dedup_id)
-        if not sent.consumers:
+        result = await self._jobs.broadcast(channel, payload, content_type, priority, dedup_id)
+        if not result.consumers:
             text = (
                 "the channel has no consumer, so nothing was published: make one with "
                 "PUT /channel/ID/consumer/ID"
             )
             raise Problem(409, text)
-        shown = {"MessageID": sent.message_id if sent.jobs else None, "Jobs": sent.jobs}
-        return JSONResponse(shown, 201 if sent.jobs else 200)
+        content = {"MessageID": result.message_id if result.jobs else None, "Jobs": result.jobs}
+        return JSONResponse(content, 201 if result.jobs else 200)
 
     # For consumers.
 
@@ -192,28 +229,32 @@ class ChannelRoutes:
         after: After = None,
     ) -> Response:
         """The jobs that may be taken, the highest priority first."""
-        limit = min(limit, HIGHEST_LIMIT)
+        limit = min(limit, MAX_LIMIT)
         try:
-            jobs, following = await self._jobs.queued(queue_of(channel, consumer), after, limit)
+            jobs, next_cursor = await self._jobs.queued(queue_of(channel, consumer), after, limit)
         except NotACursorError:
             raise Problem(
                 400,
                 f"after must be that of a page's Link header, got {short(after)}: begin without it",
             ) from None
         headers = {}
-        if following is not None:
-            query = urlencode({"limit": limit, "after": following})
+        if next_cursor is not None:
+            query = urlencode({"limit": limit, "after": next_cursor})
             headers["Link"] = f'<{request.url.path}?{query}>; rel="next"'
-        result = [_shown(job) for job in jobs]
-        return StoredJson({"Result": result}, headers=headers)
+        result = [_to_job_json(job) for job in jobs]
+        return StoredJsonResponse({"Result": result}, headers=headers)
 
     async def job(self, channel: ChannelId, consumer: ConsumerId, job: JobId) -> Response:
         """One job with its state."""
-        found = await self._jobs.job(queue_of(channel, consumer), job)
-        if found is None:
-            raise _no_job(job)
-        return StoredJson(
-            {**_shown(found), "State": found.state.value, "RetryCount": found.retries}
+        pull_job = await self._jobs.job(queue_of(channel, consumer), job)
+        if pull_job is None:
+            raise _create_no_job_problem(job)
+        return StoredJsonResponse(
+            {
+                **_to_job_json(pull_job),
+                "State": pull_job.state.value,
+                "RetryCount": pull_job.retries,
+            }
         )
 
     async def change_job(
@@ -226,21 +267,21 @@ class ChannelRoutes:
     ) -> Response:
         """Take a job, or end it."""
         queue = queue_of(channel, consumer)
-        wanted = JobState(change.NextState)
-        with_timeout = "IncrementalTimeout" in change.model_fields_set
-        longer = change.IncrementalTimeout if with_timeout else None
-        changed = await self._jobs.change(queue, job, wanted, longer=longer, token=lease)
-        if changed.verdict == "not_found":
-            raise _no_job(job)
-        if changed.verdict == "push":
-            raise _push(queue)
-        if changed.verdict == "refused":
-            raise Problem(400, _refusal(changed, wanted, with_timeout))
-        if changed.verdict in _REFUSED:
-            raise Problem(*_REFUSED[changed.verdict])
-        taken = changed.lease is not None
-        headers = {LEASE: str(changed.lease)} if taken else {}
-        return JSONResponse({"Taken": taken}, 202, headers)
+        next_state = JobState(change.NextState)
+        has_timeout = "IncrementalTimeout" in change.model_fields_set
+        extra_seconds = change.IncrementalTimeout if has_timeout else None
+        result = await self._jobs.change(queue, job, next_state, longer=extra_seconds, token=lease)
+        if result.verdict == "not_found":
+            raise _create_no_job_problem(job)
+        if result.verdict == "push":
+            raise _create_push_problem(queue)
+        if result.verdict == "refused":
+            raise Problem(400, _format_refusal(result, next_state, has_timeout))
+        if result.verdict in _REFUSALS:
+            raise Problem(*_REFUSALS[result.verdict])
+        is_taken = result.lease is not None
+        headers = {LEASE_HEADER: str(result.lease)} if is_taken else {}
+        return JSONResponse({"Taken": is_taken}, 202, headers)
 
     async def extend_job(
         self,
@@ -248,63 +289,67 @@ class ChannelRoutes:
         consumer: ConsumerId,
         job: JobId,
         lease: Lease,
-        wanted: models.JobHeartbeat,
+        heartbeat: models.JobHeartbeat,
     ) -> Response:
         """Extend the lease of a job that takes long."""
-        longer = wanted.IncrementalTimeout
+        extra_seconds = heartbeat.IncrementalTimeout
         queue = queue_of(channel, consumer)
-        if not await self._jobs.extend(queue, job, lease, longer=longer):
-            raise Problem(409, LOST)
+        if not await self._jobs.extend(queue, job, lease, longer=extra_seconds):
+            raise Problem(409, LEASE_LOST)
         return Response(status_code=202)
 
-    # Who may ask.
+    # Authentication.
 
-    async def _let_in(self, request: Request, needed: Sequence[str]) -> None:
-        """Compare the tokens in the headers `needed`, of the channel and of a pull consumer.
+    async def _check_tokens(self, request: Request, token_headers: Sequence[str]) -> None:
+        """Check the tokens of the channel and of a pull consumer in `token_headers`.
 
         Raises:
-            Problem: they are missing or wrong (403), or it is a push consumer (400).
+            Problem: a token is missing or wrong (403), or it is a push consumer (400).
         """
-        await self._gate.begin(self._jobs, "channels")
-        kinds = ("channel", "consumer")[: len(needed)]
+        await self._access_control.create_configured(self._jobs, "channels")
+        kinds = ("channel", "consumer")[: len(token_headers)]
         ids = [request.path_params[kind] for kind in kinds]
         name = f"{kinds[-1]} {'/'.join(ids)}"
-        tokens = [request.headers.get(header, "") for header in needed]
-        found = await self._gate.let_in(request, name, tokens, partial(self._jobs.find, *ids))
-        if found is None:
+        tokens = [request.headers.get(header, "") for header in token_headers]
+        registered = await self._access_control.check_tokens(
+            request, name, tokens, partial(self._jobs.find, *ids)
+        )
+        if registered is None:
             raise Problem(
                 403,
-                f"{' and '.join(needed)} must be right: send what PUT has answered when it was "
-                "made, or let an administrator make another with rotate=true",
+                f"{' and '.join(token_headers)} must be right: send what PUT has answered when it "
+                "was made, or let an administrator make another with rotate=true",
             )
-        consumer = found[1] if len(found) > 1 else None
+        consumer = registered[1] if len(registered) > 1 else None
         if consumer is not None and consumer.type != "pull":
-            raise _push(queue_of(*ids))
+            raise _create_push_problem(queue_of(*ids))
 
 
-_REFUSED: Mapping[str, tuple[int, str]] = {
-    "lost": (409, LOST),
+_REFUSALS: Mapping[str, tuple[int, str]] = {
+    "lost": (409, LEASE_LOST),
     "paused": (409, "the queue is paused by an operator: ask again when it is resumed"),
     "expired": (400, "the job has expired before it was taken, and is dead: take another"),
 }
-"""What a consumer is told of a change that was not made."""
+"""Responses to refused changes, by the result of the change."""
 
 
-def _refusal(changed: Changed, wanted: JobState, with_timeout: bool) -> str:
-    """Why a job cannot change, and what it can become."""
+def _format_refusal(changed: Changed, next_state: JobState, has_timeout: bool) -> str:
+    """Explain why a job cannot change, and which changes are possible."""
     state = changed.state
     assert state is not None  # noqa: S101 - it was found
-    if with_timeout and not is_allowed(state, wanted, with_timeout=True):
+    if has_timeout and not is_allowed(state, next_state, with_timeout=True):
         text = "IncrementalTimeout is only for a job that is QUEUED or DEAD and becomes INFLIGHT"
-        return f"{text}, got it for {state.value} to {wanted.value}: leave it out"
-    if (state, wanted) in TRANSITIONS:
+        return f"{text}, got it for {state.value} to {next_state.value}: leave it out"
+    if (state, next_state) in TRANSITIONS:
         return "the job is not due yet: queued-jobs lists those that may be taken"
-    ways = " or ".join(to.value for came, to in TRANSITIONS if came is state)
-    able = f"can become {ways} only" if ways else "is done, and stays so"
-    return f"a job that is {state.value} {able}, got NextState {wanted.value}"
+    next_states = " or ".join(
+        to_state.value for from_state, to_state in TRANSITIONS if from_state is state
+    )
+    transition_note = f"can become {next_states} only" if next_states else "is done, and stays so"
+    return f"a job that is {state.value} {transition_note}, got NextState {next_state.value}"
 
 
-def _push(queue: str) -> Problem:
+def _create_push_problem(queue: str) -> Problem:
     text = (
         f"the consumer is a push one: subscribe to the queue {queue!r}, or let an administrator "
         "make it a pull one by PUT with type=pull"
@@ -312,23 +357,23 @@ def _push(queue: str) -> Problem:
     return Problem(400, text)
 
 
-def _no_job(job: int) -> Problem:
-    """It may be another consumer's, which is not told."""
+def _create_no_job_problem(job: int) -> Problem:
+    """Return the problem of a missing job, without revealing jobs of other consumers."""
     text = "retention may have removed it; queued-jobs lists those that may be taken"
     return Problem(404, f"this consumer has no job '{job}': {text}")
 
 
-def _registered(found: Registered, shown: dict[str, Any]) -> Response:
-    if found.new_token is not None:
-        shown["Token"] = found.new_token
-    return JSONResponse(shown, 201 if found.created else 200)
+def _create_registration_response(registered: Registered, content: dict[str, Any]) -> Response:
+    if registered.new_token is not None:
+        content["Token"] = registered.new_token
+    return JSONResponse(content, 201 if registered.created else 200)
 
 
-def _shown(job: PullJob) -> dict[str, Any]:
-    kind = job.headers.get("content-type")
-    content_type = kind if isinstance(kind, str) else "application/octet-stream"
-    # A producer may have given a type that ends like that: then it must be true.
-    payload, encoded = told_body(job.payload, as_bytes=content_type.endswith(BASE64))
-    content_type += BASE64 if encoded else ""
+def _to_job_json(job: PullJob) -> dict[str, Any]:
+    header = job.headers.get("content-type")
+    content_type = header if isinstance(header, str) else "application/octet-stream"
+    # A producer may have sent a type with this suffix, so the payload must be base64.
+    payload, is_base64 = encode_body(job.payload, as_bytes=content_type.endswith(BASE64))
+    content_type += BASE64 if is_base64 else ""
     message = {"MessageID": job.message_id, "Payload": payload, "ContentType": content_type}
     return {"ID": str(job.id), "Priority": job.priority, "Message": message}

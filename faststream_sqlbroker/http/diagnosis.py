@@ -1,4 +1,4 @@
-"""The diagnosis over HTTP: as JSON, and as a page that needs neither style nor script."""
+"""The diagnosis over HTTP: as JSON, and as a page without style and script."""
 
 import asyncio
 import json
@@ -10,49 +10,49 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import Diagnosis
 from faststream_sqlbroker.core.text import visible
-from faststream_sqlbroker.http.api import Api, Door
+from faststream_sqlbroker.http.api import AccessRule, Api
 
 LIMIT = 5.0
-"""Seconds that each part may take."""
+"""Seconds for each part."""
 
 
 class DiagnosisRoutes:
-    """For administrators: it names hosts, tables and rights."""
+    """Serves the diagnosis to administrators only: the result names hosts, tables and rights."""
 
     def __init__(self, admin: Callable[[], Admin]) -> None:
         self._admin = admin
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    def add_to(self, api: Api, admin: Door) -> None:
-        """Serve both; `admin` lets administrators in."""
-        kinds = {200: "application/json"}
-        api.add("GET /v1/diagnosis", self.diagnosis, admin, kinds, part="probes")
+    def add_to(self, api: Api, admin: AccessRule) -> None:
+        """Add both routes; `admin` admits administrators."""
+        responses = {200: "application/json"}
+        api.add("GET /v1/diagnosis", self.diagnosis, admin, responses, part="probes")
         api.add("GET /diagnosis", self.page, admin, {200: "text/html"}, part=None)
 
     async def diagnosis(self) -> Response:
         """All that the broker depends on."""
-        return JSONResponse((await self._look()).as_json)
+        return JSONResponse((await self._run_diagnosis()).as_json)
 
     async def page(self) -> Response:
-        """The same for people."""
-        return HTMLResponse(page(await self._look()))
+        """Return the diagnosis as HTML."""
+        return HTMLResponse(render_page(await self._run_diagnosis()))
 
-    async def _look(self) -> Diagnosis:
-        # One at a time: each takes several connections.
-        async with self._turn:
+    async def _run_diagnosis(self) -> Diagnosis:
+        # Run one at a time, because each run takes several connections.
+        async with self._lock:
             return await self._admin().diagnosis(timeout=LIMIT)
 
 
-def page(found: Diagnosis) -> str:
-    """The diagnosis as HTML; all that is not ours is escaped."""
-    # Not before: the dashboard imports this module.
+def render_page(diagnosis: Diagnosis) -> str:
+    """Render the diagnosis as HTML; all values are escaped."""
+    # Imported late, because the dashboard imports this module.
     from faststream_sqlbroker.http.dashboard.rendering import environment  # noqa: PLC0415
 
-    state = "all is well" if found.ok else "something is wrong"
+    state = "all is well" if diagnosis.ok else "something is wrong"
     template = environment().get_template("plain_diagnosis.html")
-    return template.render(found=found, state=state, text=_text)
+    return template.render(found=diagnosis, state=state, text=_format_value)
 
 
-def _text(value: Any) -> str:
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return visible(shown)
+def _format_value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return visible(text)

@@ -1,4 +1,4 @@
-"""Who may pass: users with a role, and not too many failures."""
+"""Access control: authentication, roles, and limits on failures."""
 
 import logging
 from collections.abc import Sequence
@@ -15,8 +15,14 @@ from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import WRONG_PASSWORD, credentials
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.lockout import Failures, Look, RightSecrets, are_random, fit
-from faststream_sqlbroker.http.proxies import Network, client_address
+from faststream_sqlbroker.http.lockout import (
+    Failures,
+    RightSecrets,
+    TokenLookup,
+    are_random,
+    compare_tokens,
+)
+from faststream_sqlbroker.http.proxies import Network, find_client_address
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.users import (
     MAX_NAME,
@@ -24,20 +30,21 @@ from faststream_sqlbroker.http.users import (
     Role,
     User,
     find_user,
-    role_of,
+    parse_role,
 )
 
 FACTOR = 10
-"""How many times `max_failures` an address may fail, as a company's people may share it; and how
-many guesses at a user it has during a lock-out, until the right password is refused, too: without
-a limit a guesser could try as many passwords as the server can compare.
+"""Failures of an address per `max_failures`, because a company's users may share an address.
+
+It also limits guesses at a user during a lockout, after which the right password is refused as
+well: without this limit an attacker could try as many passwords as the server can compare.
 """
 RECENT = 3600.0
-"""Seconds for which a right password passes a lock-out of its address."""
-LOOKS = 600
-"""Random tokens of locked-out addresses that a process compares with the database in a minute."""
+"""Seconds for which a verified password passes a lockout of its address."""
+MAX_TOKEN_QUERIES = 600
+"""Random tokens from locked-out addresses that a process may look up in the database per minute."""
 CSRF_FIELD = "csrf"
-"""The field of a form that has the token."""
+"""Form field of the token."""
 NO_USER = (
     "the request does not say who you are: send a name and a password by HTTP Basic, or come by "
     "the way by which this server knows its users"
@@ -46,182 +53,189 @@ WRONG = "no user has this name and this password: send others, or ask an adminis
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
 
 
-class Gate:
-    """Authenticates, then authorises, then asks whether another site's page is behind it."""
+class AccessControl:
+    """Authenticates and authorises requests, and refuses cross-site writes."""
 
     def __init__(
         self,
-        ways: Sequence[Authentication],
+        authenticators: Sequence[Authentication],
         csrf: Csrf,
         service: Service,
         *,
         max_failures: int,
         proxies: Sequence[Network],
     ) -> None:
-        self._ways = ways
+        self._authenticators = authenticators
         self._csrf = csrf
         self._service = service
         self._proxies = proxies
         self._of_names = Failures(max_failures, monotonic)
-        self._of_addresses = Failures(max_failures * FACTOR, monotonic)
+        self._address_failures = Failures(max_failures * FACTOR, monotonic)
         self._guesses = Failures(max_failures * FACTOR, monotonic)
         self._passwords = RightSecrets(RECENT, monotonic)
-        self._of_tokens = Failures(max_failures, monotonic)
-        self._looks = Failures(LOOKS, monotonic)
-        self._tokens = RightSecrets(inf, monotonic)
+        self._token_failures = Failures(max_failures, monotonic)
+        self._token_queries = Failures(MAX_TOKEN_QUERIES, monotonic)
+        self._verified_tokens = RightSecrets(inf, monotonic)
 
-    async def enter(self, request: Request, role: Role) -> User:
-        """The user, who has `role` at least.
+    async def authorize(self, request: Request, role: Role) -> User:
+        """Return the authenticated user, who has at least `role`.
 
         Raises:
-            Problem: not known (401), not allowed (403), or failed too often (429).
+            Problem: the user is unknown (401), lacks the role (403), or failed too often (429).
         """
-        user = await self._allowed(request, role)
+        user = await self._authorize_user(request, role)
         self._csrf.check(request, request.method, user.name)
         return user
 
-    async def enter_form(
+    async def authorize_form(
         self, request: Request, role: Role, limits: BodyLimits
     ) -> tuple[User, dict[str, str]]:
-        """As `enter`, for a form that has the CSRF token among its fields; and the others.
+        """Return the user and the fields of a form that contains the CSRF token.
 
         Raises:
-            Problem: as `enter` and `read_form`.
+            Problem: `authorize` or `read_form` refused the request.
         """
-        # Only whom we know may let us read a body.
-        user = await self._allowed(request, role)
+        # Authenticate first: only known users may send a body.
+        user = await self._authorize_user(request, role)
         fields = await read_form(request, limits)
         self._csrf.check(request, request.method, user.name, fields.pop(CSRF_FIELD, None))
         return user, fields
 
-    async def _allowed(self, request: Request, role: Role) -> User:
-        given = credentials(request)
-        if given is None:
-            # No guess, so guesses of others must not keep out users of proxies and sessions.
+    async def _authorize_user(self, request: Request, role: Role) -> User:
+        login = credentials(request)
+        if login is None:
+            # This is not a guess, so a lockout must not affect users of proxies and sessions.
             user = await self._find_user(request)
             if user is None:
                 raise Problem(401, NO_USER, _CHALLENGE)
         else:
-            user = await self._logged_in(request, *given)
+            user = await self._log_in(request, *login)
         if not user.may(role):
-            has = role_of(user.role).name.lower()
-            text = f"this needs the role {role.name.lower()}, and you have the role {has}"
+            role_name = parse_role(user.role).name.lower()
+            text = f"this needs the role {role.name.lower()}, and you have the role {role_name}"
             raise Problem(403, f"{text}: ask an administrator")
         return user
 
-    async def _logged_in(self, request: Request, name: str, password: str) -> User:
-        address = client_address(request, self._proxies)
+    async def _log_in(self, request: Request, name: str, password: str) -> User:
+        address = find_client_address(request, self._proxies)
         pair = (address, name[:MAX_NAME])
         self._check_login(*pair, password)
         user = await self._find_user(request)
-        # Again: many guesses at once would all have passed before the first has failed.
+        # Check again: concurrent guesses all pass the first check before one of them fails.
         self._check_login(*pair, password)
         is_wrong = user is None or request.scope.get(WRONG_PASSWORD, False)
         if is_wrong:
             self._passwords.note(*pair, password, right=False)
-            self._of_addresses.add(address)
+            self._address_failures.add(address)
             self._of_names.add(*pair)
             self._log_failure(address, name)
         if user is None:
             raise Problem(401, WRONG, _CHALLENGE)
-        # Another way than the password may have let in another user.
+        # Another authenticator may have accepted another user.
         if user.name == name and not is_wrong:
             self._passwords.note(*pair, password)
-            # Last, so it is not forgotten before the password: guesses are counted by it.
+            # Record the name last, so that it is not dropped before the password: guesses are
+            # counted by name.
             self._passwords.note(*pair)
         return user
 
     def _check_login(self, address: str, name: str, password: str) -> None:
-        """Refuse an address that has failed too often, but for passwords that were right lately.
+        """Refuse an address that has failed too often, except for recently verified passwords.
 
-        Authentication asks again whether they still are.
+        Authentication then checks these passwords again.
         """
         is_right = self._passwords.has(address, name, password)
-        if is_right and not self._guesses.is_full(address, name):
+        if is_right and not self._guesses.is_exceeded(address, name):
             return
         try:
-            self._of_addresses.check(address)
+            self._address_failures.check(address)
             self._of_names.check(address, name)
         except Problem:
-            # Guesses at a name that has no right password are not counted: callers choose names.
+            # Guesses at a name without a verified password are not counted: callers choose names.
             if self._passwords.has(address, name):
                 self._guesses.add(address, name)
             raise
 
     async def _find_user(self, request: Request) -> User | None:
         try:
-            return await find_user(self._ways, request)
+            return await find_user(self._authenticators, request)
         except SetupError as error:
-            # The application's function is wrong, and the caller is not known yet.
-            self.log(f"HTTP: a user cannot be authenticated: {error}")
+            # The application's function has a defect, and the caller is not authenticated yet.
+            self.log_warning(f"HTTP: a user cannot be authenticated: {error}")
             raise Problem(500, "an error of the server: see its log") from None
 
-    async def let_in(
-        self, connection: HTTPConnection, name: str, tokens: Sequence[str], look: Look
+    async def check_tokens(
+        self, connection: HTTPConnection, name: str, tokens: Sequence[str], lookup: TokenLookup
     ) -> list[Registered | None] | None:
-        """What `look` has got, if the tokens are right for it; None: one of them is wrong.
+        """Return the result of `lookup` if all tokens match, or None if a token is wrong.
 
-        An address that has sent too many wrong tokens, whatever they were for, is refused. Right
-        tokens pass: their client may share the address with one that guesses. They are those that
-        were right for `name` before, and random ones, which cannot be guessed.
+        An address that has sent too many wrong tokens is refused. Right tokens still pass, because
+        a client may share the address with an attacker: tokens that were right for `name` before,
+        and random tokens, which cannot be guessed.
 
         Raises:
-            Problem: the address has sent too many wrong ones (429).
-            StoreError: the database could not be asked.
+            Problem: the address has sent too many wrong tokens (429).
+            StoreError: the database cannot be queried.
         """
-        address = client_address(connection, self._proxies)
-        lockout = None if self._tokens.has(name, *tokens) else self._lockout(address, tokens)
-        found = await look()
-        right = fit(tokens, found)
-        if lockout is not None and not right:
+        address = find_client_address(connection, self._proxies)
+        lockout = (
+            None
+            if self._verified_tokens.has(name, *tokens)
+            else self._check_lockout(address, tokens)
+        )
+        registered = await lookup()
+        is_right = compare_tokens(tokens, registered)
+        if lockout is not None and not is_right:
             raise lockout
-        if not (self._tokens.has(name, *tokens) or (right and are_random(tokens))):
-            # Again: many guesses at once would all have passed before the first has failed.
-            self._of_tokens.check(address)
-        self._tokens.note(name, *tokens, right=right)
-        if right:
-            return found
-        self._of_tokens.add(address)
+        if not (self._verified_tokens.has(name, *tokens) or (is_right and are_random(tokens))):
+            # Check again: concurrent guesses all pass the first check before one of them fails.
+            self._token_failures.check(address)
+        self._verified_tokens.note(name, *tokens, right=is_right)
+        if is_right:
+            return registered
+        self._token_failures.add(address)
         self._log_failure(address, name)
         return None
 
-    def _lockout(self, address: str, tokens: Sequence[str]) -> Problem | None:
-        """What an address that has sent too many wrong tokens is answered, unless these are right.
+    def _check_lockout(self, address: str, tokens: Sequence[str]) -> Problem | None:
+        """Return the problem of a locked-out address that may still query the database, or None.
 
         Raises:
-            Problem: it is, and they are not worth a look at the database.
+            Problem: the address is locked out, and its tokens do not justify a query.
         """
         try:
-            self._of_tokens.check(address)
+            self._token_failures.check(address)
         except Problem as problem:
-            if not are_random(tokens) or self._looks.is_full():
+            if not are_random(tokens) or self._token_queries.is_exceeded():
                 raise
-            # Before the look at the database: many at once are limited, too.
-            self._looks.add()
+            # Count before the query, so that concurrent queries are limited as well.
+            self._token_queries.add()
             return problem
         return None
 
-    async def begin(self, jobs: PullJobs | QueueJobs, what: str) -> None:
-        """Make `what` the configuration of `jobs` names.
+    async def create_configured(self, jobs: PullJobs | QueueJobs, kind: str) -> None:
+        """Create the channels or tokens that are configured for `jobs`.
 
         Raises:
-            Problem: it cannot be made (503).
+            Problem: they cannot be created (503).
         """
         try:
             await jobs.begin()
         except SetupError as error:
-            # Its text may name a worker, and the caller is not known yet.
-            self.log(f"HTTP: the {what} of the configuration cannot be made: {error}")
-            raise Problem(503, f"the {what} cannot be made: see the server's log") from None
+            # The message may name a worker, and the caller is not authenticated yet.
+            self.log_warning(f"HTTP: the {kind} of the configuration cannot be made: {error}")
+            raise Problem(503, f"the {kind} cannot be made: see the server's log") from None
 
     def _log_failure(self, address: str, name: str) -> None:
-        shown = visible(name[:MAX_NAME])
-        self.log(f"HTTP: a wrong password or token for {shown!r} from {visible(address)}")
+        display_name = visible(name[:MAX_NAME])
+        self.log_warning(
+            f"HTTP: a wrong password or token for {display_name!r} from {visible(address)}"
+        )
 
-    def log(self, text: str) -> None:
-        """Warn of something."""
+    def log_warning(self, text: str) -> None:
+        """Log a warning."""
         self._service.log(logging.WARNING, text)
 
-    def token(self, user: User) -> str:
-        """What a page of this application sends with each write of `user`."""
+    def create_csrf_token(self, user: User) -> str:
+        """Return the CSRF token for writes of `user`."""
         return self._csrf.token(user.name)

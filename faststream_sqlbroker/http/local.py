@@ -1,4 +1,4 @@
-"""Without authentication: only for the person at this machine (`sqlbroker serve --insecure`)."""
+"""Access without authentication, for local users only (`sqlbroker serve --insecure`)."""
 
 from ipaddress import ip_address
 
@@ -6,7 +6,7 @@ from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.proxies import host_name, peer
+from faststream_sqlbroker.http.proxies import get_peer, host_name
 from faststream_sqlbroker.http.users import Role, User
 
 OF_PROXIES = (
@@ -20,41 +20,43 @@ OF_PROXIES = (
     "cf-connecting-ip",
     "true-client-ip",
 )
-"""Headers that a proxy adds: then the request may come from anywhere."""
+"""Headers that a proxy adds; with one, a request may come from anywhere."""
 
 
 class LocalOnly:
-    """Lets in who is at this machine, as an administrator."""
+    """Admits local requests as an administrator."""
 
     async def user(self, connection: HTTPConnection) -> User | None:
-        """The only user."""
+        """Return the local administrator."""
         check_local(connection)
         return User("local", Role.ADMIN)
 
 
 def check_local(connection: HTTPConnection) -> None:
-    """Refuse what may come from elsewhere.
+    """Refuse requests that may come from another machine.
 
-    DNS rebinding: a page of another site can let its own name lead to 127.0.0.1. Its requests then
-    have that name in Host. An address there is no name that anyone could lead elsewhere.
+    Host is checked against DNS rebinding: a page of another site can resolve its own name to
+    127.0.0.1, and its requests then have that name in Host. Nobody can redirect an IP address.
 
     Raises:
         Problem: the peer or Host is not local, or a proxy is in between (403).
     """
     names = connection.headers.getlist("host")
     if len(names) != 1 or not is_loopback(host_name(names[0]).strip("[]")):
-        given = short(", ".join(names))
-        raise Problem(403, f"without authentication, Host must be localhost, got {given}")
+        received = short(", ".join(names))
+        raise Problem(403, f"without authentication, Host must be localhost, got {received}")
     if name := next((name for name in OF_PROXIES if name in connection.headers), None):
         text = f"without authentication, there must be no proxy, got the header {name}"
         raise Problem(403, f"{text}: ask directly, or let the server have users")
-    if not is_loopback(peer(connection)):
-        text = f"without authentication, only this machine may ask, got {short(peer(connection))}"
+    if not is_loopback(get_peer(connection)):
+        text = (
+            f"without authentication, only this machine may ask, got {short(get_peer(connection))}"
+        )
         raise Problem(403, f"{text}: let the server have users")
 
 
 def is_loopback(address: str) -> bool:
-    """Whether it is an address of this machine that no other machine reaches."""
+    """Return True if `address` is only reachable from this machine."""
     if address == "localhost":
         return True
     try:

@@ -1,6 +1,4 @@
-"""A limit on failed authentications, so that guessing a password or a token takes ages; and a
-memory of right secrets, which pass while others guess.
-"""
+"""Limits on failed authentications, and a memory of verified secrets that pass a lockout."""
 
 import hmac
 import json
@@ -13,20 +11,20 @@ from faststream_sqlbroker.core.channels import RANDOM_TOKEN, Registered, token_f
 from faststream_sqlbroker.http.answers import Problem
 
 WINDOW = 60.0
-"""Seconds in which failures are counted together."""
+"""Seconds per window in which failures are counted."""
 MAX_KEYS = 10_000
-"""Keys or secrets that are remembered; the oldest are forgotten."""
-Look = Callable[[], Awaitable[list[Registered | None]]]
-"""Gets what a name needs the tokens of, in the order of those that a request gives."""
+"""Maximum keys or secrets to remember; the oldest are dropped."""
+TokenLookup = Callable[[], Awaitable[list[Registered | None]]]
+"""Loads the registered owners of the tokens, in the order of the request's tokens."""
 _UNKNOWN_HASH = "0" * 64
-"""What a token of something that does not exist is compared with."""
+"""Hash that a token is compared with if its owner does not exist."""
 
 
 class Failures:
-    """Counts by key, such as an address, or an address with the name that it tries."""
+    """Counts failures by key, such as an address, or an address with a user name."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
-        """Allow `limit` failures of each key in a minute; `clock` is monotonic."""
+        """Allow `limit` failures per key and minute; `clock` is monotonic."""
         self._limit = limit
         self._clock = clock
         self._period = 0.0
@@ -34,22 +32,22 @@ class Failures:
 
     def add(self, *key: str) -> None:
         """Count a failure."""
-        counts = self._current()
+        counts = self._get_counts()
         counts[key] += 1
         if len(counts) > MAX_KEYS:
             del counts[next(iter(counts))]
 
-    def is_full(self, *key: str) -> bool:
-        """Return whether the key has failed too often."""
-        return self._current()[key] >= self._limit
+    def is_exceeded(self, *key: str) -> bool:
+        """Return True if the key has failed too often."""
+        return self._get_counts()[key] >= self._limit
 
     def check(self, *key: str) -> None:
-        """Refuse a key that has failed too often, before its secret is looked at.
+        """Refuse a key that has failed too often, before the secret is checked.
 
         Raises:
-            Problem: it has (429).
+            Problem: the key has failed too often (429).
         """
-        if self.is_full(*key):
+        if self.is_exceeded(*key):
             wait = ceil(WINDOW - self._clock() % WINDOW)
             text = (
                 f"this address has sent {self._limit} or more wrong passwords or tokens within "
@@ -57,7 +55,7 @@ class Failures:
             )
             raise Problem(429, text, {"Retry-After": str(wait)})
 
-    def _current(self) -> Counter[tuple[str, ...]]:
+    def _get_counts(self) -> Counter[tuple[str, ...]]:
         period = self._clock() // WINDOW
         if period != self._period:
             self._period = period
@@ -66,17 +64,17 @@ class Failures:
 
 
 class RightSecrets:
-    """Remembers secrets that were right, as keyed hashes."""
+    """Remembers verified secrets as keyed hashes."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """Remember each for `seconds`; `clock` is monotonic."""
+        """Remember each secret for `seconds`; `clock` is monotonic."""
         self._seconds = seconds
         self._clock = clock
         self._key = secrets.token_bytes(32)
         self._added: dict[bytes, float] = {}
 
     def note(self, *secret: str, right: bool = True) -> None:
-        """Remember it with the names that it is right for, or forget it if it is wrong by now."""
+        """Remember a secret together with its names, or with `is_right=False` forget both."""
         key = self._hash(secret)
         self._added.pop(key, None)
         if right:
@@ -85,23 +83,25 @@ class RightSecrets:
             del self._added[next(iter(self._added))]
 
     def has(self, *secret: str) -> bool:
-        """Return whether it was right lately."""
-        added = self._added.get(self._hash(secret), float("-inf"))
-        return self._clock() - added < self._seconds
+        """Return True if the secret was verified recently."""
+        verified_at = self._added.get(self._hash(secret), float("-inf"))
+        return self._clock() - verified_at < self._seconds
 
     def _hash(self, secret: tuple[str, ...]) -> bytes:
         return hmac.digest(self._key, json.dumps(secret).encode(), "sha256")
 
 
 def are_random(tokens: Sequence[str]) -> bool:
-    """Return whether no token can be guessed: all are as long as new tokens are."""
+    """Return True if no token can be guessed, because all have the length of generated tokens."""
     return all(len(token) >= RANDOM_TOKEN for token in tokens)
 
 
-def fit(tokens: Sequence[str], needed: Sequence[Registered | None]) -> bool:
-    """Compare all, also those of what does not exist: neither the answer nor its time tells which
-    one was wrong.
+def compare_tokens(tokens: Sequence[str], owners: Sequence[Registered | None]) -> bool:
+    """Return True if all tokens match.
+
+    All tokens are compared, even for missing owners, so that neither the response nor its timing
+    reveals the wrong token.
     """
-    hashes = [_UNKNOWN_HASH if each is None else each.token_hash for each in needed]
+    hashes = [_UNKNOWN_HASH if owner is None else owner.token_hash for owner in owners]
     results = [token_fits(*pair) for pair in zip(tokens, hashes, strict=True)]
     return all(results)

@@ -1,4 +1,4 @@
-"""Messages with a lookup value over HTTP: how many, their records, and their info."""
+"""Messages with a lookup value over HTTP: their count, records and info."""
 
 import base64
 from collections.abc import Awaitable, Callable, Collection
@@ -13,17 +13,17 @@ from starlette.responses import JSONResponse, Response
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.http import channel_models as models
-from faststream_sqlbroker.http.answers import Problem, StoredJson
-from faststream_sqlbroker.http.api import BODY, Api, Caller, Door
+from faststream_sqlbroker.http.answers import Problem, StoredJsonResponse
+from faststream_sqlbroker.http.api import BODY_ERRORS, AccessRule, Api, Caller
 from faststream_sqlbroker.http.users import Role
 
-MOST = 100
-"""Records of one answer."""
+MAX_RECORDS = 100
+"""Records per response."""
 FILTERS = ("Lookup", "Info")
-OF_BODIES = ("Payload", "Properties", "DestinationTopic")
-"""What records have of bodies and headers."""
-OF_INFOS = ("Info",)
-# No path has a part for them: each may be missing.
+BODY_FIELDS = ("Payload", "Properties", "DestinationTopic")
+"""Fields of records that come from bodies and headers."""
+INFO_FIELDS = ("Info",)
+# They are query parameters, so each may be missing.
 Lookup = Annotated[
     str | SkipJsonSchema[None],
     Query(alias="Lookup", description="The lookup value; each filter may be missing"),
@@ -33,54 +33,59 @@ T = TypeVar("T")
 
 
 class MirrorRoutes:
-    """`/v1/count` for viewers, `/v1/mirror` for operators."""
+    """Serves `/v1/count` to viewers, and `/v1/mirror` to operators."""
 
     def __init__(self, admin: Callable[[], Admin], hidden: Collection[str] = ()) -> None:
-        """The fields `hidden` of records are null."""
+        """Return records with null in the fields `hidden`."""
         self._admin = admin
         self._hidden = hidden
 
-    def add_to(self, api: Api, door: Callable[[Role], Door]) -> None:
-        """Serve all of them; `door` lets those in who have a role."""
-        viewers = door(Role.VIEWER)
-        operators = door(Role.OPERATOR)
-        changed = {200: models.InfoChanged}
+    def add_to(self, api: Api, create_access_rule: Callable[[Role], AccessRule]) -> None:
+        """Add all routes; `create_access_rule` returns the rule of a role."""
+        viewers = create_access_rule(Role.VIEWER)
+        operators = create_access_rule(Role.OPERATOR)
+        responses = {200: models.InfoChanged}
         api.add("GET /v1/count", self.count, viewers, {200: models.Count}, part="mirror")
         api.add("GET /v1/mirror", self.mirrored, operators, {200: models.Mirrored}, part="mirror")
-        api.add("PATCH /v1/mirror", self.set_info, operators, changed, *BODY, part="mirror")
+        api.add(
+            "PATCH /v1/mirror", self.set_info, operators, responses, *BODY_ERRORS, part="mirror"
+        )
 
     async def count(self, request: Request, lookup: Lookup = None, info: Info = None) -> Response:
         """How many live messages have this lookup value and info."""
         _check_filters(request)
         count = self._admin().count_mirrored(lookup=lookup or None, info=info or None)
-        return JSONResponse(await _checked(count))
+        return JSONResponse(await _run_query(count))
 
     async def mirrored(
         self, request: Request, lookup: Lookup = None, info: Info = None
     ) -> Response:
         """Their records; what show_bodies and redact hide is null."""
         _check_filters(request)
-        look = self._admin().mirrored(lookup=lookup or None, info=info or None, limit=MOST)
-        found = await _checked(look)
-        return StoredJson({"Result": [record(each, self._hidden) for each in found]})
+        query = self._admin().mirrored(lookup=lookup or None, info=info or None, limit=MAX_RECORDS)
+        messages = await _run_query(query)
+        return StoredJsonResponse(
+            {"Result": [to_record(message, self._hidden) for message in messages]}
+        )
 
     async def set_info(self, change: models.InfoChange, user: Caller) -> Response:
         """Set the info of all messages with a lookup value, or of one; of how many."""
-        one = None if change.Name is None else int(change.Name)
-        changed = await _checked(
-            self._admin().set_info(change.Lookup, change.Info, id=one, by=user.name)
+        message_id = None if change.Name is None else int(change.Name)
+        count = await _run_query(
+            self._admin().set_info(change.Lookup, change.Info, id=message_id, by=user.name)
         )
-        return JSONResponse({"Changed": changed})
+        return JSONResponse({"Changed": count})
 
 
-def record(message: MirroredMessage, hidden: Collection[str] = ()) -> dict[str, Any]:
-    """Its record as JSON values: the body is base64, times are of ISO 8601."""
+def to_record(message: MirroredMessage, hidden: Collection[str] = ()) -> dict[str, Any]:
+    """Convert a message to JSON values, with a base64 body and ISO 8601 times."""
     return {
-        name: None if name in hidden else _value(value) for name, value in message.record.items()
+        name: None if name in hidden else _to_json_value(value)
+        for name, value in message.record.items()
     }
 
 
-def _value(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, datetime) else value
@@ -94,9 +99,9 @@ def _check_filters(request: Request) -> None:
         raise Problem(400, "Lookup and Info may be there once each: leave one out")
 
 
-async def _checked(asked: Awaitable[T]) -> T:
-    """What `asked` gives; what it refuses is the caller's mistake."""
+async def _run_query(query: Awaitable[T]) -> T:
+    """Return the result of `query`; an invalid argument is the caller's error."""
     try:
-        return await asked
+        return await query
     except ValueError as error:
         raise Problem(400, str(error)) from None

@@ -1,6 +1,6 @@
-"""What is wrong with a request: what was given, what is allowed, and what to do.
+"""Validation errors of requests: the value, what is allowed, and a remedy.
 
-Pydantic's own texts tell neither what was given, nor what a pattern stands for.
+Pydantic's messages contain neither the value nor the meaning of a pattern.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.http.answers import Problem, kind_of
+from faststream_sqlbroker.http.answers import Problem, describe_kind
 
-MOST_TOLD = 3
-"""Mistakes that the answer names."""
-LONGEST = 1_000
-"""Characters of the answer."""
-SECRET = frozenset({"lease_token", "X-Broker-Lease"})
-"""Fields whose values no answer repeats."""
-ALLOWED: Mapping[str, str] = {
+MAX_MISTAKES = 3
+"""Mistakes per response."""
+MAX_LENGTH = 1_000
+"""Characters of the message."""
+SECRET_FIELDS = frozenset({"lease_token", "X-Broker-Lease"})
+"""Fields whose values are never repeated."""
+REQUIREMENTS: Mapping[str, str] = {
     "lease_token": "what reserve has answered as lease_token",
     "content_type": "1 to 200 printable ASCII characters",
     "delay": 'seconds, or text like "1.5h"',
@@ -26,55 +26,59 @@ ALLOWED: Mapping[str, str] = {
     "X-Broker-Dedup-Id": "1 to 255 printable ASCII characters",
     "Name": "that of a record, as GET /v1/mirror shows it",
 }
-"""By field: what a pattern, or one type of several, stands for."""
-_SHOULD = ("Input should ", "String should ", "List should ", "Value should ", "Value error, ")
+"""Meaning of a pattern or of a union of types, by field."""
+_PREFIXES = ("Input should ", "String should ", "List should ", "Value should ", "Value error, ")
 
 
-def mistakes(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] | None) -> Problem:
-    """The first ones, each with the field's place; `model` is that of the body."""
-    found: dict[str, str] = {}
-    for each in errors:
-        where, *loc = each["loc"]
-        loc = loc or [where]
-        if where == "path":
-            known = "a token is for publish or consume"
-            text = known if loc == ["role"] else "its id is a number, as it was answered"
-            return Problem(404, f"there is no {loc[0]} {short(each['input'])}: {text}")
-        # A field that may have several types has a mistake for each of them.
-        at = next((n for n, part in enumerate(loc) if part in ALLOWED), len(loc) - 1)
-        place = _place(loc[: at + 1])
-        found.setdefault(place, _mistake(each, loc, place, model))
-    return Problem(400, "; ".join(list(found.values())[:MOST_TOLD])[:LONGEST])
+def create_problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] | None) -> Problem:
+    """Create a problem from the first mistakes, with the paths of the fields in `model`."""
+    messages: dict[str, str] = {}
+    for error in errors:
+        source, *loc = error["loc"]
+        loc = loc or [source]
+        if source == "path":
+            reason = "a token is for publish or consume"
+            text = reason if loc == ["role"] else "its id is a number, as it was answered"
+            return Problem(404, f"there is no {loc[0]} {short(error['input'])}: {text}")
+        # A field with several types has an error for each type.
+        index = next((n for n, part in enumerate(loc) if part in REQUIREMENTS), len(loc) - 1)
+        path = _format_path(loc[: index + 1])
+        messages.setdefault(path, _format_mistake(error, loc, path, model))
+    return Problem(400, "; ".join(list(messages.values())[:MAX_MISTAKES])[:MAX_LENGTH])
 
 
-def _mistake(
-    error: Mapping[str, Any], loc: Sequence[int | str], place: str, model: type[BaseModel] | None
+def _format_mistake(
+    error: Mapping[str, Any], loc: Sequence[int | str], path: str, model: type[BaseModel] | None
 ) -> str:
     kind = error["type"]
-    given = error["input"]
-    name = next((str(part) for part in loc if part in ALLOWED), str(loc[-1]))
+    value = error["input"]
+    name = next((str(part) for part in loc if part in REQUIREMENTS), str(loc[-1]))
     if kind == "extra_forbidden":
-        known = ": leave it out"
+        hint = ": leave it out"
         if model is not None and len(loc) == 1:
-            known = f"; there are {', '.join(model.model_fields)}"
-        return f"there is no field {place[: LONGEST // 10]}{known}"
-    allowed = f"be {ALLOWED[name]}" if name in ALLOWED else _must(error["msg"])
+            hint = f"; there are {', '.join(model.model_fields)}"
+        return f"there is no field {path[: MAX_LENGTH // 10]}{hint}"
+    allowed = (
+        f"be {REQUIREMENTS[name]}" if name in REQUIREMENTS else _format_requirement(error["msg"])
+    )
     if kind == "missing":
-        return f"{place} is missing" + (f": it must {allowed}" if name in ALLOWED else ": give it")
-    told = "another text" if isinstance(given, str) else kind_of(given)
-    return f"{place} must {allowed}, got {told if name in SECRET else short(given)}"
+        return f"{path} is missing" + (
+            f": it must {allowed}" if name in REQUIREMENTS else ": give it"
+        )
+    description = "another text" if isinstance(value, str) else describe_kind(value)
+    return f"{path} must {allowed}, got {description if name in SECRET_FIELDS else short(value)}"
 
 
-def _must(text: str) -> str:
-    """Pydantic's text after the word "should", without what it says of its own work."""
+def _format_requirement(text: str) -> str:
+    """Return Pydantic's message after the word "should", without details of Pydantic itself."""
     text = text.replace(" after validation", "")
-    for begin in _SHOULD:
-        if text.startswith(begin):
-            return text.removeprefix(begin)
+    for prefix in _PREFIXES:
+        if text.startswith(prefix):
+            return text.removeprefix(prefix)
     return f"be valid ({text})"
 
 
-def _place(loc: Sequence[int | str]) -> str:
-    """As in JavaScript."""
+def _format_path(loc: Sequence[int | str]) -> str:
+    """Format a path as in JavaScript."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc]
     return "".join(parts).removeprefix(".")

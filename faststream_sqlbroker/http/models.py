@@ -1,4 +1,4 @@
-"""The bodies of requests and answers about queues: checked by them, and described by them."""
+"""Request and response bodies for queues; they validate the bodies and describe the API."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,18 +6,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from faststream_sqlbroker.core.channels import LONGEST_WAIT
 
-LONGEST_LEASE = 86_400
-"""Seconds of a lease; a heartbeat makes it longer."""
-MOST_RESERVED = 100
-"""Messages of one request."""
-MOST_PUBLISHED = 1_000
-"""Messages of one request."""
-LONGEST_TEXT = 1_000
-"""Characters of an error that a client tells."""
-LONGEST_REASON = 255
-"""Characters of a reason: its column has no more."""
-LONGEST_KEY = 255
-"""Characters of a key, as its column."""
+MAX_LEASE = 86_400
+"""Seconds of a lease; a heartbeat extends the lease."""
+MAX_RESERVED = 100
+"""Messages per request."""
+MAX_PUBLISHED = 1_000
+"""Messages per request."""
+MAX_ERROR = 1_000
+"""Characters of an error that a client reports."""
+MAX_REASON = 255
+"""Characters of a reason, the size of its column."""
+MAX_KEY = 255
+"""Characters of a key, the size of its column."""
 
 Time = Annotated[
     float | str,
@@ -45,14 +45,14 @@ _MESSAGE: dict[str, Any] = _LEASED | {
 }
 
 
-class Asked(BaseModel):
-    """A body of a request; what it does not know is refused."""
+class RequestBody(BaseModel):
+    """Base of request bodies; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Told(BaseModel):
-    """A body of an answer."""
+class ResponseBody(BaseModel):
+    """Base of response bodies."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,12 +65,12 @@ class Rotation(BaseModel):
     rotate: Literal["true", "false"] = "false"
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether there is to be another token."""
+    def is_requested(self) -> bool:
+        """True if a new token is requested."""
         return self.rotate == "true"
 
 
-class Body(Asked):
+class Body(RequestBody):
     """What a message carries."""
 
     body: Any = Field(description="Any JSON value; text for the encodings text and base64")
@@ -94,46 +94,46 @@ class NewMessage(Body):
         json_schema_extra={"examples": [{"body": {"id": 1}, "key": "ann", "delay": "10m"}]}
     )
 
-    key: str | None = Field(None, min_length=1, max_length=LONGEST_KEY)
+    key: str | None = Field(None, min_length=1, max_length=MAX_KEY)
     priority: int = Field(0, ge=-100, le=100, description="Higher ones are taken first")
     dedup_id: str | None = Field(
         None,
         min_length=1,
-        max_length=LONGEST_KEY,
+        max_length=MAX_KEY,
         description="Unique in the queue while the message lives",
     )
     delay: Time | None = Field(None, description="Time until it is due; not with next_attempt_at")
     next_attempt_at: float | None = Field(None, description="When it is due: Unix seconds")
     expires_in: Time | None = Field(None, description="Time after which it does not start")
     headers: dict[str, Any] = Field(default_factory=dict, description="JSON values by name")
-    correlation_id: str | None = Field(None, min_length=1, max_length=LONGEST_KEY)
+    correlation_id: str | None = Field(None, min_length=1, max_length=MAX_KEY)
 
 
-class NewMessages(Asked):
+class NewMessages(RequestBody):
     """Messages to publish together: all or none."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"messages": [{"body": {"id": 1}}, {"body": {"id": 2}}]}]}
     )
 
-    messages: list[NewMessage] = Field(min_length=1, max_length=MOST_PUBLISHED)
+    messages: list[NewMessage] = Field(min_length=1, max_length=MAX_PUBLISHED)
 
 
-class Reserve(Asked):
+class Reserve(RequestBody):
     """What to take, and for how long."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10, "wait": 20}]})
 
-    limit: int = Field(1, ge=1, le=MOST_RESERVED, description="Messages at most")
+    limit: int = Field(1, ge=1, le=MAX_RESERVED, description="Messages at most")
     wait: float = Field(
         0, ge=0, le=LONGEST_WAIT, description="Seconds to wait for the first; 0 looks once"
     )
     lease_seconds: float = Field(
-        60, gt=0, le=LONGEST_LEASE, description="How long they are yours, by the database's clock"
+        60, gt=0, le=MAX_LEASE, description="How long they are yours, by the database's clock"
     )
 
 
-class Lease(Asked):
+class Lease(RequestBody):
     """What the request about a message that was reserved has with it."""
 
     lease_token: str = Field(
@@ -149,7 +149,7 @@ class Heartbeat(Lease):
     model_config = ConfigDict(json_schema_extra={"examples": [_LEASED | {"lease_seconds": 600}]})
 
     lease_seconds: float = Field(
-        60, gt=0, le=LONGEST_LEASE, description="From now; a lease is never shortened"
+        60, gt=0, le=MAX_LEASE, description="From now; a lease is never shortened"
     )
 
 
@@ -181,14 +181,14 @@ class Rollback(Lease):
         None, description="Of retry: time until it is due; None: the retry strategy decides"
     )
     reason: str | None = Field(
-        None, min_length=1, max_length=LONGEST_REASON, description="Of fail and discard"
+        None, min_length=1, max_length=MAX_REASON, description="Of fail and discard"
     )
     error: str | None = Field(
-        None, max_length=LONGEST_TEXT, description="Stored with the message; not of release"
+        None, max_length=MAX_ERROR, description="Stored with the message; not of release"
     )
 
 
-class ReservedMessage(Told):
+class ReservedMessage(ResponseBody):
     """A message that was reserved."""
 
     id: int
@@ -206,7 +206,7 @@ class ReservedMessage(Told):
     lease_ends_at: str = Field(description="By the database's clock: RFC 3339, UTC")
 
 
-class Reserved(Told):
+class Reserved(ResponseBody):
     """The messages, the first ones first; none if none became due."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"messages": [_MESSAGE]}]})
@@ -214,7 +214,7 @@ class Reserved(Told):
     messages: list[ReservedMessage]
 
 
-class LeaseEnd(Told):
+class LeaseEnd(ResponseBody):
     """When a lease ends."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"lease_ends_at": _ENDS}]})
@@ -222,7 +222,7 @@ class LeaseEnd(Told):
     lease_ends_at: str = Field(description="By the database's clock: RFC 3339, UTC")
 
 
-class Settled(Told):
+class Settled(ResponseBody):
     """Where a message is now."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"state": "COMPLETED"}]})
@@ -230,7 +230,7 @@ class Settled(Told):
     state: Literal["COMPLETED", "FAILED", "DISCARDED", "PENDING", "RETRYABLE"]
 
 
-class Published(Told):
+class Published(ResponseBody):
     """A message that was published."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": 17}]})
@@ -238,7 +238,7 @@ class Published(Told):
     id: int | None = Field(description="null: the queue has a message with this dedup_id")
 
 
-class PublishedBatch(Told):
+class PublishedBatch(ResponseBody):
     """Messages that were published, in their order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [17, 18]}]})
@@ -246,7 +246,7 @@ class PublishedBatch(Told):
     ids: list[int | None] = Field(description="null: as of one message")
 
 
-class QueueToken(Told):
+class QueueToken(ResponseBody):
     """A token of a queue."""
 
     model_config = ConfigDict(

@@ -1,4 +1,4 @@
-"""How the application is mounted below a path."""
+"""Mounting of the application below a path."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -15,45 +15,45 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Below(str):
     """A path that equals all paths below it.
 
-    AsgiFastStream has no mounts: it compares each path of its `asgi_routes` with that of the
-    request. Python asks the subclass first whether the two are equal.
+    AsgiFastStream has no mounts: it compares each path of its `asgi_routes` with the request's
+    path. Python asks the subclass first whether two strings are equal.
     """
 
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` is this path, or one below it."""
+        """Return True if `other` is this path or a path below it."""
         if not isinstance(other, str):
             return NotImplemented
         return str.__eq__(self, other) or other.startswith(f"{self!s}/")
 
     def __ne__(self, other: object) -> bool:
-        """The contrary."""
+        """Return True if `other` is not at or below this path."""
         return not self == other
 
     __hash__ = str.__hash__
 
 
-def checked_prefix(prefix: str) -> str:
-    """`prefix` without a slash at its end.
+def parse_prefix(prefix: str) -> str:
+    """Return `prefix` without a trailing slash.
 
     Raises:
-        SetupError: it does not begin with a slash, or is nothing else.
+        SetupError: the prefix does not begin with a slash, or has nothing else.
     """
     if not isinstance(prefix, str) or not prefix.startswith("/") or not prefix.strip("/"):
         raise SetupError(f"a path to mount at begins with a slash, as /broker, got {short(prefix)}")
     return prefix.rstrip("/")
 
 
-def below(prefix: str, app: App) -> App:
-    """`app`, to which `prefix` is the root."""
+def mount_below(prefix: str, app: App) -> App:
+    """Return `app` mounted at `prefix`."""
 
-    async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         root = scope.get("root_path", "") + prefix
-        inner = {**scope, "root_path": root}
-        if inner.get("path") == root:
-            # What people type; a redirect would lead to whatever Host says.
-            inner["path"] = f"{root}/"
-        await app(inner, receive, send)
+        mounted_scope = {**scope, "root_path": root}
+        if mounted_scope.get("path") == root:
+            # People type this path; a redirect would go to an arbitrary Host.
+            mounted_scope["path"] = f"{root}/"
+        await app(mounted_scope, receive, send)
 
-    return mounted
+    return serve

@@ -1,4 +1,4 @@
-"""Users whom a proxy has authenticated, and the addresses of clients behind proxies."""
+"""Users authenticated by a proxy, and addresses of clients behind proxies."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.users import MAX_NAME, Role, User
 
 Network = IPv4Network | IPv6Network
-OF_ONE_HOUSE = 64
+IPV6_NETWORK_BITS = 64
 """Bits of an IPv6 address that its owner cannot choose freely."""
 
 
@@ -37,7 +37,7 @@ class ProxyAuth:
         proxies: Iterable[str],
         roles: "Mapping[str, Role | str] | Callable[[str], Role | str | None]",
     ) -> None:
-        """Trust `header` from these proxies.
+        """Trust `header` from the proxies at `proxies`.
 
         Args:
             header: Its name, such as "X-Forwarded-User".
@@ -51,19 +51,19 @@ class ProxyAuth:
         if not isinstance(header, str) or not header.replace("-", "").isalnum():
             raise SetupError(f"header must be the name of a header, got {short(header)}")
         self._header = header
-        self._proxies = networks(proxies)
+        self._proxies = parse_networks(proxies)
         self._role_of = roles if callable(roles) else roles.get
         if not self._proxies:
             raise SetupError("ProxyAuth needs the address of the proxy: proxies=['10.0.3.7']")
 
     async def user(self, connection: HTTPConnection) -> User | None:
-        """Who it is by the header; None if another peer has sent it, or for a user without a role.
+        """Return the user in the header, or None from other peers and for users without a role.
 
         Raises:
-            Problem: the header is there twice (400), as if a client had added its own.
+            Problem: the header occurs twice (400), so a client may have added its own.
         """
         values = connection.headers.getlist(self._header)
-        if not values or not is_of(peer(connection), self._proxies):
+        if not values or not is_in_networks(get_peer(connection), self._proxies):
             return None
         if len(values) > 1:
             text = f"the header {self._header} must be there once, got it {len(values)} times"
@@ -73,11 +73,11 @@ class ProxyAuth:
         return None if role is None else User(name, role)
 
 
-def networks(addresses: Iterable[str]) -> list[Network]:
-    """The networks of `addresses`.
+def parse_networks(addresses: Iterable[str]) -> list[Network]:
+    """Parse addresses and networks.
 
     Raises:
-        SetupError: one of them is no address and no network.
+        SetupError: a value is neither an address nor a network.
     """
     parsed: list[Network] = []
     for address in [addresses] if isinstance(addresses, str) else addresses:
@@ -90,21 +90,21 @@ def networks(addresses: Iterable[str]) -> list[Network]:
     return parsed
 
 
-def peer(connection: HTTPConnection) -> str:
-    """The address that the connection comes from; "" where there is none, as of a Unix socket."""
+def get_peer(connection: HTTPConnection) -> str:
+    """Return the address of the peer, or an empty string, for example on a Unix socket."""
     return "" if connection.client is None else connection.client.host
 
 
-def is_of(address: str, known: Iterable[Network]) -> bool:
-    """Whether `address` is in one of the networks."""
+def is_in_networks(address: str, networks: Iterable[Network]) -> bool:
+    """Return True if one of `networks` contains `address`."""
     parsed = parse_address(address)
-    return parsed is not None and any(parsed in network for network in known)
+    return parsed is not None and any(parsed in network for network in networks)
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
     """Return the address, also of `address:port`, or None.
 
-    A socket of IPv6 shows a peer of IPv4 as ::ffff:192.0.2.1: this is 192.0.2.1.
+    An IPv6 socket shows an IPv4 peer as ::ffff:192.0.2.1, which is returned as 192.0.2.1.
     """
     for host in (text, host_name(text).strip("[]")):
         with suppress(ValueError):
@@ -114,22 +114,22 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, in lower case, without its port."""
+    """Return the name in a Host header in lower case, without the port."""
     name, colon, port = host.rpartition(":")
-    named = name if colon and port.isdecimal() else host
-    return named.lower()
+    host_part = name if colon and port.isdecimal() else host
+    return host_part.lower()
 
 
-def client_address(connection: HTTPConnection, proxies: Sequence[Network]) -> str:
-    """Return the client's address as far as the listed proxies tell; of IPv6, its network.
+def find_client_address(connection: HTTPConnection, proxies: Sequence[Network]) -> str:
+    """Return the client's address as reported by the listed proxies; for IPv6, the network.
 
-    Each proxy appends the address that it was asked from, so the last one that is no proxy's is
-    true; what stands before it the client may have written.
+    Each proxy appends the address of its client, so the last address that is not a proxy is
+    reliable; the client may have written earlier addresses.
     """
     forwarded = ",".join(connection.headers.getlist("x-forwarded-for")).split(",")
-    hops = [peer(connection), *(part.strip() for part in reversed(forwarded) if part.strip())]
-    client = next((hop for hop in hops if not is_of(hop, proxies)), hops[-1])
+    hops = [get_peer(connection), *(part.strip() for part in reversed(forwarded) if part.strip())]
+    client = next((hop for hop in hops if not is_in_networks(hop, proxies)), hops[-1])
     address = parse_address(client)
     if isinstance(address, IPv6Address):
-        return str(ip_network((address, OF_ONE_HOUSE), strict=False))
+        return str(ip_network((address, IPV6_NETWORK_BITS), strict=False))
     return client[:MAX_NAME] if address is None else str(address)

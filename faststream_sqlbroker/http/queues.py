@@ -1,4 +1,4 @@
-"""Any queue over HTTP: publish, reserve, heartbeat, commit and rollback."""
+"""Queues over HTTP: publish, reserve, heartbeat, commit and rollback."""
 
 import asyncio
 import base64
@@ -29,28 +29,28 @@ from faststream_sqlbroker.http import models
 from faststream_sqlbroker.http.answers import (
     FORM,
     Problem,
-    StoredJson,
-    kind_of,
-    tellable,
-    told_body,
+    StoredJsonResponse,
+    describe_kind,
+    encode_body,
+    to_valid_json,
 )
 from faststream_sqlbroker.http.api import (
-    BODY,
-    FORM_BODY,
-    OPTIONAL,
+    BODY_ERRORS,
+    FORM_ERRORS,
+    OPTIONAL_BODY,
+    AccessRule,
     Api,
     Caller,
-    Door,
     MessageId,
 )
-from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.gate import AccessControl
 from faststream_sqlbroker.parser import CONTENT_TYPE, REPLY_TO
 from faststream_sqlbroker.publisher.rows import make_row
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="sqlbroker"'}
 _BEARER = "bearer"
 _CONTENT_TYPES = {"json": "application/json", "text": "text/plain", "base64": None}
-_OPTIONS = ("key", "priority", "dedup_id", "delay", "next_attempt_at", "expires_in")
+_PUBLISH_OPTIONS = ("key", "priority", "dedup_id", "delay", "next_attempt_at", "expires_in")
 
 
 QueueName = Annotated[
@@ -61,42 +61,62 @@ TokenRole = Annotated[QueueRole, Path(description="What the token allows")]
 
 
 class QueueRoutes:
-    """Answers requests about queues."""
+    """Handles requests about queues."""
 
-    def __init__(self, jobs: Callable[[], QueueJobs], gate: Gate) -> None:
-        """Administrators pass by a door of theirs; others by a token of the queue."""
-        self._current = jobs
-        self._gate = gate
+    def __init__(self, get_jobs: Callable[[], QueueJobs], access_control: AccessControl) -> None:
+        """Serve queues; clients authenticate by a token of the queue."""
+        self._get_jobs = get_jobs
+        self._access_control = access_control
 
     @property
     def _jobs(self) -> QueueJobs:
-        return self._current()
+        return self._get_jobs()
 
-    def add_to(self, api: Api, admin: Door) -> None:
-        """Serve all of them; `admin` lets administrators in.
+    def add_to(self, api: Api, admin: AccessRule) -> None:
+        """Add all routes; `admin` admits administrators.
 
-        The names of queues may have slashes: what follows is never a part of them.
+        A queue name may contain slashes, and the rest of the path is never part of the name.
         """
         queue = "/v1/queues/{queue:path}"
         message = queue + "/messages/{message}"
-        producers = Door(("queueToken",), partial(self._let_in, role="publish"))
-        consumers = Door(("queueToken",), partial(self._let_in, role="consume"))
-        leased = (*BODY, 404, 409)
+        producers = AccessRule(("queueToken",), partial(self._check_token, role="publish"))
+        consumers = AccessRule(("queueToken",), partial(self._check_token, role="consume"))
+        lease_errors = (*BODY_ERRORS, 404, 409)
         add = partial(api.add, part="queues")
-        made = dict.fromkeys((200, 201), models.QueueToken)
+        token_responses = dict.fromkeys((200, 201), models.QueueToken)
         path = f"PUT {queue}/tokens/{{role}}"
-        add(path, self.put_queue_token, admin, made, *FORM_BODY, 404, body=OPTIONAL)
-        add(f"POST {message}/heartbeat", self.extend, consumers, {200: models.LeaseEnd}, *leased)
-        add(f"POST {message}/commit", self.commit, consumers, {200: models.Settled}, *leased)
-        add(f"POST {message}/rollback", self.rollback, consumers, {200: models.Settled}, *leased)
+        add(
+            path,
+            self.put_queue_token,
+            admin,
+            token_responses,
+            *FORM_ERRORS,
+            404,
+            body=OPTIONAL_BODY,
+        )
+        add(
+            f"POST {message}/heartbeat",
+            self.extend,
+            consumers,
+            {200: models.LeaseEnd},
+            *lease_errors,
+        )
+        add(f"POST {message}/commit", self.commit, consumers, {200: models.Settled}, *lease_errors)
+        add(
+            f"POST {message}/rollback",
+            self.rollback,
+            consumers,
+            {200: models.Settled},
+            *lease_errors,
+        )
         batch = {201: models.PublishedBatch}
-        add(f"POST {queue}/publish-batch", self.publish_batch, producers, batch, *BODY)
+        add(f"POST {queue}/publish-batch", self.publish_batch, producers, batch, *BODY_ERRORS)
         published = dict.fromkeys((200, 201), models.Published)
-        add(f"POST {queue}/publish", self.publish, producers, published, *BODY)
-        add(f"POST {queue}/reserve", self.reserve, consumers, {200: models.Reserved}, *BODY)
+        add(f"POST {queue}/publish", self.publish, producers, published, *BODY_ERRORS)
+        add(f"POST {queue}/reserve", self.reserve, consumers, {200: models.Reserved}, *BODY_ERRORS)
 
     def end_waits(self) -> None:
-        """Answer all that wait, so that a server can stop."""
+        """Answer all waiting requests, so that a server can stop."""
         self._jobs.polls.end()
 
     # For administrators.
@@ -109,97 +129,97 @@ class QueueRoutes:
         user: Caller,
     ) -> Response:
         """Make the token of a queue, or replace it. Only this answer shows the token."""
-        await self._gate.begin(self._jobs, "tokens")
-        _check_name(queue)
-        found = await self._jobs.store.tokens.put_queue(
-            queue, role, by=user.name, rotate=form.is_wanted
+        await self._access_control.create_configured(self._jobs, "tokens")
+        _check_queue_name(queue)
+        registered = await self._jobs.store.tokens.put_queue(
+            queue, role, by=user.name, rotate=form.is_requested
         )
-        shown = {"queue": queue, "role": role}
-        if found.new_token is not None:
-            shown["token"] = found.new_token
-        return JSONResponse(shown, 201 if found.created else 200)
+        content = {"queue": queue, "role": role}
+        if registered.new_token is not None:
+            content["token"] = registered.new_token
+        return JSONResponse(content, 201 if registered.created else 200)
 
     # For producers.
 
     async def publish(self, queue: QueueName, message: models.NewMessage) -> Response:
         """Publish a message."""
-        [found] = await self._jobs.publish([_row(queue, message)])
-        return JSONResponse({"id": found}, 200 if found is None else 201)
+        [message_id] = await self._jobs.publish([_create_row(queue, message)])
+        return JSONResponse({"id": message_id}, 200 if message_id is None else 201)
 
     async def publish_batch(self, queue: QueueName, batch: models.NewMessages) -> Response:
         """Publish messages in one transaction."""
-        ids = await self._jobs.publish([_row(queue, each) for each in batch.messages])
+        ids = await self._jobs.publish([_create_row(queue, message) for message in batch.messages])
         return JSONResponse({"ids": ids}, 201)
 
     # For consumers.
 
-    async def reserve(self, request: Request, queue: QueueName, wanted: models.Reserve) -> Response:
+    async def reserve(self, request: Request, queue: QueueName, body: models.Reserve) -> Response:
         """Lease messages; wait for the first of them as long as the client stays."""
-        rows = await self._while_connected(request, queue, wanted)
-        shown = [_shown(row, wanted.lease_seconds) for row in rows]
-        return StoredJson({"messages": shown})
+        rows = await self._claim_while_connected(request, queue, body)
+        messages = [_to_message_json(row, body.lease_seconds) for row in rows]
+        return StoredJsonResponse({"messages": messages})
 
-    async def _while_connected(
-        self, request: Request, queue: str, wanted: models.Reserve
+    async def _claim_while_connected(
+        self, request: Request, queue: str, body: models.Reserve
     ) -> list[ClaimedMessage]:
-        taking = asyncio.ensure_future(
-            self._jobs.reserve(
-                queue, limit=wanted.limit, lease=wanted.lease_seconds, wait=wanted.wait
-            )
+        claim_task = asyncio.ensure_future(
+            self._jobs.reserve(queue, limit=body.limit, lease=body.lease_seconds, wait=body.wait)
         )
-        # Without a wait there is nothing that a client could leave.
-        if wanted.wait <= 0:
-            return await taking
-        # The body is read: what comes next is the end of the connection.
-        leaving = asyncio.ensure_future(request.receive())
+        # Without a wait the client cannot disconnect meanwhile.
+        if body.wait <= 0:
+            return await claim_task
+        # The body was read, so the next event is the end of the connection.
+        disconnect_task = asyncio.ensure_future(request.receive())
         try:
-            await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not leaving.done():
-                return await taking
-            # It has got messages that no one will read.
-            if taking.done():
-                await self._jobs.give_back(queue, await taking)
+            await asyncio.wait((claim_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+            if not disconnect_task.done():
+                return await claim_task
+            # Release the claimed messages, because no client will read them.
+            if claim_task.done():
+                await self._jobs.give_back(queue, await claim_task)
             raise Problem(400, "the client has gone")
         finally:
-            leaving.cancel()
-            if not taking.done():
-                taking.cancel()
+            disconnect_task.cancel()
+            if not claim_task.done():
+                claim_task.cancel()
                 with suppress(asyncio.CancelledError):
-                    await taking
+                    await claim_task
 
     async def extend(
-        self, queue: QueueName, message: MessageId, wanted: models.Heartbeat
+        self, queue: QueueName, message: MessageId, body: models.Heartbeat
     ) -> Response:
         """Extend the lease of a message."""
-        leased = LeasedMessage(queue, message, UUID(wanted.lease_token))
-        ends = await self._jobs.extend(leased, wanted.lease_seconds)
-        if ends is None:
-            raise _lost()
-        return JSONResponse({"lease_ends_at": _time(ends)})
+        lease = LeasedMessage(queue, message, UUID(body.lease_token))
+        ends_at = await self._jobs.extend(lease, body.lease_seconds)
+        if ends_at is None:
+            raise _create_lost_problem()
+        return JSONResponse({"lease_ends_at": _format_time(ends_at)})
 
-    async def commit(self, queue: QueueName, message: MessageId, wanted: models.Commit) -> Response:
+    async def commit(self, queue: QueueName, message: MessageId, body: models.Commit) -> Response:
         """Settle a message as COMPLETED."""
-        replaced = None if wanted.result is None else _replacing(wanted.result)
-        leased = LeasedMessage(queue, message, UUID(wanted.lease_token))
-        return _settled(await self._jobs.settle(leased, Ack(), replaced=replaced))
+        replacement = None if body.result is None else _create_replacement(body.result)
+        lease = LeasedMessage(queue, message, UUID(body.lease_token))
+        return _create_settled_response(await self._jobs.settle(lease, Ack(), replaced=replacement))
 
     async def rollback(
-        self, queue: QueueName, message: MessageId, wanted: models.Rollback
+        self, queue: QueueName, message: MessageId, body: models.Rollback
     ) -> Response:
         """Give a message back, or up."""
-        leased = LeasedMessage(queue, message, UUID(wanted.lease_token))
-        error = None if wanted.error is None else clean_text(wanted.error)
-        return _settled(await self._jobs.settle(leased, _outcome(wanted), error=error))
+        lease = LeasedMessage(queue, message, UUID(body.lease_token))
+        error = None if body.error is None else clean_text(body.error)
+        return _create_settled_response(
+            await self._jobs.settle(lease, _parse_outcome(body), error=error)
+        )
 
-    async def _let_in(self, request: Request, role: QueueRole) -> None:
-        """Compare the token of the queue.
+    async def _check_token(self, request: Request, role: QueueRole) -> None:
+        """Check the token of the queue.
 
         Raises:
-            Problem: the token is missing (401) or wrong (403), or it cannot be a queue (400).
+            Problem: the token is missing (401) or wrong (403), or the name is not valid (400).
         """
-        await self._gate.begin(self._jobs, "tokens")
+        await self._access_control.create_configured(self._jobs, "tokens")
         queue = request.path_params["queue"]
-        _check_name(queue)
+        _check_queue_name(queue)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
 
@@ -210,9 +230,12 @@ class QueueRoutes:
                 "Authorization: Bearer TOKEN",
                 _CHALLENGE,
             )
-        look = partial(self._jobs.store.tokens.find_role, queue, role)
-        # A queue has two tokens: what is held of one must not stand for the other.
-        if await self._gate.let_in(request, f"{role} {queue}", [token], look) is None:
+        lookup = partial(self._jobs.store.tokens.find_role, queue, role)
+        # A queue has two tokens: a verified token must not be accepted for the other role.
+        if (
+            await self._access_control.check_tokens(request, f"{role} {queue}", [token], lookup)
+            is None
+        ):
             raise Problem(
                 403,
                 f"the token does not allow to {role} here: an administrator makes one with "
@@ -220,23 +243,23 @@ class QueueRoutes:
             )
 
 
-def _check_name(queue: str) -> None:
-    if (problem := queue_problem(queue)) is not None:
-        raise Problem(400, f"{short(queue)} cannot be the name of a queue: {problem}")
+def _check_queue_name(queue: str) -> None:
+    if (issue := queue_problem(queue)) is not None:
+        raise Problem(400, f"{short(queue)} cannot be the name of a queue: {issue}")
 
 
-def _row(queue: str, message: models.NewMessage) -> Row:
-    """The row to insert.
+def _create_row(queue: str, message: models.NewMessage) -> Row:
+    """Create the row to insert.
 
     Raises:
-        Problem: the body is not what its encoding says.
+        Problem: the body does not have its encoding.
         PublishError: a value cannot be stored.
     """
     if any(name.lower() == REPLY_TO for name in message.headers):
-        # A handler's answer would go wherever the caller wants.
+        # Otherwise the caller could send a handler's reply to any queue.
         raise Problem(400, f"the header {REPLY_TO} is not for clients over HTTP")
-    payload, content_type = _encoded(message)
-    options = {name: getattr(message, name) for name in _OPTIONS}
+    payload, content_type = _encode_body(message)
+    options = {name: getattr(message, name) for name in _PUBLISH_OPTIONS}
     return make_row(
         queue,
         payload,
@@ -247,117 +270,124 @@ def _row(queue: str, message: models.NewMessage) -> Row:
     )
 
 
-def _encoded(given: models.Body) -> tuple[bytes, str | None]:
-    """The bytes of a body, and their content type."""
-    content_type = given.content_type or _CONTENT_TYPES[given.encoding]
-    body = given.body
+def _encode_body(model: models.Body) -> tuple[bytes, str | None]:
+    """Return the bytes of a body, and their content type."""
+    content_type = model.content_type or _CONTENT_TYPES[model.encoding]
+    body = model.body
     try:
-        if given.encoding == "json":
+        if model.encoding == "json":
             text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
             return text.encode(), content_type
         if not isinstance(body, str):
-            told = kind_of(body)
-            raise Problem(400, f"for the encoding {given.encoding} body must be text, got {told}")
-        if given.encoding == "text":
+            kind = describe_kind(body)
+            raise Problem(400, f"for the encoding {model.encoding} body must be text, got {kind}")
+        if model.encoding == "text":
             return body.encode(), content_type
         return base64.b64decode(body, validate=True), content_type
     except (ValueError, binascii.Error):
-        wanted = {
+        requirement = {
             "json": "a JSON value without NaN, infinity and halves of surrogate pairs",
             "text": "text without halves of surrogate pairs",
             "base64": "base64 of RFC 4648, with its padding",
-        }[given.encoding]
-        text = f"for the encoding {given.encoding} body must be {wanted}, got {kind_of(body)}"
+        }[model.encoding]
+        kind = describe_kind(body)
+        text = f"for the encoding {model.encoding} body must be {requirement}, got {kind}"
         raise Problem(400, text) from None
 
 
-def _replacing(result: models.Body) -> Callable[[ClaimedMessage], Replaced]:
-    payload, content_type = _encoded(result)
+def _create_replacement(result: models.Body) -> Callable[[ClaimedMessage], Replaced]:
+    payload, content_type = _encode_body(result)
 
-    def replaced(row: ClaimedMessage) -> Replaced:
-        # As they are told: some databases store no others.
-        others = {name: value for name, value in _headers(row).items() if name != CONTENT_TYPE}
-        new = {**others, CONTENT_TYPE: content_type} if content_type else others
-        return Replaced(payload, new)
+    def replace_body(row: ClaimedMessage) -> Replaced:
+        # Valid JSON, because some databases store nothing else.
+        other_headers = {
+            name: value for name, value in _get_json_headers(row).items() if name != CONTENT_TYPE
+        }
+        headers = {**other_headers, CONTENT_TYPE: content_type} if content_type else other_headers
+        return Replaced(payload, headers)
 
-    return replaced
+    return replace_body
 
 
-def _outcome(wanted: models.Rollback) -> Outcome:
-    """What the message ends in.
+def _parse_outcome(body: models.Rollback) -> Outcome:
+    """Return the outcome of the message.
 
     Raises:
         Problem: a field does not belong to the outcome.
-        SetupError: the delay is no duration.
+        SetupError: the delay is not a duration.
     """
-    fields = {
+    allowed = {
         "retry": {"delay", "error"},
         "release": set[str](),
         "fail": {"reason", "error"},
         "discard": {"reason", "error"},
-    }[wanted.outcome]
-    given = {name for name in ("delay", "reason", "error") if getattr(wanted, name) is not None}
-    if wrong := sorted(given - fields):
-        told = ", ".join(sorted(fields)) or "no other field"
-        text = f"the outcome {wanted.outcome} takes {told}, got {', '.join(wrong)}: leave it out"
+    }[body.outcome]
+    field_names = {name for name in ("delay", "reason", "error") if getattr(body, name) is not None}
+    if unexpected := sorted(field_names - allowed):
+        allowed_names = ", ".join(sorted(allowed)) or "no other field"
+        received = ", ".join(unexpected)
+        text = f"the outcome {body.outcome} takes {allowed_names}, got {received}: leave it out"
         raise Problem(400, text)
-    reason = clean_text(wanted.reason or "") or REJECTED
-    if wanted.outcome == "retry":
-        return Nack(None if wanted.delay is None else delay_seconds(wanted.delay))
-    if wanted.outcome == "release":
+    reason = clean_text(body.reason or "") or REJECTED
+    if body.outcome == "retry":
+        return Nack(None if body.delay is None else delay_seconds(body.delay))
+    if body.outcome == "release":
         return Release()
-    if wanted.outcome == "fail":
+    if body.outcome == "fail":
         return Reject(reason)
     return Discard(reason)
 
 
-def _settled(found: Settlement | None) -> Response:
-    if found is None:
-        raise _lost()
-    state = "PENDING" if found.state is None else found.state.name
+def _create_settled_response(settlement: Settlement | None) -> Response:
+    if settlement is None:
+        raise _create_lost_problem()
+    state = "PENDING" if settlement.state is None else settlement.state.name
     return JSONResponse({"state": state})
 
 
-def _lost() -> Problem:
+def _create_lost_problem() -> Problem:
     text = "the lease is lost, as another consumer may have the message: leave it, and reserve anew"
     return Problem(409, text)
 
 
-def _shown(row: ClaimedMessage, lease: float) -> dict[str, Any]:
-    # The text as it is, not the JSON value in it: large numbers would lose their digits.
-    body, encoded = told_body(row.payload)
-    kind = row.headers.get(CONTENT_TYPE)
+def _to_message_json(row: ClaimedMessage, lease: float) -> dict[str, Any]:
+    # Keep JSON as text: large numbers would lose digits.
+    body, is_base64 = encode_body(row.payload)
+    content_type = row.headers.get(CONTENT_TYPE)
     return {
         "id": row.id,
         "queue": row.queue,
         "body": body,
-        "encoding": "base64" if encoded else "text",
-        "content_type": kind if isinstance(kind, str) else None,
-        "headers": _headers(row),
+        "encoding": "base64" if is_base64 else "text",
+        "content_type": content_type if isinstance(content_type, str) else None,
+        "headers": _get_json_headers(row),
         "key": row.key,
         "priority": row.priority,
         "attempt": row.attempts_count + 1,
         "deliveries": row.deliveries_count,
-        "created_at": _time(row.created_at),
+        "created_at": _format_time(row.created_at),
         "lease_token": str(row.lease_token),
-        "lease_ends_at": _time(row.acquired_at + timedelta(seconds=lease)),
+        "lease_ends_at": _format_time(row.acquired_at + timedelta(seconds=lease)),
     }
 
 
-def _headers(row: ClaimedMessage) -> dict[str, Any]:
-    """As JSON can tell them: another program may have stored NaN, or half of a surrogate pair."""
+def _get_json_headers(row: ClaimedMessage) -> dict[str, Any]:
+    """Return the headers as valid JSON.
+
+    Another program may have stored NaN, or half of a surrogate pair.
+    """
     headers = row.headers
     try:
         json.dumps(headers, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        # An answer that failed would leave all messages of it leased, each time anew.
+        # A response that failed would leave all its messages leased, on every request.
         try:
-            found: dict[str, Any] = tellable(headers)
+            valid_headers: dict[str, Any] = to_valid_json(headers)
         except (ValueError, RecursionError):
             return {}
-        return found
+        return valid_headers
     return headers
 
 
-def _time(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
+def _format_time(timestamp: datetime) -> str:
+    return timestamp.isoformat().replace("+00:00", "Z")

@@ -1,5 +1,6 @@
-"""Run an ASGI application by uvicorn, inside of a process that has other work, with limits of time
-on a connection, which uvicorn does not have: slow heads, and slow readers.
+"""Run an ASGI application with uvicorn, inside a process that has other work.
+
+It adds timeouts that uvicorn lacks, for slow request heads and slow readers.
 """
 
 import asyncio
@@ -17,30 +18,33 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.mounting import App
 
 HEAD_TIMEOUT = 10.0
-"""Seconds for the whole head of a request, from the opened connection or the last answer on."""
+"""Seconds for the complete head of a request, counted from the connection or the last response."""
 READ_TIMEOUT = 30.0
-"""Seconds in which a client must take what waits for it."""
+"""Seconds in which a client must read pending data."""
 
 
 class LimitedProtocol(H11Protocol):
-    """Closes a connection whose client sends no head, or reads no answer, for too long."""
+    """Closes a connection whose client sends no head, or reads no response, for too long."""
 
-    _head: asyncio.TimerHandle | None = None
-    _reading: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a head."""
+        """Start the timer for a head."""
         super().connection_made(transport)
-        self._await_head()
+        self._start_head_timer()
 
     def handle_events(self) -> None:
-        """Answer what has come; a head that is there is waited for no longer."""
+        """Handle the received data; a complete head stops the timer."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
-            _end(self._head)
+            _cancel_timer(self._head_timer)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, unless an answer has begun; the application's is sent no more."""
+        """Reject data that is not HTTP, unless a response has started.
+
+        The application's own response is no longer sent.
+        """
         state = self.conn.our_state
         if self.cycle is not None:
             self.cycle.disconnected = True
@@ -50,49 +54,49 @@ class LimitedProtocol(H11Protocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next head, also where the client still sends a body."""
-        self._await_head()
+        """Start the timer for the next head, even while the client still sends a body."""
+        self._start_head_timer()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Begin to wait for a client that does not read."""
+        """Start the timer for a client that does not read."""
         super().pause_writing()
-        self._reading = self.loop.call_later(READ_TIMEOUT, self.transport.abort)
+        self._read_timer = self.loop.call_later(READ_TIMEOUT, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read."""
-        _end(self._reading)
+        """Stop the timer, because the client has read."""
+        _cancel_timer(self._read_timer)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget both."""
-        _end(self._head)
-        _end(self._reading)
+        """Stop both timers."""
+        _cancel_timer(self._head_timer)
+        _cancel_timer(self._read_timer)
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
-        _end(self._head)
-        # Not a close: that would wait for a client that does not read its last answer.
-        self._head = self.loop.call_later(HEAD_TIMEOUT, self.transport.abort)
+    def _start_head_timer(self) -> None:
+        _cancel_timer(self._head_timer)
+        # Abort instead of close, which would wait for a client that does not read its response.
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self.transport.abort)
 
 
-def _end(timer: asyncio.TimerHandle | None) -> None:
+def _cancel_timer(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
 
 
-MOST_CONNECTIONS = 100
-"""Probes at a time; more are refused, so that they take no memory from the worker."""
+MAX_CONNECTIONS = 100
+"""Concurrent connections to the probes; more are refused, to save the worker's memory."""
 BACKLOG = 128
 """Connections that wait for an accept."""
 
 
 class Server(uvicorn.Server):
-    """Answers the requests that wait for messages before it stops."""
+    """A server that answers waiting requests before the stop."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop."""
-        # Others' applications, such as the probes alone, have no waits.
+        """End waiting requests, and stop."""
+        # Other applications, such as the probes alone, have no waiting requests.
         end_waits = getattr(self.config.app, "end_waits", None)
         if end_waits is not None:
             end_waits()
@@ -100,28 +104,28 @@ class Server(uvicorn.Server):
 
 
 class InnerServer(Server):
-    """Leaves signals to the program that it is a part of."""
+    """A server that leaves signals to the surrounding program."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing."""
+        """Capture no signals."""
         yield
 
 
 class ProbeServer:
-    """Serves probes on a port of its own while the broker runs."""
+    """Serves probes on a separate port while the broker runs."""
 
     def __init__(self, app: App, host: str, first: int, last: int | None = None) -> None:
-        """A port from `first` to `last` is taken; None: `first`."""
+        """Use the first free port from `first` to `last`, which defaults to `first`."""
         self._app = app
         self._address = host, first, first if last is None else last
         self._running: tuple[InnerServer, asyncio.Task[None]] | None = None
 
     async def start(self) -> int:
-        """Listen; the port, which the system chooses for 0.
+        """Listen, and return the port, which the system chooses for 0.
 
         Raises:
-            SetupError: no port can be taken.
+            SetupError: no port is free.
         """
         listener = bound("health_port", *self._address)
         config = uvicorn.Config(
@@ -133,7 +137,7 @@ class ProbeServer:
             server_header=False,
             http=LimitedProtocol,
             ws="none",
-            limit_concurrency=MOST_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
         server = InnerServer(config)
@@ -143,7 +147,7 @@ class ProbeServer:
         return port
 
     async def stop(self) -> None:
-        """End, and free the port."""
+        """Stop, and release the port."""
         if self._running is None:
             return
         server, task = self._running
@@ -154,14 +158,14 @@ class ProbeServer:
 
 
 def bound(option: str, host: str, port: int, last: int = 0) -> socket.socket:
-    """A socket that listens on `port`, or on the first one from there to `last` that is free.
+    """Return a socket that listens on the first free port from `port` to `last`.
 
     Raises:
-        SetupError: they are taken, or the host is not of this machine; the text names `option`.
+        SetupError: no port is free, or the host is not on this machine; the message names `option`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Trap: asyncio turns Nagle's algorithm off only for sockets that name their protocol. With it,
-    # each answer on a connection that is kept takes 40 ms more.
+    # each response on a persistent connection takes 40 ms longer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,7 +179,7 @@ def bound(option: str, host: str, port: int, last: int = 0) -> socket.socket:
             hint = "each process needs a port of its own, with `--workers` too"
         else:
             hint = "give an address of this machine, and a port that this user may take"
-        told = error.strerror or error
-        raise SetupError(f"{option}: cannot listen on {host}:{port}: {told}: {hint}") from None
+        reason = error.strerror or error
+        raise SetupError(f"{option}: cannot listen on {host}:{port}: {reason}: {hint}") from None
     listener.setblocking(False)
     return listener

@@ -1,4 +1,4 @@
-"""What the HTTP application needs of a broker; `broker.asgi` fills it in."""
+"""The parts of a broker that the HTTP application needs; `broker.asgi` fills them in."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,31 +12,31 @@ from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One broker, as the application sees it."""
+    """One broker, as seen by the application."""
 
     ping: Callable[[float], Awaitable[bool]]
-    """Whether the database answers within so many seconds, and all loops work."""
+    """Returns True if the database answers within a number of seconds, and all loops work."""
     write_problem: Callable[[], str | None]
-    """Why the database takes no writes, as far as `ping` has found out."""
+    """Returns why the database accepts no writes, as found by `ping`, or None."""
     differences: Callable[[], Awaitable[list[str]]]
-    """How the tables differ from those that are needed."""
+    """Returns the differences between the tables and the required tables."""
     process: Callable[[], ProcessHealth]
-    """This process's subscribers."""
+    """Returns the subscribers of this process."""
     is_started: Callable[[], bool]
-    """Whether the broker runs, or has nothing to run."""
+    """Returns True if the broker runs, or has nothing to run."""
     is_stopped: Callable[[], bool]
-    """Whether the broker was stopped, and neither connected nor started since."""
+    """Returns True if the broker was stopped, and neither connected nor started since."""
     log: Callable[..., None]
-    """Called with a level and a text."""
+    """Logs a text at a level."""
     admin: Callable[[], Admin]
-    """The operations of `broker.admin`."""
+    """Returns the operations of `broker.admin`."""
     pulled: Callable[[], Awaitable[list[str]]]
-    """The queues of pull consumers."""
+    """Returns the queues of pull consumers."""
     job_counts: Callable[[Sequence[str]], Awaitable[list[JobCounts]]]
-    """The jobs by state of each of these."""
+    """Returns the jobs by state of each queue."""
     jobs: Callable[[], PullJobs] | None = None
-    """The channels; None: there are none."""
+    """Returns the channels; None if channels are not served."""
     queues: Callable[[], QueueJobs] | None = None
-    """Queues for clients; None: there are none."""
+    """Returns the queues for clients; None if queues are not served."""
     exposition: Callable[[], tuple[bytes, str]] | None = None
-    """What /metrics shows, and its content type; None: there are no metrics."""
+    """Returns the content of /metrics and its content type; None without metrics."""

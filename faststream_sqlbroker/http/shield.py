@@ -1,4 +1,4 @@
-"""What all answers have in common, whatever they are: headers for browsers, errors as JSON."""
+"""Common parts of all responses: security headers, and errors as JSON."""
 
 import logging
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from faststream_sqlbroker.http.local import check_local
 from faststream_sqlbroker.http.mounting import App, Receive, Scope, Send
 
 HEADERS = {
-    # No inline script and no inline style, nothing of another host, no frames.
+    # No inline scripts or styles, nothing from another host, no frames.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -34,54 +34,54 @@ HEADERS = {
     "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
-    # Bodies and names must not stay in a cache on the way.
+    # Bodies and names must not stay in a cache.
     "cache-control": "no-store",
 }
-"""Of each answer, errors too."""
+"""Headers of every response, including errors."""
 
 
 class Shield:
-    """Wraps the application; `local_only` refuses what does not come from this machine."""
+    """Adds security headers; `local_only` refuses requests from other machines."""
 
     def __init__(self, app: App, *, local_only: bool) -> None:
         self._app = app
         self._local_only = local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on, and add the headers to its answer."""
+        """Serve a request, and add the headers to the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def sending(message: Scope) -> None:
+        async def send_with_headers(message: Scope) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
+                headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
             await send(message)
 
         if self._local_only:
             try:
-                # Probes and metrics, too: all of them would be read by another site's page.
+                # This includes probes and metrics, which another site's page could read otherwise.
                 check_local(HTTPConnection(scope))
             except Problem as problem:
-                await problem.response()(scope, receive, sending)
+                await problem.to_response()(scope, receive, send_with_headers)
                 return
-        await self._app(scope, receive, sending)
+        await self._app(scope, receive, send_with_headers)
 
 
-async def problem(_request: Request, error: Exception) -> Response:
-    """The answer to a `Problem`."""
+async def handle_problem(_request: Request, error: Exception) -> Response:
+    """Return the response of a `Problem`."""
     assert isinstance(error, Problem)  # noqa: S101 - it is registered for nothing else
-    return error.response()
+    return error.to_response()
 
 
-async def unknown_path(request: Request, error: Exception) -> Response:
-    """The answer to a path or method that does not exist."""
-    return unknown_problem(request, error).response()
+async def handle_unknown_path(request: Request, error: Exception) -> Response:
+    """Return the response to an unknown path or method."""
+    return create_path_problem(request, error).to_response()
 
 
-def unknown_problem(request: Request, error: Exception) -> Problem:
-    """What is said of a path or method that does not exist."""
+def create_path_problem(request: Request, error: Exception) -> Problem:
+    """Return the problem of an unknown path or method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
     root = request.scope.get("root_path", "")
     headers = dict(error.headers or {})
@@ -89,24 +89,24 @@ def unknown_problem(request: Request, error: Exception) -> Problem:
     text = f"{error.detail}: {path}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         paths = dict.fromkeys(getattr(route, "path", "") for route in request.app.routes)
-        there = f"there are {', '.join(paths)}"
-        if DOCUMENT in paths:
-            there = (
-                f"{root}{DOCUMENT} lists what there is. Channels and queues are there if the "
+        hint = f"there are {', '.join(paths)}"
+        if DOCUMENT_PATH in paths:
+            hint = (
+                f"{root}{DOCUMENT_PATH} lists what there is. Channels and queues are there if the "
                 "server was told to serve them"
             )
-        text = f"there is no path {path} here: {there}"
+        text = f"there is no path {path} here: {hint}"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = headers.get("Allow", "another method")
-        # FastAPI has a route of its own for HEAD, which is not named.
+        # HEAD has a separate route, which the header does not list.
         if allowed == "GET":
             allowed = headers["Allow"] = "GET, HEAD"
         text = f"{path} takes {allowed}, got the method {short(request.method)}"
     return Problem(error.status_code, text, headers)
 
 
-def problem_of(error: Exception) -> Problem:
-    """An error of this package: what its caller did wrong is told, no more."""
+def to_problem(error: Exception) -> Problem:
+    """Convert an error of this package, revealing only the caller's own mistakes."""
     if isinstance(error, QueueFullError):
         return Problem(429, str(error), {"Retry-After": "1"})
     if isinstance(error, SetupError | PublishError):
@@ -116,46 +116,46 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, TransientStoreError):
         text = "the database cannot be reached, or is busy: try again"
         return Problem(503, text, {"Retry-After": "1"})
-    # The text may tell of tables and rights.
+    # The message may reveal tables and rights.
     return Problem(500, "the database refused: see the server's log")
 
 
-async def broker_error(_request: Request, error: Exception) -> Response:
-    """The answer to an error of this package."""
-    return problem_of(error).response()
+async def handle_broker_error(_request: Request, error: Exception) -> Response:
+    """Return the response to an error of this package."""
+    return to_problem(error).to_response()
 
 
-def handlers(log: Callable[..., None]) -> dict[Any, Any]:
-    """`HANDLERS` of an application whose `log` is told what a caller is not."""
+def create_handlers(log: Callable[..., None]) -> dict[Any, Any]:
+    """Return `HANDLERS` for an application that logs what callers must not see."""
 
-    async def told(request: Request, error: Exception) -> Response:
-        return told_problem(log, request, error).response()
+    async def handle_logged(request: Request, error: Exception) -> Response:
+        return log_problem(log, request, error).to_response()
 
-    return {**HANDLERS, SqlBrokerError: told}
+    return {**HANDLERS, SqlBrokerError: handle_logged}
 
 
-def told_problem(log: Callable[..., None], request: Request, error: Exception) -> Problem:
-    """`problem_of` an error; the log gets what its caller is not told."""
-    found = problem_of(error)
-    if found.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        path = visible(request.scope["path"][:LONGEST_PATH])
+def log_problem(log: Callable[..., None], request: Request, error: Exception) -> Problem:
+    """Convert an error to a problem, and log the details of a server error."""
+    problem = to_problem(error)
+    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        path = visible(request.scope["path"][:MAX_LOGGED_PATH])
         log(logging.WARNING, f"HTTP: {request.method} {path}: {error}")
-    return found
+    return problem
 
 
-async def failure(_request: Request, _error: Exception) -> Response:
-    """The answer to a defect; the server logs its traceback."""
+async def handle_failure(_request: Request, _error: Exception) -> Response:
+    """Return the response to a defect; the server logs the traceback."""
     return JSONResponse({"error": "an error of the server: see its log"}, 500)
 
 
 HANDLERS = {
-    Problem: problem,
-    HTTPException: unknown_path,
-    SqlBrokerError: broker_error,
-    Exception: failure,
+    Problem: handle_problem,
+    HTTPException: handle_unknown_path,
+    SqlBrokerError: handle_broker_error,
+    Exception: handle_failure,
 }
-"""By the class of what was raised."""
-DOCUMENT = "/openapi.json"
-"""The path of the list of all requests; probes alone have none."""
-LONGEST_PATH = 200
+"""Handlers by exception class."""
+DOCUMENT_PATH = "/openapi.json"
+"""Path of the OpenAPI document; an application of probes alone has none."""
+MAX_LOGGED_PATH = 200
 """Characters of a path in the log."""

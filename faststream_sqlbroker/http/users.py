@@ -1,4 +1,4 @@
-"""Users, their roles, and the ways to find out who sent a request."""
+"""Users, their roles, and the authentication of requests."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 MAX_NAME = 100
-"""Characters of a user's name: it is written to the audit."""
+"""Characters of a user's name, which is written to the audit."""
 
 
 class Role(IntEnum):
-    """What a user may do; each role may do what the one before it may."""
+    """Permissions of a user; each role includes the previous one."""
 
     VIEWER = 1
-    """See what there is."""
+    """View everything."""
     OPERATOR = 2
     """Change messages and queues."""
     ADMIN = 3
-    """Make channels, consumers and their tokens."""
+    """Create channels, consumers and their tokens."""
 
 
-def role_of(value: "Role | str") -> Role:
-    """The role that is given, or named in any case.
+def parse_role(value: "Role | str") -> Role:
+    """Return a role, or parse a role's name in any case.
 
     Raises:
         SetupError: there is no such role.
@@ -40,7 +40,7 @@ def role_of(value: "Role | str") -> Role:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who was authenticated.
+    """An authenticated user.
 
     Args:
         name: Written to the audit with what the user does; 1 to 100 characters.
@@ -54,34 +54,36 @@ class User:
     role: Role | str
 
     def __post_init__(self) -> None:
-        """Check both."""
+        """Validate both fields."""
         if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME:
             raise SetupError(
                 f"the name of a user is text of 1 to {MAX_NAME} characters, got {short(self.name)}"
             )
-        object.__setattr__(self, "role", role_of(self.role))
+        object.__setattr__(self, "role", parse_role(self.role))
 
     def may(self, role: Role) -> bool:
-        """Whether the user has `role`, or one above it."""
-        return role_of(self.role) >= role
+        """Return True if the user has at least `role`."""
+        return parse_role(self.role) >= role
 
 
 Authentication = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
-"""Returns the user who sent a request, or None. Raises Problem if it must not be answered."""
+"""Returns the user of a request, or None; raises `Problem` to refuse the request."""
 
 
-async def find_user(ways: Sequence[Authentication], connection: HTTPConnection) -> User | None:
-    """Return the user whom the first of `ways` knows.
+async def find_user(
+    authenticators: Sequence[Authentication], connection: HTTPConnection
+) -> User | None:
+    """Return the user from the first authenticator that recognises the request.
 
     Raises:
-        SetupError: one of them returned something else.
+        SetupError: a function returned something else.
     """
-    for authenticate in ways:
+    for authenticate in authenticators:
         user: Any = authenticate(connection)
         if isinstance(user, Awaitable):
             user = await user
         if user is not None and not isinstance(user, User):
-            # Only the type is shown: the value may hold a secret.
+            # Show only the type, because the value may contain a secret.
             kind = type(user).__name__
             raise SetupError(f"auth must return a User or None, it returned a {kind}")
         if user is not None:
