@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 
-class CommandRef(NamedTuple):
+class Place(NamedTuple):
     """The module and the function of a command."""
 
     module: str
@@ -27,19 +27,19 @@ class Group(NamedTuple):
     """
 
     help: str
-    commands: dict[str, CommandRef]
+    commands: dict[str, Place]
 
 
-CommandTable = dict[str, CommandRef | Group]
+CommandTable = dict[str, Place | Group]
 
 
-def _parse_commands(spec: str) -> dict[str, CommandRef]:
+def _parse_commands(spec: str) -> dict[str, Place]:
     """Parse entries such as "module.function", or "name=module.function" for another name."""
     commands = {}
     for entry in spec.split():
         name, _, location = entry.rpartition("=")
         module, _, function = location.partition(".")
-        commands[name or function.replace("_", "-")] = CommandRef(module, function)
+        commands[name or function.replace("_", "-")] = Place(module, function)
     return commands
 
 
@@ -112,7 +112,7 @@ SHORT: CommandTable = {
 """Short names that work but are not listed, because a group lists each of these commands."""
 
 
-def help_of(ref: CommandRef | Group) -> str:
+def help_of(ref: Place | Group) -> str:
     """Return the help of a group or a command.
 
     The help of a command is the first paragraph of its docstring. It is parsed from the source,
@@ -131,7 +131,7 @@ def help_of(ref: CommandRef | Group) -> str:
 class ListedCommand(TyperCommand):
     """A command whose module is imported only to run the command."""
 
-    def __init__(self, name: str, ref: CommandRef, *, hidden: bool = False) -> None:
+    def __init__(self, name: str, ref: Place, *, hidden: bool = False) -> None:
         super().__init__(name, hidden=hidden)
         self.ref = ref
 
@@ -215,8 +215,8 @@ def _get_arguments(command: Any) -> list[Any]:
     return [param for param in command.params if param.param_type_name == "argument"]
 
 
-def _create_command(name: str, ref: CommandRef | Group, *, hidden: bool = False) -> Any:
-    if isinstance(ref, CommandRef):
+def _create_command(name: str, ref: Place | Group, *, hidden: bool = False) -> Any:
+    if isinstance(ref, Place):
         return ListedCommand(name, ref, hidden=hidden)
     return LazyGroup(
         {**ref.commands},

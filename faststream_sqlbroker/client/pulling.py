@@ -199,7 +199,7 @@ class TakenJob(LeasedItem):
 
     async def _settle(self, state: str) -> None:
         await self._send(f"/job/{self.job.id}", {"NextState": state})
-        self._ended = True
+        self._is_settled = True
 
     async def _send(self, path: str, body: Mapping[str, Any]) -> None:
         await self._consumer.send("POST", path, body=body, taken=self)

@@ -230,10 +230,10 @@ class HttpMessage(LeasedItem):
         await self._settle("rollback", _remove_none(outcome=outcome, reason=reason, error=error))
 
     async def _settle(self, operation: str, body: Mapping[str, Any]) -> None:
-        if self._ended:
+        if self._is_settled:
             raise SetupError(f"message {self.id} is settled already: reserve another one")
         await self._client.end(self, operation, body)
-        self._ended = True
+        self._is_settled = True
 
     async def _complete(self) -> None:
         await self.commit()

@@ -23,7 +23,7 @@ from faststream_sqlbroker.http.api import PUBLIC, USER, AccessRule, Api, Caller
 from faststream_sqlbroker.http.channels import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import DashboardRoutes
-from faststream_sqlbroker.http.dashboard.asked import Settings
+from faststream_sqlbroker.http.dashboard.asked import DashboardSettings
 from faststream_sqlbroker.http.diagnosis import DiagnosisRoutes
 from faststream_sqlbroker.http.gate import AccessControl
 from faststream_sqlbroker.http.local import LocalOnly
@@ -217,7 +217,9 @@ class HttpApp:
     def _create_dashboard(
         self, service: Service, options: HttpOptions, csrf: Csrf
     ) -> DashboardRoutes:
-        settings = Settings(options.dashboard == "full", options.show_bodies, options.redact)
+        settings = DashboardSettings(
+            options.dashboard == "full", options.show_bodies, options.redact
+        )
         return DashboardRoutes(service, self._gate, csrf, options.limits, settings)
 
 

@@ -14,7 +14,12 @@ from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import fleet, pages
 from faststream_sqlbroker.http.dashboard.actions import ACTIONS, Action, BulkJobs
-from faststream_sqlbroker.http.dashboard.asked import NOTES, DashboardRequest, PageContent, Settings
+from faststream_sqlbroker.http.dashboard.asked import (
+    NOTES,
+    DashboardRequest,
+    DashboardSettings,
+    PageContent,
+)
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
 from faststream_sqlbroker.http.dashboard.rendering import environment
 from faststream_sqlbroker.http.dashboard.shared import Answers, create_shared_queries
@@ -63,7 +68,7 @@ class DashboardRoutes:
         access_control: AccessControl,
         csrf: Csrf,
         limits: BodyLimits,
-        settings: Settings,
+        settings: DashboardSettings,
     ) -> None:
         self._service = service
         self._access_control = access_control
