@@ -1,1 +1,1 @@
-"""What a process says of itself to the fleet, learns of it, and does for all."""
+"""Coordination between processes: heartbeats, pauses, rights, housekeeping and sampling."""

@@ -1,8 +1,8 @@
-"""Signs of life of this process's subscribers, and what operators have paused or drained: one
-transaction an interval.
+"""Heartbeats of this process's subscribers, and the pauses and drains that operators have ordered.
 
-It tells operators who lives, it carries pauses and drains, and it finds destinations that no live
-subscriber has; no message depends on it. When it fails, everything goes on as it was last known.
+Each interval costs one transaction. It shows operators which subscribers are alive, it returns
+pauses and drains, and it finds destinations that no live subscriber has. No message depends on it:
+if it fails, everything goes on with the last known state.
 """
 
 import asyncio
@@ -31,46 +31,50 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 INTERVAL = 5.0
-"""Seconds between two signs of life."""
-SHORTEST_INTERVAL = 0.1
-"""Seconds: a shorter interval would cost more statements than it tells."""
-LONGEST_INTERVAL = 3600.0
-"""Seconds: with a longer one a dead subscriber would count as alive for most of a day."""
-RIDE_WAIT = 0.3
-"""Intervals for which a sign of life that is due waits for a look that carries it."""
+"""Seconds between two heartbeats."""
+MIN_INTERVAL = 0.1
+"""Seconds. A shorter interval would cost more statements than its information is worth."""
+MAX_INTERVAL = 3600.0
+"""Seconds. With a longer interval a dead subscriber would count as alive for most of a day."""
+PIGGYBACK_WAIT = 0.3
+"""Share of the interval for which a due heartbeat waits for a poll that can carry it."""
 SLEEPING_INTERVAL = 3600.0
-"""The same while all subscribers of the process look only when they are told; they count as alive
-for twice as long."""
+"""Seconds between two heartbeats while all subscribers of the process poll only when notified. They
+count as alive for twice as long.
+"""
 SLEEPING_LEASE_INTERVALS = 2
-"""`LEASE_INTERVALS` then."""
+"""`LEASE_INTERVALS` while all subscribers of the process poll only when notified."""
 LEASE_INTERVALS = 4
-"""Intervals without a sign of life after which a subscriber no longer counts as alive."""
+"""Intervals without a heartbeat after which a subscriber no longer counts as alive."""
 CLEAN_INTERVAL = 300.0
-"""Seconds between two removals of what is over."""
+"""Seconds between two removals of expired rows."""
 LEAVE_TIMEOUT = 2.0
-"""Most seconds that a stop waits to say good-bye; what is not said then, the lease says."""
+"""Maximum seconds that a stop waits to remove its row; otherwise the row expires with its lease."""
 
 
 @dataclass(slots=True)
-class Ride:
-    """A sign of life in a transaction of another part; one of both is called."""
+class PiggybackHeartbeat:
+    """A heartbeat that another transaction writes.
+
+    The owner of that transaction calls either `mark_committed` or `mark_failed`.
+    """
 
     sign: SignOfLife
     orders: Orders | None = None
-    """What operators have asked, once that is known."""
+    """The orders of operators; None before the commit."""
     has_failed: bool = False
 
-    def succeeded(self, orders: Orders) -> None:
-        """It is committed; operators have asked this."""
+    def mark_committed(self, orders: Orders) -> None:
+        """Record that the transaction is committed and returned these `orders`."""
         self.orders = orders
 
-    def failed(self) -> None:
-        """It is not known to be committed."""
+    def mark_failed(self) -> None:
+        """Record that the transaction is not known to be committed."""
         self.has_failed = True
 
 
 class Heartbeat:
-    """The registrations of one broker in this process."""
+    """The registrations of a broker in this process, and their heartbeat loop."""
 
     def __init__(
         self,
@@ -81,77 +85,80 @@ class Heartbeat:
         outages: Outages | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Nothing runs before the first `join`; `outages` is told when the database fails.
+        """Start nothing before the first `join`. Database failures are reported to `outages`.
 
         Raises:
-            SetupError: `interval` is none, or shorter than 100 ms or longer than an hour.
+            SetupError: `interval` is not a duration, or shorter than 100 ms or longer than an hour.
         """
         self._store = store
         self._log = log
         self._clock = clock or Clock()
         self._outages = Outages(log, self._clock) if outages is None else outages
         self._interval = parse_duration(interval, name="presence_interval")
-        if not SHORTEST_INTERVAL <= self._interval <= LONGEST_INTERVAL:
+        if not MIN_INTERVAL <= self._interval <= MAX_INTERVAL:
             msg = (
-                f"presence_interval must be from {SHORTEST_INTERVAL} s to {LONGEST_INTERVAL:.0f} "
+                f"presence_interval must be from {MIN_INTERVAL} s to {MAX_INTERVAL:.0f} "
                 f"s, got {interval!r}"
             )
             raise SetupError(msg)
         self._registrations: dict[str, Registration] = {}
-        self._written: dict[str, Mapping[str, Any]] = {}
+        self._written_descriptions: dict[str, Mapping[str, Any]] = {}
         self._loop: Loop | None = None
         self._lock = LoopSemaphore()
         self.turn = LoopSemaphore()
-        """Held by who pauses or resumes, until `heard` was told: of two answers the older must not
-        be told last."""
-        self._heard_count = 0
+        """Held while pausing or resuming, until `apply_paused` was called: of two answers the older
+        must not be applied last."""
+        self._change_count = 0
         self._clean_at = float("-inf")
-        self._alive_at = float("-inf")
-        """When the last sign of life was committed (monotonic seconds)."""
-        self._asked = True
-        """Whether the next sign must not wait for a look that carries it."""
+        self._last_written_at = float("-inf")
+        """Time when the last heartbeat was committed (monotonic seconds)."""
+        self._is_requested = True
+        """True if the next heartbeat must not wait for a poll that carries it."""
         self._compared: set[str] = set()
-        """Members that were compared with the others of their queues."""
-        self._removed = RemovedPolicies(store, log, self._clock)
+        """Names of subscribers that were compared with the other subscribers of their queues."""
+        self._removed_policies = RemovedPolicies(store, log, self._clock)
         self.destinations = Destinations(self._interval, self._clock)
-        """What messages name, which is compared with what lives."""
-        self._differing: set[tuple[str, str, str]] = set()
-        """Queues and two ways to subscribe to each, of which the log has said that they do not go
-        together."""
+        """Destinations that messages name, to be compared with the queues of live subscribers."""
+        self._reported_conflicts: set[tuple[str, str, str]] = set()
+        """A queue and two modes of subscribing that do not go together, each already logged."""
 
     def join(self, registration: Registration) -> None:
-        """`registration` lives until it leaves, and is told soon which queues are paused."""
+        """Announce `registration` until it leaves, and soon notify it of the paused queues."""
         self._registrations[registration.name] = registration
-        self._removed.begin(sleeps=self._sleeps)
-        if self._loop is None or self._loop.orphaned:
+        self._removed_policies.start(is_sleeping=self._is_sleeping)
+        if self._loop is None or self._loop.is_orphaned:
             self._loop = Loop("heartbeat", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
         self.wake()
 
     def know(self, registration: Registration) -> None:
-        """Tell `registration` which queues this process pauses, without a sign of life."""
+        """Notify `registration` of pauses by this process, without announcing it."""
         self._registrations[registration.name] = registration
 
     async def refresh(self) -> datetime | None:
-        """Without the loop: ask which queues are paused, if any is known to be; when the first of
-        these pauses ends.
+        """Read the paused queues without the loop, if any queue is known to be paused.
+
+        Returns:
+            The time when the first of these pauses ends; None if no pause has an end.
 
         Raises:
-            StoreError: nothing was told; call again.
+            StoreError: nobody was notified; call again.
         """
         registrations = list(self._registrations.values())
         if not any(registration.keeps_closed for registration in registrations):
             return None
         paused = await self._store.live_subscribers.paused()
-        self._tell(registrations, Orders(frozenset(one.queue for one in paused), drained=None))
-        return min((one.until for one in paused if one.until is not None), default=None)
+        self._notify(
+            registrations, Orders(frozenset(pause.queue for pause in paused), drained=None)
+        )
+        return min((pause.until for pause in paused if pause.until is not None), default=None)
 
     def forget(self, registration: Registration) -> None:
-        """Undo `know`."""
+        """Undo `add_passive`."""
         self._registrations.pop(registration.name, None)
 
     async def leave(self, registration: Registration) -> None:
-        """`registration` has ended; never fails, and takes about two seconds at most."""
+        """Remove `registration`, which has ended. Never fails; takes about two seconds at most."""
         self._registrations.pop(registration.name, None)
         self._compared.discard(registration.name)
         loop = self._loop
@@ -160,6 +167,8 @@ class Heartbeat:
                 if not self._registrations and loop is not None:
                     self._loop = None
                     await loop.stop(LEAVE_TIMEOUT)
+                # Under the lock: a heartbeat in progress may contain this name, and must not write
+                # it again after its removal.
                 async with self._lock:
                     await self._store.live_subscribers.leave([registration.name])
         except (StoreError, TimeoutError) as error:
@@ -170,160 +179,203 @@ class Heartbeat:
             self._log(logging.INFO, text)
 
     def heard(self, paused: frozenset[str]) -> None:
-        """This process itself has paused, resumed or drained: these queues are paused then."""
-        self._heard_count += 1
-        self._tell(list(self._registrations.values()), Orders(paused, drained=None))
+        """Notify all registrations that exactly the queues `paused` are paused now.
+
+        Called after this process itself has paused, resumed or drained.
+        """
+        # A heartbeat in progress may have read the orders before this change: it drops them.
+        self._change_count += 1
+        self._notify(list(self._registrations.values()), Orders(paused, drained=None))
         self.wake()  # another process may have changed something since, or ours are drained
 
     def asked(self, request: CancelRequest) -> None:
-        """This process itself asks to cancel a message, which it may have."""
+        """Pass on a request of this process to cancel a message, which a local subscriber may
+        hold.
+        """
         for registration in list(self._registrations.values()):
-            registration.asked([request])
+            registration.request_cancels([request])
 
     def wake(self) -> None:
-        """Something may have changed: tell and ask at once."""
-        self._asked = True
+        """Send a heartbeat and read the orders of operators at once."""
+        self._is_requested = True
         if self._loop is not None:
             self._loop.wake()
 
     async def tick(self) -> float:
-        """Give a sign of life and ask what operators want; seconds until the next time.
+        """Send a heartbeat and read the orders of operators; return the seconds until the next
+        tick.
 
         Raises:
-            StoreError: nothing was told; call again.
+            StoreError: nobody was notified; call again.
         """
         pause = await self._tick()
-        if self._removed.due_in <= 0:
-            # After a sign of life: what our own subscribers have is not gone.
-            ours = self._registrations.values()
-            queues = {queue for one in ours for queue in one.queues}
-            await self._removed.look(queues, sleeps=self._sleeps)
-        return min(pause, self._removed.due_in)
+        if self._removed_policies.due_in <= 0:
+            # After a heartbeat, so that policies of our own subscribers do not count as removed.
+            registrations = self._registrations.values()
+            queues = {queue for registration in registrations for queue in registration.queues}
+            await self._removed_policies.free_waiting(queues, is_sleeping=self._is_sleeping)
+        return min(pause, self._removed_policies.due_in)
 
     async def _tick(self) -> float:
         clean = self._clock.monotonic() >= self._clean_at
-        if not (self._asked or clean or self.destinations.are_due) and (left := self._left) > 0:
-            return left
-        self._asked = False
+        if (
+            not (self._is_requested or clean or self.destinations.has_due)
+            and (wait := self._remaining_wait) > 0
+        ):
+            return wait
+        # Cleared before the statement, so that a `wake` during the statement requests another one.
+        self._is_requested = False
         async with self._lock:
+            # A snapshot: `join` requests another heartbeat for subscribers that join meanwhile.
             registrations = dict(self._registrations)
-            sign = self._sign()
-            known = sign.known
-            heard_count = self._heard_count
+            sign = self._build_sign()
+            descriptions = sign.known
+            change_count = self._change_count
             try:
                 orders = await self._store.live_subscribers.announce(
-                    known, set(sign.changed), sign.lease, clean=clean
+                    descriptions, set(sign.changed), sign.lease, clean=clean
                 )
             except BaseException:
-                self._asked = True
+                # Also when cancelled: it is unknown whether the heartbeat was written.
+                self._is_requested = True
                 raise
-            self._was_written(sign)
+            self._record_written(sign)
         if clean:
             self._clean_at = self._clock.monotonic() + CLEAN_INTERVAL
-        if self._heard_count != heard_count:
-            self._asked = True
-            return 0.0  # what was read may be older than what was heard
-        self._tell([m for name, m in registrations.items() if name in self._registrations], orders)
-        await self._compare_new(known.keys())
-        return self._left
+        if self._change_count != change_count:
+            self._is_requested = True
+            return 0.0  # the orders read may be older than the change applied meanwhile
+        # Skip subscribers that have left during the statement.
+        self._notify(
+            [
+                registration
+                for name, registration in registrations.items()
+                if name in self._registrations
+            ],
+            orders,
+        )
+        await self._compare_new(descriptions.keys())
+        return self._remaining_wait
 
-    async def _compare_new(self, known: AbstractSet[str]) -> None:
-        """Compare subscribers that are new with those of other processes."""
-        fresh = known - self._compared
-        if fresh or self.destinations.are_due:
-            # Read after the commit: of two that start together one at least finds the other.
-            living = await self._store.live_subscribers.living()
-            self._compare(fresh, living)
-            self._compared |= fresh & self._registrations.keys()
-            self.destinations.compare(living)
+    async def _compare_new(self, names: AbstractSet[str]) -> None:
+        """Compare new subscribers with those of other processes."""
+        new_names = names - self._compared
+        if new_names or self.destinations.has_due:
+            # Read after the commit: of two subscribers that start together, at least one finds the
+            # other.
+            live_subscribers = await self._store.live_subscribers.living()
+            self._compare(new_names, live_subscribers)
+            self._compared |= new_names & self._registrations.keys()
+            self.destinations.compare(live_subscribers)
 
     @property
     def written_at(self) -> float:
-        """When the last sign of life was committed (monotonic seconds); -inf: the last one failed,
-        or there was none.
+        """Time when the last heartbeat was committed (monotonic seconds).
+
+        It is -inf if the last heartbeat failed, or if there was none.
         """
-        fine = self._loop is not None and self._loop.healthy
-        return self._alive_at if fine else float("-inf")
+        is_healthy = self._loop is not None and self._loop.healthy
+        return self._last_written_at if is_healthy else float("-inf")
 
     @property
-    def _sleeps(self) -> bool:
-        """Whether signs of life are rare: all subscribers look only when they are told, and so are
-        told when a pause begins; the end of one is not told.
+    def _is_sleeping(self) -> bool:
+        """True if heartbeats are rare because all subscribers poll only when notified.
+
+        Such subscribers are notified when a pause begins. The end of a pause is not notified, so
+        they must not sleep during a pause.
         """
-        ours = self._registrations.values()
-        return bool(ours) and all(one.told_only and not one.keeps_closed for one in ours)
+        registrations = self._registrations.values()
+        return bool(registrations) and all(
+            registration.notify_only and not registration.keeps_closed
+            for registration in registrations
+        )
 
     @property
-    def _pause(self) -> float:
-        """Seconds from one sign of life to the next."""
-        return SLEEPING_INTERVAL if self._sleeps else self._interval
+    def _current_interval(self) -> float:
+        """Seconds from one heartbeat to the next."""
+        return SLEEPING_INTERVAL if self._is_sleeping else self._interval
 
     @property
-    def _left(self) -> float:
-        """Seconds for which the next sign of life can wait for a look that carries it."""
-        longest = self._pause * (1 + RIDE_WAIT)
-        return self._alive_at + longest - self._clock.monotonic()
+    def _remaining_wait(self) -> float:
+        """Seconds for which the next heartbeat can still wait for a poll that carries it."""
+        max_interval = self._current_interval * (1 + PIGGYBACK_WAIT)
+        return self._last_written_at + max_interval - self._clock.monotonic()
 
-    def _sign(self) -> SignOfLife:
-        often = self._pause <= WINDOW
-        known = {name: each.describe(often=often) for name, each in self._registrations.items()}
-        changed = {name for name, says in known.items() if self._written.get(name) != says}
-        intervals = SLEEPING_LEASE_INTERVALS if self._sleeps else LEASE_INTERVALS
-        return SignOfLife(known, frozenset(changed), self._pause * intervals)
+    def _build_sign(self) -> SignOfLife:
+        is_frequent = self._current_interval <= WINDOW
+        descriptions = {
+            name: registration.describe(is_frequent=is_frequent)
+            for name, registration in self._registrations.items()
+        }
+        changed = {
+            name
+            for name, description in descriptions.items()
+            if self._written_descriptions.get(name) != description
+        }
+        intervals = SLEEPING_LEASE_INTERVALS if self._is_sleeping else LEASE_INTERVALS
+        return SignOfLife(descriptions, frozenset(changed), self._current_interval * intervals)
 
-    def _was_written(self, sign: SignOfLife) -> None:
-        self._written = dict(sign.known)
-        self._alive_at = self._clock.monotonic()
+    def _record_written(self, sign: SignOfLife) -> None:
+        self._written_descriptions = dict(sign.known)
+        self._last_written_at = self._clock.monotonic()
 
     @asynccontextmanager
-    async def riding(self) -> AsyncIterator[Ride | None]:
-        """A sign of life to be written inside of the block, if one is due; else None."""
-        early = self._clock.monotonic() < self._alive_at + self._pause
-        if self._loop is None or self._asked or early or self._lock.locked():
+    async def piggyback(self) -> AsyncIterator[PiggybackHeartbeat | None]:
+        """Provide a heartbeat to be written inside of the block, or None if none is due."""
+        is_early = self._clock.monotonic() < self._last_written_at + self._current_interval
+        # A poll does not wait for a heartbeat in progress: it goes on without one.
+        if self._loop is None or self._is_requested or is_early or self._lock.locked():
             yield None
             return
         async with self._lock:
             registrations = list(self._registrations.values())
-            heard_count = self._heard_count
-            ride = Ride(self._sign())
-            yield ride
-            if ride.orders is not None:
-                self._was_written(ride.sign)
-        if ride.has_failed or self._heard_count != heard_count:
+            change_count = self._change_count
+            heartbeat = PiggybackHeartbeat(self._build_sign())
+            yield heartbeat
+            if heartbeat.orders is not None:
+                self._record_written(heartbeat.sign)
+        # As in `_tick`: orders that were read before a change of this process are dropped.
+        if heartbeat.has_failed or self._change_count != change_count:
             self.wake()
-        elif ride.orders is not None:
-            names = self._registrations.values()
-            self._tell([one for one in registrations if one in names], ride.orders)
+        elif heartbeat.orders is not None:
+            current = self._registrations.values()
+            self._notify(
+                [registration for registration in registrations if registration in current],
+                heartbeat.orders,
+            )
 
-    def _compare(self, fresh: AbstractSet[str], living: list[LiveSubscriber]) -> None:
-        """Warn of others whose policies or order differ from those of our `fresh` registrations,
-        once for each pair.
-        """
-        for ours in (subscriber for subscriber in living if subscriber.worker in fresh):
-            for queue in ours.queues:
-                for way, others in by_way(queue, living).items():
-                    pair = queue, min(ours.way, way), max(ours.way, way)
-                    if way == ours.way or pair in self._differing:
+    def _compare(self, new_names: AbstractSet[str], live_subscribers: list[LiveSubscriber]) -> None:
+        """Warn once per pair of subscribers of a queue whose policies or order differ."""
+        for local_subscriber in (
+            subscriber for subscriber in live_subscribers if subscriber.worker in new_names
+        ):
+            for queue in local_subscriber.queues:
+                for mode, subscribers in by_way(queue, live_subscribers).items():
+                    pair = queue, min(local_subscriber.way, mode), max(local_subscriber.way, mode)
+                    if mode == local_subscriber.way or pair in self._reported_conflicts:
                         continue
-                    self._differing.add(pair)
-                    both = f"{ours.worker} ({ours.way}), {names_text(others)} ({way})"
-                    text = f"subscribers of queue {queue!r} differ: {both}; {MIXED}"
+                    self._reported_conflicts.add(pair)
+                    description = (
+                        f"{local_subscriber.worker} ({local_subscriber.way}), "
+                        f"{names_text(subscribers)} ({mode})"
+                    )
+                    text = f"subscribers of queue {queue!r} differ: {description}; {MIXED}"
                     self._log(logging.WARNING, text)
 
-    def _tell(self, registrations: list[Registration], orders: Orders) -> None:
+    def _notify(self, registrations: list[Registration], orders: Orders) -> None:
         drained = orders.drained
         for registration in registrations:
-            ours = None if drained is None else registration.name in drained
-            registration.told(orders.paused, ours)
-            registration.asked(orders.cancels)
+            is_drained = None if drained is None else registration.name in drained
+            registration.told(orders.paused, is_drained)
+            registration.request_cancels(orders.cancels)
 
 
-MOST_NAMES = 1_000
-"""Names that are asked about: messages may name any number, and each is remembered."""
+MAX_NAMES = 1_000
+"""Maximum number of names to check: messages may name any number, and each is remembered."""
 
 
-class _First(NamedTuple):
-    """The first message that named a queue."""
+class _FirstUse(NamedTuple):
+    """The first message that named a destination."""
 
     at: float
     message_id: int
@@ -332,38 +384,40 @@ class _First(NamedTuple):
 
 
 class Destinations:
-    """Destinations that only messages of one broker's subscribers in this process name.
+    """Destinations that only messages name, as seen by a broker's subscribers in this process.
 
-    Whether a live subscriber has such a queue is asked, and told, once for each. A misspelt name is
-    a queue like any other: its messages would wait there for ever, unnoticed.
+    For each name the heartbeat checks once whether a live subscriber has such a queue, and the log
+    reports a missing one once. A misspelt name is a queue like any other: its messages would wait
+    there for ever, unnoticed.
     """
 
-    def __init__(self, patience: float, clock: Clock | None = None) -> None:
-        """A name is asked about `patience` seconds after it was first given: its subscriber may be
-        starting.
-        """
-        self._patience = patience
+    def __init__(self, delay: float, clock: Clock | None = None) -> None:
+        """Check a name `delay` seconds after the first use: the subscriber may be starting."""
+        self._delay = delay
         self._clock = clock or Clock()
-        self._asked: set[str] = set()
-        self._open: dict[str, _First] = {}
+        self._checked_names: set[str] = set()
+        self._pending: dict[str, _FirstUse] = {}
 
-    def named(self, queue: str, row: ClaimedMessage, log: Log) -> None:
-        """`row` is moved to `queue`, as its header says; `log` is told if no subscriber has it."""
-        if queue not in self._asked and len(self._asked) < MOST_NAMES:
-            self._asked.add(queue)
-            self._open[queue] = _First(self._clock.monotonic(), row.id, row.queue, log)
+    def record(self, queue: str, row: ClaimedMessage, log: Log) -> None:
+        """Record that `row` is moved to `queue` because of a header.
+
+        If no live subscriber has that queue, `log` gets a warning later.
+        """
+        if queue not in self._checked_names and len(self._checked_names) < MAX_NAMES:
+            self._checked_names.add(queue)
+            self._pending[queue] = _FirstUse(self._clock.monotonic(), row.id, row.queue, log)
 
     @property
-    def are_due(self) -> bool:
-        """Whether there is something to ask."""
-        return any(self._is_due(first) for first in self._open.values())
+    def has_due(self) -> bool:
+        """True if a name is due to be checked."""
+        return any(self._is_due(first) for first in self._pending.values())
 
-    def compare(self, living: Iterable[LiveSubscriber]) -> None:
-        """Warn of those that are due and that none of `living` has."""
-        known = {queue for subscriber in living for queue in subscriber.queues}
-        for queue, first in [each for each in self._open.items() if self._is_due(each[1])]:
-            del self._open[queue]
-            if queue not in known:
+    def compare(self, live_subscribers: Iterable[LiveSubscriber]) -> None:
+        """Warn of each due name that no live subscriber has as a queue."""
+        live_queues = {queue for subscriber in live_subscribers for queue in subscriber.queues}
+        for queue, first in [item for item in self._pending.items() if self._is_due(item[1])]:
+            del self._pending[queue]
+            if queue not in live_queues:
                 text = (
                     f"message {first.message_id} of queue {first.queue!r} named the destination "
                     f"{short(queue)}, and no live subscriber has a queue of this name: what is "
@@ -371,5 +425,5 @@ class Destinations:
                 )
                 first.log(logging.WARNING, text, message_id=first.message_id)
 
-    def _is_due(self, first: _First) -> bool:
-        return self._clock.monotonic() - first.at >= self._patience
+    def _is_due(self, first: _FirstUse) -> bool:
+        return self._clock.monotonic() - first.at >= self._delay

@@ -1,5 +1,7 @@
-"""What a process does for all from time to time: end dead sessions, forget what has expired, go on
-with operators' jobs, free what waits for policies that are gone.
+"""Periodic work that a process does for the whole fleet.
+
+It ends dead database sessions, deletes expired rows, continues operators' jobs, and frees messages
+that wait for removed policies.
 """
 
 import asyncio
@@ -17,61 +19,60 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
-LONGEST_PAUSE = 5.0
-"""Seconds: while a slow job waits, another one may begin."""
+MAX_PAUSE = 5.0
+"""Maximum seconds between two steps: while a slow job waits, another one may start."""
 BUSY_PAUSE = 1.0
-"""Seconds until the next look, while other processes are at all jobs that are due."""
+"""Seconds until the next step while other processes work on all due jobs."""
 
 
 class JobRunner:
-    """Runs what is due of operators' jobs whose processes have ended, or did not wait for them.
+    """Continues operators' jobs whose processes have ended or did not wait for the result.
 
-    One batch after the other, in one task a broker.
+    It runs one batch after the other, in one task per broker.
     """
 
     def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
-        """It rests until `start`."""
         self._store = store
         self._log = log
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self._open = False
-        self._may: bool | None = None
+        self._is_open = False
+        self._is_allowed: bool | None = None
 
     def start(self) -> None:
-        """Let `look` begin with what it finds."""
-        self._open = True
-        self._may = None
+        """Let `run_due` start jobs."""
+        self._is_open = True
+        self._is_allowed = None
 
     async def stop(self) -> None:
-        """End; what the running batch has not committed is done by another process."""
-        self._open = False
+        """Stop the task. Another process continues what the current batch has not committed."""
+        self._is_open = False
         task, self._task = self._task, None
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     def look(self) -> None:
-        """Look whether a job is due, and run it; at once, in a task of its own."""
-        # The task that runs looks for all jobs, also for those that began after it.
-        if self._open and (self._task is None or self._task.done()):
+        """Start a task that runs the due jobs, unless a task runs already. Returns at once."""
+        # A running task handles all jobs, including those that were added after its start.
+        if self._is_open and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="sqlbroker-jobs")
 
     async def _run(self) -> None:
         try:
-            while (pause := await self._step()) is not None:
-                await self._clock.sleep(min(pause, LONGEST_PAUSE))
+            while (pause := await self._run_step()) is not None:
+                await self._clock.sleep(min(pause, MAX_PAUSE))
         except StoreError as error:
-            # An outage is told once, by the loops that it stops.
-            passing = isinstance(error, TransientStoreError)
+            # The loops that an outage stops log it once.
+            is_transient = isinstance(error, TransientStoreError)
             text = f"jobs of operators rest until the next look, at most a minute: {error}"
-            self._log(logging.DEBUG if passing else logging.WARNING, text)
+            self._log(logging.DEBUG if is_transient else logging.WARNING, text)
 
-    async def _step(self) -> float | None:
-        """Seconds until the next look at the jobs; None: none is left."""
+    async def _run_step(self) -> float | None:
+        """Run a batch of a due job; return the seconds until the next step, None without jobs."""
         due_in = await self._store.job_due_in()
         if due_in is None or due_in > 0 or not await self._has_rights():
-            return due_in if self._may is not False else None
+            return due_in if self._is_allowed is not False else None
         try:
             step = await self._store.jobs.step()
         except TransientStoreError:
@@ -81,36 +82,36 @@ class JobRunner:
 
             text = f"a job of an operator rests for {REFUSED_PAUSE:.0f} s, others go on: {error}"
             self._log(logging.WARNING, text)
-            return LONGEST_PAUSE
+            return MAX_PAUSE
         except Exception as error:  # noqa: BLE001 - a job that cannot be run must not end the others
             text = f"a job of an operator cannot be run, others go on: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)
-            return LONGEST_PAUSE
-        # Other processes have locked all jobs that are due: asking them again at once would be a
-        # thousand statements a second.
+            return MAX_PAUSE
+        # Other processes have locked all due jobs: polling again at once would be a thousand
+        # statements a second.
         return step.pause if step.job is not None or step.pause != 0 else BUSY_PAUSE
 
     async def _has_rights(self) -> bool:
-        """Whether this process may do what jobs do; asked once, before the first one."""
-        if self._may is None:
+        """Return True if this process may run jobs; checked once, before the first job."""
+        if self._is_allowed is None:
             # Most processes never have a job to run.
             from faststream_sqlbroker.database.bulk.store import ALL  # noqa: PLC0415
 
-            # Asked, not tried: a refused statement would make the whole process unhealthy.
+            # Checked, not tried: a refused statement would make the whole process unhealthy.
             access = await self._store.access.find_lacks(ALL)
-            self._may = not access.lacks
+            self._is_allowed = not access.lacks
             if access.lacks:
                 text = f"jobs of operators are left to others: {access.describe()}"
                 self._log(logging.INFO, text)
-        return self._may
+        return self._is_allowed
 
 
 BATCH = 1_000
-"""Rows that one transaction forgets: it locks them until it commits."""
+"""Maximum rows deleted in one transaction, which keeps them locked until it commits."""
 
 
 class Housekeeping:
-    """Cleans the tables of one broker; subscribers call it in turn."""
+    """Cleaning of a broker's tables, called by the subscribers in turn."""
 
     def __init__(
         self, store: "Store", log: Log, clock: Clock, jobs: JobRunner | None = None
@@ -122,28 +123,30 @@ class Housekeeping:
         self._cleaned_at = float("-inf")
 
     async def clean(self, interval: float) -> float:
-        """Clean, unless that was done less than `interval` seconds ago; seconds until the next
-        time by that interval.
+        """Clean unless that was done less than `interval` seconds ago.
+
+        Returns:
+            Seconds until the next call is due by that interval.
 
         Raises:
             StoreError: the database failed; call again.
         """
         if (wait := self._cleaned_at + interval - self._clock.monotonic()) > 0:
             return wait
-        before = self._cleaned_at
-        # No other subscriber begins while it runs.
+        previous = self._cleaned_at
+        # Set before the work, so that no other subscriber starts meanwhile.
         self._cleaned_at = self._clock.monotonic()
         try:
             if await self._clean():
                 return interval
         except BaseException:
-            self._cleaned_at = before
+            self._cleaned_at = previous
             raise
-        self._cleaned_at = before
+        self._cleaned_at = previous
         return 0.0
 
     async def _clean(self) -> bool:
-        """Whether all is clean."""
+        """Return True if nothing expired is left."""
         if self._jobs is not None:
             self._jobs.look()
         if ended := await self._store.silent.end():
@@ -156,66 +159,74 @@ class Housekeeping:
 
 
 CLOCK_INTERVAL = 60.0
-"""Seconds between two looks for a clock that was set back."""
+"""Seconds between two checks for a database clock that was set back."""
 REMOVED_INTERVAL = 300.0
-"""Seconds between two looks for removed policies."""
-REMOVED_SOON = 60.0
-"""Seconds between those after a start: a policy counts as removed a minute after the last claim of
-a process that has it."""
-STARTING = 180.0
-"""Seconds after a start for which that is so."""
-SLEEPING = 3600.0
-"""Seconds between two looks while all subscribers of the process look only when they are told."""
+"""Seconds between two checks for removed policies."""
+REMOVED_START_INTERVAL = 60.0
+"""Seconds between these checks after a start. A policy counts as removed a minute after the last
+claim of a process that has it.
+"""
+START_PERIOD = 180.0
+"""Seconds after a start during which `REMOVED_START_INTERVAL` applies."""
+SLEEPING_INTERVAL = 3600.0
+"""Seconds between two checks while all subscribers of the process poll only when notified."""
 
 
 class RemovedPolicies:
-    """Frees what waits for policies that a deployment has removed, or because the database's clock
-    was set back, in the queues that this process takes from.
+    """Frees messages that wait for policies which no longer exist, in the queues of this process.
+
+    It also frees messages that would wait too long because the database's clock was set back.
     """
 
     def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
         self._store = store
         self._log = log
         self._clock = clock
-        self._next = float("inf")
-        self._removed_at = float("inf")
-        self._often_until = float("-inf")
+        self._next_check_at = float("inf")
+        self._next_removal_at = float("inf")
+        self._frequent_until = float("-inf")
 
     @property
     def due_in(self) -> float:
-        """Seconds until the next look; 0 or less: it is due."""
-        return self._next - self._clock.monotonic()
+        """Seconds until the next check; 0 or less if due."""
+        return self._next_check_at - self._clock.monotonic()
 
-    def begin(self, *, sleeps: bool) -> None:
-        """A subscriber has started: the deployment may be another."""
+    def start(self, *, is_sleeping: bool) -> None:
+        """Check soon, because a subscriber has started and the deployment may have changed."""
         now = self._clock.monotonic()
-        self._often_until = float("-inf") if sleeps else now + STARTING
-        self._removed_at = now if sleeps else min(self._removed_at, now + REMOVED_SOON)
-        self._next = min(self._next, self._removed_at)
+        self._frequent_until = float("-inf") if is_sleeping else now + START_PERIOD
+        self._next_removal_at = (
+            now if is_sleeping else min(self._next_removal_at, now + REMOVED_START_INTERVAL)
+        )
+        self._next_check_at = min(self._next_check_at, self._next_removal_at)
 
-    async def look(self, queues: Collection[str], *, sleeps: bool) -> None:
-        """Free what waits for policies that no live subscriber of `queues` has, or longer than it
-        should as the database's clock was set back.
+    async def free_waiting(self, queues: Collection[str], *, is_sleeping: bool) -> None:
+        """Free messages of `queues` that wait for policies which no live subscriber has.
+
+        Also free those that wait longer than intended because the database's clock was set back.
 
         Raises:
             StoreError: the database failed; call again.
         """
         now = self._clock.monotonic()
-        self._next = now + CLOCK_INTERVAL
+        self._next_check_at = now + CLOCK_INTERVAL
         holds = await self._store.policy_holds.read(sorted(queues))
-        done = [await self._mend(queue) for queue in {hold.queue for hold in holds if hold.ahead}]
-        if now >= self._removed_at:
-            self._removed_at = now + REMOVED_SOON
+        done = [
+            await self._repair_clock_step(queue)
+            for queue in {hold.queue for hold in holds if hold.ahead}
+        ]
+        if now >= self._next_removal_at:
+            self._next_removal_at = now + REMOVED_START_INTERVAL
             freed = [
                 await self._free(hold) for hold in await self._store.policy_holds.removed(holds)
             ]
-            if all(freed) and now >= self._often_until:
-                self._removed_at = now + REMOVED_INTERVAL
+            if all(freed) and now >= self._frequent_until:
+                self._next_removal_at = now + REMOVED_INTERVAL
             done += freed
-        if sleeps and all(done):
-            self._next = self._removed_at = now + SLEEPING
+        if is_sleeping and all(done):
+            self._next_check_at = self._next_removal_at = now + SLEEPING_INTERVAL
         elif not holds:
-            self._next = self._removed_at  # nothing of its queues has been put off
+            self._next_check_at = self._next_removal_at  # no message of its queues has been put off
 
     async def _free(self, hold: "Hold") -> bool:
         freed = await self._store.policy_holds.free_removed(hold)
@@ -227,7 +238,7 @@ class RemovedPolicies:
             self._log(logging.INFO, text)
         return freed is not None
 
-    async def _mend(self, queue: str) -> bool:
+    async def _repair_clock_step(self, queue: str) -> bool:
         step = await self._store.policy_holds.mend_clock_step(queue)
         if step is not None and step.back:
             text = (

@@ -1,8 +1,9 @@
-"""One look for all subscribers of a process that wait for nothing but time.
+"""One poll for all idle subscribers of a process.
 
-Without it each of them would look every `max_fetch_interval`. The first whose time has come looks
-at the queues of all that rest. The same statement finds when the first lease of any process ends,
-so that the search for expired leases needs none of its own, and it carries the signs of life.
+Without sharing, each subscriber would poll every `max_fetch_interval`. The first one that is due
+polls the queues of all idle subscribers. The same statement finds when the first lease of any
+process ends, so that the search for expired leases needs no statement of its own, and it carries
+heartbeats.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,52 +21,53 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 MAX_SILENCE = 1.0
-"""Longest pause of a subscriber that is told of messages, while something is due that it could not
-claim: no wake-up says when it can.
+"""Maximum seconds between polls of a notified subscriber while it could not claim a due message: no
+wake-up announces when it can.
 """
 LONGEST_TRUST = 5.0
-"""Seconds for which it is trusted that no other lease ends sooner than the first one found."""
+"""Seconds for which the known end of the first lease is trusted: a newer lease may end sooner."""
 LEASED_INTERVAL = 5.0
-"""Seconds from one look to the next of a subscriber that is told, while there are leases: their
-ends, and the end of what they keep back, are not told."""
-TOLD_INTERVAL = 3600.0
-"""Seconds from one look to the next of a subscriber that is told, while there are none."""
-LONGEST_EXCUSE = 1.0
-"""Most seconds for which a look that is under way is waited for."""
-EXCUSED_WAIT = 0.05
-"""Fewest seconds until it is asked again whether that look is still under way."""
+"""Seconds between polls of a notified subscriber while leases exist. Neither their ends nor the end
+of what they hold back is notified.
+"""
+NOTIFIED_INTERVAL = 3600.0
+"""Seconds between polls of a notified subscriber while no leases exist."""
+MAX_POLL_WAIT = 1.0
+"""Maximum seconds to wait for a poll in progress by another subscriber."""
+MIN_RECHECK_WAIT = 0.05
+"""Minimum seconds until the next check whether that poll is still in progress."""
 
 
-class Resting(Protocol):
-    """A subscriber that claims by looks."""
+class PollMember(Protocol):
+    """A subscriber that takes part in shared polls."""
 
     @property
-    def open(self) -> Sequence[str]:
-        """The queues that it looks at."""
+    def open_queues(self) -> Sequence[str]:
+        """Queues that the subscriber polls."""
 
     @property
     def all_queues(self) -> Sequence[str]:
-        """Its queues, also those that are paused."""
+        """All queues of the subscriber, including paused ones."""
 
     @property
-    def rests(self) -> bool:
-        """Whether it waits for nothing but time, as long as it may."""
+    def is_idle(self) -> bool:
+        """True if the subscriber waits only for time to pass, for the longest interval."""
 
     @property
-    def longest_rest(self) -> float:
-        """Seconds from one look to the next."""
+    def max_poll_interval(self) -> float:
+        """Seconds from one poll to the next."""
 
     @property
-    def looked_at(self) -> float:
-        """When its last look ended (monotonic seconds)."""
+    def polled_at(self) -> float:
+        """Time when the subscriber's last poll ended (monotonic seconds)."""
 
-    def saw(self, found: ReadyPairs) -> None:
-        """Another one's look has found this in its open queues."""
+    def on_poll_result(self, result: ReadyPairs) -> None:
+        """Handle the result that another subscriber's poll has found for the open queues."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leases:
-    """When the first lease in `queues` ends, as it was found `at` a time (monotonic seconds)."""
+class LeaseExpiry:
+    """The end of the first lease in `queues`, as read at the time `at` (monotonic seconds)."""
 
     at: float
     queues: frozenset[str]
@@ -73,7 +75,7 @@ class Leases:
 
 
 class Lookout:
-    """Looks for the subscribers of one broker in this process."""
+    """Polls for all subscribers of a broker in this process."""
 
     def __init__(
         self,
@@ -83,144 +85,159 @@ class Lookout:
         *,
         is_told: Callable[[], bool] = lambda: False,
     ) -> None:
-        """The `heartbeat` rides on looks; `is_told` says whether wake-ups of other processes
-        arrive now.
+        """Send due heartbeats of `heartbeat` with polls.
+
+        `has_notifications` returns True while wake-ups of other processes arrive.
         """
         self._store = store
         self._clock = clock
         self._heartbeat = heartbeat
-        self._is_told = is_told
-        self._members: dict[Resting, Callable[[], None]] = {}
-        self._sharing: dict[Resting, Sequence[str]] = {}
-        """For whom the look that is under way looks, and at which queues."""
-        self._asked_at = float("-inf")
-        self._leases = Leases(float("-inf"), frozenset(), None)
+        self._has_notifications = is_told
+        self._members: dict[PollMember, Callable[[], None]] = {}
+        self._sharing_members: dict[PollMember, Sequence[str]] = {}
+        """Members for which the current poll was sent, each with the queues polled for it."""
+        self._polled_at = float("-inf")
+        self._leases = LeaseExpiry(float("-inf"), frozenset(), None)
 
-    def join(self, member: Resting, on_leases: Callable[[], None] = lambda: None) -> None:
-        """`member` takes part in looks of others while it rests; `on_leases` is called when leases
-        are found, and there were none before.
+    def join(self, member: PollMember, on_leases: Callable[[], None] = lambda: None) -> None:
+        """Share polls with `member` while that subscriber is idle.
+
+        `on_leases` is called when leases are found and none existed before.
         """
         self._members[member] = on_leases
 
-    def leave(self, member: Resting) -> None:
-        """No longer."""
+    def leave(self, member: PollMember) -> None:
+        """Stop sharing polls with `member`."""
         self._members.pop(member, None)
-        self._sharing.pop(member, None)
+        self._sharing_members.pop(member, None)
 
-    def looks_for(self, member: Resting) -> bool:
-        """Whether a look is under way whose result `member` will see; it need not look itself."""
-        # One that hangs is not waited for: another connection may answer.
-        excused = min(member.longest_rest, LONGEST_EXCUSE)
-        recent = self._clock.monotonic() - self._asked_at < excused
-        return recent and self._sharing.get(member) == member.open
+    def looks_for(self, member: PollMember) -> bool:
+        """Return True if a poll in progress covers `member`, which need not poll itself."""
+        # Do not wait for a poll that hangs: another connection may answer.
+        max_wait = min(member.max_poll_interval, MAX_POLL_WAIT)
+        is_recent = self._clock.monotonic() - self._polled_at < max_wait
+        return is_recent and self._sharing_members.get(member) == member.open_queues
 
-    async def look(self, asking: Resting) -> ReadyPairs:
-        """Look at the queues of `asking`, which rests, and of all others that rest.
+    async def look(self, requester: PollMember) -> ReadyPairs:
+        """Poll the queues of `requester`, which is idle, and of all other idle members.
 
         Raises:
-            StoreError: as `Store.ready_pairs`; the others have seen nothing.
+            StoreError: as `Store.ready_pairs`; the other members get no result.
         """
-        shares = {each: each.open for each in self._members if each.rests and each.open}
-        shares[asking] = asking.open
-        sharing = self._sharing = dict(shares)
-        asked = self._asked_at = self._clock.monotonic()
+        shares = {
+            member: member.open_queues
+            for member in self._members
+            if member.is_idle and member.open_queues
+        }
+        shares[requester] = requester.open_queues
+        sharing_members = self._sharing_members = dict(shares)
+        polled_at = self._polled_at = self._clock.monotonic()
         try:
-            found = await self._ask(list(dict.fromkeys(chain.from_iterable(shares.values()))))
+            result = await self._query(list(dict.fromkeys(chain.from_iterable(shares.values()))))
             for member, queues in shares.items():
-                # What has been woken or reopened since looks for itself.
-                is_same = member is not asking and sharing.get(member) == member.open
-                if is_same and self._waits(member, asked):
-                    member.saw(_part(found.pairs, queues, len(shares)))
+                # A member that was woken meanwhile, or has other queues now, polls by itself.
+                has_same_queues = (
+                    member is not requester and sharing_members.get(member) == member.open_queues
+                )
+                if has_same_queues and self._is_waiting(member, polled_at):
+                    member.on_poll_result(_select_queues(result.pairs, queues, len(shares)))
         finally:
-            if self._sharing is sharing:
-                self._sharing = {}
-        return _part(found.pairs, shares[asking], len(shares))
+            # Another member may have started a newer poll, because this one hung.
+            if self._sharing_members is sharing_members:
+                self._sharing_members = {}
+        return _select_queues(result.pairs, shares[requester], len(shares))
 
-    def _waits(self, member: Resting, asked: float) -> bool:
-        """Whether `member` waits for the answer to a look of the time `asked`."""
-        # One that has looked since knows more: this look may miss a due time that nothing tells
-        # again.
-        return member in self._members and member.rests and member.looked_at <= asked
+    def _is_waiting(self, member: PollMember, polled_at: float) -> bool:
+        """Return True if `member` still waits for the result of a poll sent at `polled_at`."""
+        # A member that has polled since knows more. This result may lack a due time that is not
+        # notified again.
+        return member in self._members and member.is_idle and member.polled_at <= polled_at
 
-    def wait_when_told(self) -> float:
-        """Seconds until the next look of a subscriber that is told, after one that has found
-        nothing due.
+    def get_notified_wait(self) -> float:
+        """Return the seconds until a notified subscriber polls again after a poll found nothing
+        due.
         """
-        if not self._is_told():
+        if not self._has_notifications():
             return MAX_SILENCE
-        return TOLD_INTERVAL if self._leases.ends_in is None else LEASED_INTERVAL
+        return NOTIFIED_INTERVAL if self._leases.ends_in is None else LEASED_INTERVAL
 
     async def lease_ends_in(self, queues: Sequence[str], *, told: bool = False) -> float | None:
-        """Seconds until the first lease of any process ends, in `queues` or in others of this
-        broker's; None without a lease. Known from the last look, unless that is old.
+        """Return the seconds until the first lease of any process ends, or None without leases.
 
-        A subscriber that is `told` looks again whenever there may be new leases.
+        Leases in `queues` count, and those in other queues of this broker. The answer comes from
+        the last poll unless that is too old.
+
+        A subscriber with `notify_only` polls again whenever there may be new leases.
 
         Raises:
             StoreError: as `Store.lease_ends_in`.
         """
-        known = self._leases
-        age = self._clock.monotonic() - known.at
-        trust = TOLD_INTERVAL if told and known.ends_in is None else LONGEST_TRUST
-        if age > trust or not known.queues >= set(queues):
-            asked = self._clock.monotonic()
-            leased = self._leased(queues)
-            ends_in = await self._store.lease_ends_in(leased)
-            known = Leases(asked, frozenset(leased), ends_in)
-            self._note(known)
-            age = self._clock.monotonic() - asked
-        return None if known.ends_in is None else known.ends_in - age
+        leases = self._leases
+        age = self._clock.monotonic() - leases.at
+        max_age = NOTIFIED_INTERVAL if told and leases.ends_in is None else LONGEST_TRUST
+        if age > max_age or not leases.queues >= set(queues):
+            started_at = self._clock.monotonic()
+            lease_queues = self._list_lease_queues(queues)
+            ends_in = await self._store.lease_ends_in(lease_queues)
+            leases = LeaseExpiry(started_at, frozenset(lease_queues), ends_in)
+            self._record_leases(leases)
+            age = self._clock.monotonic() - started_at
+        return None if leases.ends_in is None else leases.ends_in - age
 
     def released(self) -> None:
-        """Leases have been given back: when the next one ends is not known."""
-        self._leases = Leases(float("-inf"), frozenset(), None)
+        """Forget when the first lease ends, because leases were released."""
+        self._leases = LeaseExpiry(float("-inf"), frozenset(), None)
 
-    def _leased(self, queues: Sequence[str] = ()) -> list[str]:
-        ours = (queue for member in self._members for queue in member.all_queues)
-        return list(dict.fromkeys((*queues, *ours)))
+    def _list_lease_queues(self, queues: Sequence[str] = ()) -> list[str]:
+        member_queues = (queue for member in self._members for queue in member.all_queues)
+        return list(dict.fromkeys((*queues, *member_queues)))
 
-    async def _ask(self, queues: Sequence[str]) -> Around:
-        asked = self._clock.monotonic()
-        leased = self._leased(queues)
-        found = await self._look_alive(queues, leased)
-        if found is None:
-            found = await self._store.look_around(queues, leased)
-        self._note(Leases(asked, frozenset(leased), found.lease_ends_in))
-        return found
+    async def _query(self, queues: Sequence[str]) -> Around:
+        started_at = self._clock.monotonic()
+        lease_queues = self._list_lease_queues(queues)
+        result = await self._poll_with_heartbeat(queues, lease_queues)
+        if result is None:
+            result = await self._store.look_around(queues, lease_queues)
+        self._record_leases(LeaseExpiry(started_at, frozenset(lease_queues), result.lease_ends_in))
+        return result
 
-    def _note(self, found: Leases) -> None:
-        """Keep `found`, unless it is older than what is known."""
-        known = self._leases
-        # Of two questions the older may be answered last. It may have missed a lease that no
-        # other look would find for an hour.
-        if found.at < known.at:
+    def _record_leases(self, leases: LeaseExpiry) -> None:
+        """Keep `leases` unless older than the known leases."""
+        previous = self._leases
+        # The older of two queries may be answered last. It may lack a lease that no other poll
+        # would find for an hour.
+        if leases.at < previous.at:
             return
-        self._leases = found
-        if found.ends_in is not None and known.ends_in is None:
+        self._leases = leases
+        if leases.ends_in is not None and previous.ends_in is None:
             for on_leases in self._members.values():
                 on_leases()
 
-    async def _look_alive(self, queues: Sequence[str], leased: Sequence[str]) -> Around | None:
-        """Look with a sign of life, if it is time for one; None if it is not, or has failed."""
+    async def _poll_with_heartbeat(
+        self, queues: Sequence[str], lease_queues: Sequence[str]
+    ) -> Around | None:
+        """Poll and send a heartbeat; return None if no heartbeat is due, or if the statement
+        failed.
+        """
         if self._heartbeat is None:
             return None
-        async with self._heartbeat.riding() as ride:
-            if ride is None:
+        async with self._heartbeat.piggyback() as heartbeat:
+            if heartbeat is None:
                 return None
             try:
-                found = await self._store.look_around(queues, leased, ride.sign)
+                result = await self._store.look_around(queues, lease_queues, heartbeat.sign)
             except StoreError:
-                # Looks do not depend on signs of life, for which a right may be missing.
-                ride.failed()
+                # Polls do not depend on heartbeats, for which a right may be missing.
+                heartbeat.mark_failed()
                 return None
-            ride.succeeded(found.orders or Orders())
-            return found
+            heartbeat.mark_committed(result.orders or Orders())
+            return result
 
 
-def _part(found: ReadyPairs, queues: Sequence[str], among: int) -> ReadyPairs:
-    """What `found` says of `queues`; of the server's time, each `among` so many takes a part."""
-    wanted = set(queues)
-    part = ReadyPairs(pair for pair in found if pair.queue in wanted)
-    part.took = found.took / among
-    part.at = found.at
-    return part
+def _select_queues(pairs: ReadyPairs, queues: Sequence[str], member_count: int) -> ReadyPairs:
+    """Return the pairs of `queues`, and an equal share of the server time among `member_count`."""
+    requested = set(queues)
+    selected = ReadyPairs(pair for pair in pairs if pair.queue in requested)
+    selected.took = pairs.took / member_count
+    selected.at = pairs.at
+    return selected

@@ -1,4 +1,4 @@
-"""One subscriber as the fleet knows it: its name, what it tells, and where it may claim."""
+"""A subscriber's registration in the fleet: its name, its description and its open queues."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,15 +13,19 @@ from faststream_sqlbroker.database.parts.policy_state import process_name
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 FIRST_WAIT = 5.0
-"""Most seconds that the first claim waits for the answer which queues are paused: it must not
-hinder for good."""
+"""Maximum seconds that the first claim waits to learn which queues are paused: a failing heartbeat
+must not block it for good.
+"""
 
 
 class Registration:
-    """Knows which of its queues are open: not paused for the fleet, while the subscriber itself is
-    neither paused, nor drained, nor held.
+    """The state of a subscriber in the fleet, which determines the open queues.
 
-    Between `begin` and the first `told` none is; after `FIRST_WAIT` seconds without it, all are.
+    A queue is open if it is not paused for the fleet, while the subscriber itself is neither
+    paused, nor drained, nor held.
+
+    Between `start` and the first `update_paused` no queue is open. After `FIRST_WAIT` seconds
+    without that call, all are.
     """
 
     def __init__(
@@ -33,8 +37,10 @@ class Registration:
         on_cancel: Callable[[Sequence[CancelRequest]], None] = lambda _requests: None,
         clock: Clock | None = None,
     ) -> None:
-        """`paused` is the subscriber's own; `on_change` is called when other queues are open than
-        before, `on_cancel` with what operators ask to cancel, of any subscriber.
+        """Call `on_change` when the open queues change, and `on_cancel` with operators' requests.
+
+        `paused` is the subscriber's own pause. The requests of `on_cancel` may concern any
+        subscriber.
         """
         self._on_cancel = on_cancel
         self._settings = settings
@@ -45,22 +51,25 @@ class Registration:
         self.stopping = False
         self._drained = False
         self._holds: set[str] = set()
-        self._closed: frozenset[str] | None = frozenset()
+        self._paused_queues: frozenset[str] | None = frozenset()
         self._timer: Timer | None = None
         self.name = worker_name(process_name(), self._holder)
         self.ended = EndedCounts(settings.queues, self._clock.monotonic())
         self.open: tuple[str, ...] = self._find_open()
 
     def token(self) -> UUID:
-        """A new lease token: whose it is, and 8 random bytes."""
-        # Half of the token names the subscriber, so `explain` finds the holder of a lease. The
-        # other half makes each claim's token new, which is the fence.
+        """Create a lease token: the holder's id and 8 random bytes."""
+        # Half of the token identifies the subscriber, so that `explain` finds the holder of a
+        # lease. The other half makes each claim's token new, which is the fence.
         return UUID(bytes=self._holder + os.urandom(16 - HOLDER_BYTES))
 
-    def describe(self, *, often: bool = False) -> dict[str, Any]:
-        """What the fleet is told; with `often`, several times a minute, also what has ended."""
+    def describe(self, *, is_frequent: bool = False) -> dict[str, Any]:
+        """Return the description that other processes read.
+
+        With `often`, which means several times a minute, it includes the counts of ended messages.
+        """
         settings = self._settings
-        told = describe(
+        description = describe(
             queues=settings.queues,
             max_workers=settings.max_workers,
             ordered=settings.ordered,
@@ -69,91 +78,94 @@ class Registration:
             stopping=self.stopping,
             transactional=settings.transactional,
         )
-        if often:
-            told["ended"] = self.ended.tell(self._clock.monotonic())
-        return told
+        if is_frequent:
+            description["ended"] = self.ended.tell(self._clock.monotonic())
+        return description
 
     def begin(self, *, known: bool) -> None:
-        """It starts; unless it is `known` that nothing is paused, the heartbeat calls `told`."""
+        """Start a new life of the subscriber.
+
+        Unless `pauses_known` says that nothing is paused, the heartbeat calls `update_paused`
+        later.
+        """
         self.stopping = False
         self.ended = EndedCounts(self._settings.queues, self._clock.monotonic())
-        self._closed = frozenset() if known else None
+        self._paused_queues = frozenset() if known else None
         self._drained = False
         self._holds.clear()
         if not known:
-            # The heartbeat may fail for as long as the database does. A pause that is noticed late
-            # is better than a subscriber that never claims.
+            # The heartbeat may fail for as long as the database does. Noticing a pause late is
+            # better than a subscriber that never claims.
             self._timer = self._clock.call_later(FIRST_WAIT, self.told, frozenset())
-        self._tell_queues()
+        self._update_open()
 
     def told(self, paused: frozenset[str], drained: bool | None = None) -> None:
-        """These queues are paused, for everybody, and no others; `drained`: an operator has drained
-        the subscriber, None: as it was.
+        """Set the queues that are paused for everybody.
+
+        `drained` is True if an operator has drained the subscriber; None leaves that as it was.
         """
-        self._forget_timer()
-        self._closed = paused
+        self._cancel_timer()
+        self._paused_queues = paused
         if drained is not None:
             self._drained = drained
-        self._tell_queues()
+        self._update_open()
 
-    def asked(self, requests: Sequence[CancelRequest]) -> None:
-        """Operators ask to cancel these."""
+    def request_cancels(self, requests: Sequence[CancelRequest]) -> None:
+        """Pass on operators' requests to cancel messages."""
         if requests:
             self._on_cancel(requests)
 
     def pause(self, paused: bool) -> None:
-        """Pause the subscriber itself, or end that."""
+        """Pause or resume the subscriber itself."""
         self.paused = paused
-        self._tell_queues()
+        self._update_open()
 
-    def hold(self, reason: str, held: bool) -> None:
-        """Claim nothing while outcomes cannot be written, for one of several reasons; False ends
-        this one.
-        """
-        (self._holds.add if held else self._holds.discard)(reason)
-        self._tell_queues()
+    def hold(self, reason: str, is_active: bool) -> None:
+        """Stop claiming while outcomes cannot be written for `reason`; False ends this reason."""
+        (self._holds.add if is_active else self._holds.discard)(reason)
+        self._update_open()
 
     @property
-    def held(self) -> bool:
-        """Whether there is such a reason."""
+    def is_held(self) -> bool:
+        """True if there is a reason why outcomes cannot be written."""
         return bool(self._holds)
 
     def end(self) -> None:
-        """It stops."""
+        """Mark the subscriber as stopping."""
         self.stopping = True
-        self._forget_timer()
+        self._cancel_timer()
 
     @property
     def queues(self) -> Sequence[str]:
-        """Those that it takes from, open or not."""
+        """All queues of the subscriber, open or not."""
         return self._settings.queues
 
     @property
-    def told_only(self) -> bool:
-        """Whether the subscriber looks only when it is told."""
+    def notify_only(self) -> bool:
+        """True if the subscriber polls only when notified."""
         return self._settings.told_only
 
     @property
     def keeps_closed(self) -> bool:
-        """Whether a queue is paused for everybody, or the subscriber is drained."""
-        return self._drained or bool(self._closed)
+        """True if a queue is paused for everybody, or the subscriber is drained."""
+        return self._drained or bool(self._paused_queues)
 
-    def _forget_timer(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _find_open(self) -> tuple[str, ...]:
-        closed = self._closed
+        paused_queues = self._paused_queues
         queues = self._settings.queues
         return (
             ()
-            if self.paused or self._drained or self.held or closed is None
-            else tuple(q for q in queues if q not in closed)
+            if self.paused or self._drained or self.is_held or paused_queues is None
+            else tuple(q for q in queues if q not in paused_queues)
         )
 
-    def _tell_queues(self) -> None:
-        found = self._find_open()
-        if found != self.open and not self.stopping:
-            self.open = found
+    def _update_open(self) -> None:
+        open_queues = self._find_open()
+        if open_queues != self.open and not self.stopping:
+            self.open = open_queues
             self._on_change()

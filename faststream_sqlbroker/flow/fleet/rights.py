@@ -1,8 +1,7 @@
-"""Whether the database user may do what this process does: asked at the start, and again after a
-refusal.
+"""Rights of the database user: checked at the start, and again after a refused statement.
 
-While something that a subscriber's outcomes need is missing, the subscriber claims nothing and
-gives back what has not started: a handler whose outcome cannot be written would run again later.
+While a right that a subscriber's outcomes need is missing, the subscriber claims nothing and
+releases what has not started. A handler whose outcome cannot be written would run again later.
 """
 
 import asyncio
@@ -22,22 +21,22 @@ from faststream_sqlbroker.flow.settings import ConsumerSettings
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
-LONGEST_RIGHTS_INTERVAL = 5.0
-"""Most seconds between two questions while something is missing."""
+MAX_RIGHTS_INTERVAL = 5.0
+"""Maximum seconds between two checks while something is missing."""
 ONE_OFF = 60.0
-"""Seconds for which a refusal counts of what is not declared: who needs it does it again, and
-others never may."""
-_COUNTS = {Activity.PUBLISH: inf}
-"""Who has published once will do so again, maybe much later."""
-REMEMBERED = 0.1
-"""Seconds for which errors name what was found missing without asking again: many statements may be
-refused at a time."""
+"""Seconds for which a refusal of an undeclared activity counts. Code that needs the activity tries
+it again; other code may never do so.
+"""
+_DENIAL_TTLS = {Activity.PUBLISH: inf}
+"""Exceptions to `DENIAL_TTL`: code that has published once will publish again, maybe much later."""
+RESULT_TTL = 0.1
+"""Seconds for which errors reuse the last result: many statements may be refused at a time."""
 RIGHTS_TIMEOUT = 3.0
-"""Most seconds for which the error of a refused statement waits for what is missing."""
+"""Maximum seconds that the error of a refused statement waits for the list of missing rights."""
 
 
 class Rights:
-    """Those of one broker in this process."""
+    """The rights of a broker's database user in this process."""
 
     def __init__(
         self,
@@ -46,44 +45,46 @@ class Rights:
         outages: Outages | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Nothing is asked before `check`; `outages` is told when the database cannot be asked."""
+        """Check nothing before `check`. Failed queries are reported to `outages`."""
         self._store = store
         self._log = log
         self._clock = clock or Clock()
         self._outages = Outages(log, self._clock) if outages is None else outages
         self._checked: Activities = frozenset()
         self._registrations: dict[Registration, Activities] = {}
-        self._is_fine = True
-        """Whether nothing was refused since it was asked last, and nothing is missing."""
+        self._is_healthy = True
+        """True if nothing was refused since the last check, and nothing is missing."""
         self._access = Access("")
-        self._doubted: dict[Activity, float] = {}
-        """What was refused without being declared, and until when it counts (monotonic seconds)."""
-        self._turn = LoopSemaphore()
-        """One question at a time."""
-        self._answered_at = -inf
-        self._asked_for: Activities = frozenset()
+        self._denied: dict[Activity, float] = {}
+        """Undeclared activities that were refused, and until when each counts (monotonic seconds).
+        """
+        self._check_lock = LoopSemaphore()
+        """One check at a time."""
+        self._checked_at = -inf
+        self._last_checked: Activities = frozenset()
         self._task: asyncio.Task[None] | None = None
-        store.access.on_denied(self.doubt, self.find_lacks)
+        store.access.on_denied(self.report_denied, self.find_lacks)
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is missing, as far as is known; what is doubted is asked for."""
-        if not self._is_fine:
-            self._start()
-        return self._is_fine
+        """True if nothing is known to be missing. Starts a check if a statement was refused."""
+        if not self._is_healthy:
+            self._start_check()
+        return self._is_healthy
 
     @property
     def activities(self) -> Activities:
-        """What this process does, as far as it was checked."""
+        """Activities of this process that were checked so far."""
         return self._checked
 
     async def check(self, activities: Activities) -> None:
-        """Ask for `activities`, unless they were checked before; missing tables are left to the
-        schema's validation.
+        """Check the rights for `activities`, unless checked before.
+
+        Missing tables are left to the schema's validation.
 
         Raises:
-            RightsError: rights are missing; all of them are named, each with its GRANT.
-            StoreError: the database could not be asked.
+            RightsError: rights are missing; the error names all of them, each with its GRANT.
+            StoreError: the database could not be queried.
         """
         if activities <= self._checked:
             return
@@ -93,61 +94,58 @@ class Rights:
         self._checked |= activities
 
     def join(self, registration: Registration, activities: Activities) -> None:
-        """`registration` may claim while nothing of `activities` is missing."""
+        """Let `registration` claim while nothing of `activities` is missing."""
         self._registrations[registration] = activities
-        self._hold()
+        self._update_holds()
 
     def leave(self, registration: Registration) -> None:
-        """`registration` has ended."""
+        """Remove `registration`, which has ended."""
         self._registrations.pop(registration, None)
 
-    def doubt(self, activities: Activities) -> None:
-        """The database has refused a statement of `activities` because a right or a table is
-        missing: ask which.
+    def report_denied(self, activities: Activities) -> None:
+        """Find out what is missing after the database has refused a statement of `activities`.
 
-        What is not declared counts until nothing is missing for it, but no longer than `ONE_OFF`
-        seconds from its last refusal, except for publishing.
+        An activity that is not declared counts until nothing is missing for it, but no longer than
+        `DENIAL_TTL` seconds after its last refusal. Publishing counts without a limit.
         """
         for activity in activities - self._checked:
-            self._doubted[activity] = self._clock.monotonic() + _COUNTS.get(activity, ONE_OFF)
-        self._is_fine = False
+            self._denied[activity] = self._clock.monotonic() + _DENIAL_TTLS.get(activity, ONE_OFF)
+        self._is_healthy = False
         with contextlib.suppress(RuntimeError):  # synchronous code publishes without an event loop
-            self._start()
+            self._start_check()
 
-    def _start(self) -> None:
+    def _start_check(self) -> None:
         loop = asyncio.get_running_loop()
         task = self._task
         if task is None or task.done() or task.get_loop() is not loop:
-            self._task = loop.create_task(self._ask(), name="sqlbroker-rights")
+            self._task = loop.create_task(self._check_until_granted(), name="sqlbroker-rights")
 
     async def stop(self) -> None:
-        """Ask no more, and forget what was checked."""
+        """Stop checking, and forget earlier results."""
         task, self._task = self._task, None
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             await asyncio.wait((task,))
         self._outages.left(self)
-        self._is_fine = True
+        self._is_healthy = True
         self._access = Access("")
         self._checked = frozenset()
-        self._doubted.clear()
+        self._denied.clear()
 
-    async def _ask(self) -> None:
-        """Ask until nothing is missing."""
+    async def _check_until_granted(self) -> None:
+        """Repeat the check until nothing is missing."""
         failures = 0
-        while not self._is_fine:
-            async with self._turn:
-                await self._asked()
+        while not self._is_healthy:
+            async with self._check_lock:
+                await self._check_once()
             failures += 1
-            if not self._is_fine:
-                await self._clock.sleep(
-                    min(LONGEST_RIGHTS_INTERVAL, backoff(failures, self._clock))
-                )
+            if not self._is_healthy:
+                await self._clock.sleep(min(MAX_RIGHTS_INTERVAL, backoff(failures, self._clock)))
 
-    async def _asked(self) -> None:
-        asked = self._wanted()
+    async def _check_once(self) -> None:
+        activities = self._wanted()
         try:
-            access = await self._store.access.find_lacks(asked)
+            access = await self._store.access.find_lacks(activities)
         except StoreError as error:
             self._outages.failed(self, "question which right or table is missing", error)
             return
@@ -156,69 +154,77 @@ class Rights:
             self._log(logging.CRITICAL, text, exc_info=error)
             return
         self._outages.worked(self)
-        self._answered_at = self._clock.monotonic()
-        self._asked_for = asked
+        self._checked_at = self._clock.monotonic()
+        self._last_checked = activities
         if access.lacks:
             if access != self._access:
-                held = any(
+                is_held = any(
                     access.of(activities).lacks for activities in self._registrations.values()
                 )
-                end = "\nsubscribers that need it claim nothing until it is there" if held else ""
+                end = (
+                    "\nsubscribers that need it claim nothing until it is there" if is_held else ""
+                )
                 self._log(logging.ERROR, access.describe() + end)
         elif self._access.lacks:
             self._log(logging.WARNING, "the database user lacks nothing any more: all goes on")
-        if not access.lacks and asked >= self._wanted():  # else more was refused in the meantime
-            self._is_fine = True
-            self._doubted.clear()
+        if (
+            not access.lacks and activities >= self._wanted()
+        ):  # otherwise more was refused meanwhile
+            self._is_healthy = True
+            self._denied.clear()
         self._access = access
-        self._hold()
+        self._update_holds()
 
     async def find_lacks(self, activities: Activities) -> Access:
-        """What is missing for `activities`, which were just doubted; what was found a moment ago is
-        not asked for again.
+        """Return what is missing for `activities`, which the database has just refused.
+
+        A result of the last moment is used again.
 
         Raises:
-            StoreError: the database could not be asked in time.
+            StoreError: the database did not answer in time.
         """
         try:
-            async with asyncio.timeout(RIGHTS_TIMEOUT), self._turn:
+            async with asyncio.timeout(RIGHTS_TIMEOUT), self._check_lock:
                 is_fresh = (
-                    activities <= self._asked_for
-                    and self._clock.monotonic() - self._answered_at < REMEMBERED
+                    activities <= self._last_checked
+                    and self._clock.monotonic() - self._checked_at < RESULT_TTL
                 )
                 if not (is_fresh and self._access.of(activities).lacks):
-                    await self._asked()
+                    await self._check_once()
         except TimeoutError as error:
             msg = f"no answer within {RIGHTS_TIMEOUT} seconds"
             raise StoreError(msg) from error
         return self._access.of(activities)
 
     def _wanted(self) -> Activities:
-        """What is declared, and what was refused all the same."""
+        """Return the declared activities, and undeclared activities that were refused."""
         now = self._clock.monotonic()
-        self._doubted = {
-            activity: until for activity, until in self._doubted.items() if until > now
-        }
-        return self._checked | self._doubted.keys()
+        self._denied = {activity: until for activity, until in self._denied.items() if until > now}
+        return self._checked | self._denied.keys()
 
-    def _hold(self) -> None:
+    def _update_holds(self) -> None:
         lacked = self._access.stopped
         for registration, activities in self._registrations.items():
             registration.hold("lacks", bool(lacked & activities))
 
 
 def activities_of(settings: ConsumerSettings, *, ack_first: bool, archive: bool) -> Activities:
-    """What a subscriber with `settings` does; `archive` is whether there is one."""
-    return outcomes_of(settings, ack_first=ack_first, archive=archive) | {Activity.STATE}
+    """Return the activities of a subscriber with `settings`, with or without an `archive`."""
+    return get_required_activities(settings, ack_first=ack_first, archive=archive) | {
+        Activity.STATE
+    }
 
 
-def outcomes_of(settings: ConsumerSettings, *, ack_first: bool, archive: bool) -> Activities:
-    """What of it its claims and outcomes cannot do without: a plain subscriber goes on without
-    signs of life.
+def get_required_activities(
+    settings: ConsumerSettings, *, ack_first: bool, archive: bool
+) -> Activities:
+    """Return the activities that a subscriber's claims and outcomes require.
+
+    A plain subscriber goes on without heartbeats.
     """
-    done = {Activity.CONSUME}
+    activities = {Activity.CONSUME}
     if archive and (settings.retain_in_archive_on_ack or settings.retain_in_archive_on_reject):
-        done.add(Activity.ARCHIVE)
+        activities.add(Activity.ARCHIVE)
     if ack_first or settings.ordered or settings.policies:
-        done.add(Activity.STATE)
-    return frozenset(done)
+        activities.add(Activity.STATE)
+    return frozenset(activities)

@@ -1,11 +1,12 @@
-"""Look at what changes without an event of ours: what this process holds, its pool, and, in one
-process of the fleet, what waits in the queues.
+"""Gauges that change without an event of ours.
 
-The processes agree on that one by a lock in the database (`core.metrics` says which gauges it has).
-Each asks for it at every look; who has it keeps it, and the others export no such gauge. If its
-process ends without a word, another has the lock after three intervals. Nothing is written under
-the lock, so all that a process which does not know yet that it lost it can do is to export its
-gauges once more.
+They are the messages that this process holds, its connection pool and, in one process of the fleet,
+what waits in the queues.
+
+The processes elect that one by a lock in the database (`core.metrics` lists its gauges). Each tries
+to acquire the lock at every sample; the owner keeps it, and the others export no such gauge. If its
+process dies, another one gets the lock after three intervals. Nothing is written under the lock, so
+a process that has lost it without knowing can only export its gauges once more.
 """
 
 import logging
@@ -39,30 +40,31 @@ from faststream_sqlbroker.core.metrics import (
 from faststream_sqlbroker.core.overview import LATE_STANDING
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import FleetLoop, Log, is_told
-from faststream_sqlbroker.flow.metrics import subscriber_name
+from faststream_sqlbroker.flow.metrics import format_subscriber_name
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
     from faststream_sqlbroker.flow.consumer import Consumer
 
 LOCK = "sqlbroker.metrics"
-"""The key of the lock."""
+"""Key of the lock."""
 LEASE_INTERVALS = 3
-"""Intervals without a look after which another process may have the lock."""
+"""Intervals without a sample after which another process may get the lock."""
 SLOW_SHARE = 20
-"""A look is followed by this many times its length without one: counting must not become the load
-that it measures."""
-LONGEST_PAUSE = 300.0
-"""Seconds; then there is a look, however slow."""
+"""Pause after a sample, as a multiple of its duration: counting must not become the load that it
+measures.
+"""
+MAX_PAUSE = 300.0
+"""Maximum seconds of that pause, however slow the sample was."""
 FINDINGS_INTERVAL = 60.0
-"""Seconds between two looks for what an operator has to look at."""
+"""Seconds between two searches for findings that need an operator."""
 
 Running = tuple[Sequence[str], "Consumer"]
-"""A subscriber that runs, after its queues."""
+"""The queues of a running subscriber, and the subscriber."""
 
 
 class Sampler(FleetLoop):
-    """Fills the gauges of one broker in this process."""
+    """Samples the gauges of a broker in this process."""
 
     def __init__(
         self,
@@ -74,8 +76,10 @@ class Sampler(FleetLoop):
         look_for_findings: Callable[[], Awaitable[Mapping[Labels, float]]],
         write_problem: Callable[[], Awaitable[str | None]],
     ) -> None:
-        """Nothing runs before `start`; `consumers` gives those that run then, `write_problem` says
-        why the database takes no writes.
+        """Start nothing before `start`.
+
+        `consumers` returns the running subscribers. `write_problem` returns why the database takes
+        no writes.
         """
         super().__init__(store, LOCK, "metrics", log, clock)
         self._recorder = recorder
@@ -86,39 +90,41 @@ class Sampler(FleetLoop):
         self._have_findings_failed = False
         self._write_problem = write_problem
         self._failures = 0
-        self._warned = set[str]()
-        """Queues of which the log says that nothing looks at what stands by."""
+        self._warned_queues = set[str]()
+        """Queues with a logged warning that nothing claims their standing messages."""
         self._pause = 0.0
         self._look_at = float("-inf")
 
     @override
     def forget(self) -> None:
-        """Forget all gauges."""
+        """Clear all gauges."""
         for metric in (*OF_PROCESS, *OF_FLEET):
             self._recorder.gauge(metric, {})
 
     @override
     async def tick(self) -> float:
-        """Look once; seconds until the next time."""
+        """Take a sample; return the seconds until the next sample."""
         running = list(self._consumers())
-        self._look_here(running)
+        self._sample_process(running)
         writable = float(await self._write_problem() is None)
         self._recorder.gauge(WRITABLE, {(self._store.dialect_name,): writable})
         if not running:
-            self._tell((), {})  # who only publishes has no right to read, and none to lock
+            self._record_fleet(
+                (), {}
+            )  # a process that only publishes may lack the rights to read and lock
         elif self._clock.monotonic() >= self._look_at:
-            if (states := await self._look_at_queues()) is None:
-                self._tell((), {})
+            if (states := await self._sample_queues()) is None:
+                self._record_fleet((), {})
             else:
-                self._tell(states, self._findings)
-                await self._renew_findings()
+                self._record_fleet(states, self._findings)
+                await self._update_findings()
         return self._recorder.sample_interval
 
-    def _look_here(self, running: Sequence[Running]) -> None:
+    def _sample_process(self, running: Sequence[Running]) -> None:
         stages = dict[Labels, float]()
         healthy = dict[Labels, float]()
         for queues, consumer in running:
-            name = subscriber_name(queues)
+            name = format_subscriber_name(queues)
             healthy[name,] = min(healthy.get((name,), 1.0), float(consumer.healthy))
             for stage, count in consumer.inflight.stages().items():
                 stages[name, stage] = stages.get((name, stage), 0) + count
@@ -126,18 +132,18 @@ class Sampler(FleetLoop):
         self._recorder.gauge(HEALTHY, healthy)
         used, limit = self._store.pool_use
         database: Labels = (self._store.dialect_name,)
-        for metric, known in ((POOL_USED, used), (POOL_LIMIT, limit)):
-            self._recorder.gauge(metric, {} if known is None else {database: float(known)})
+        for metric, value in ((POOL_USED, used), (POOL_LIMIT, limit)):
+            self._recorder.gauge(metric, {} if value is None else {database: float(value)})
 
-    async def _look_at_queues(self) -> Sequence[QueueState] | None:
-        """What waits, if this process is the one to tell; else None."""
+    async def _sample_queues(self) -> Sequence[QueueState] | None:
+        """Return the state of the queues, or None if another process exports these gauges."""
         lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
-        began = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         try:
-            is_ours = await self.acquire(lease)
-            states = await self._store.queue_states.read() if is_ours else []
+            is_owner = await self.acquire(lease)
+            states = await self._store.queue_states.read() if is_owner else []
         except StoreError as error:
-            # A value that is missing says more than an old one.
+            # A missing value says more than an old one.
             self._failures += 1
             if is_told(self._failures):
                 text = f"the queues could not be looked at for metrics, again soon: {error}"
@@ -145,19 +151,19 @@ class Sampler(FleetLoop):
             return None
         self._failures = 0
         now = self._clock.monotonic()
-        self._pause = _pause_after(now - began) if is_ours else 0.0
+        self._pause = _get_pause(now - started_at) if is_owner else 0.0
         self._look_at = now + self._pause
         self._warn_of_standing(states)
-        if not is_ours:
+        if not is_owner:
             self._findings = {}
             self._findings_due = float("-inf")
             return None
         return states
 
-    async def _renew_findings(self) -> None:
-        """Look for findings if it is time to, and tell them; no other gauge depends on it."""
-        began = self._clock.monotonic()
-        if began < self._findings_due:
+    async def _update_findings(self) -> None:
+        """Search for findings if that is due; no other gauge depends on the result."""
+        started_at = self._clock.monotonic()
+        if started_at < self._findings_due:
             return
         self._findings = {}
         try:
@@ -170,22 +176,22 @@ class Sampler(FleetLoop):
             self._have_findings_failed = True
         finally:
             now = self._clock.monotonic()
-            self._findings_due = now + max(FINDINGS_INTERVAL, _pause_after(now - began))
+            self._findings_due = now + max(FINDINGS_INTERVAL, _get_pause(now - started_at))
             self._recorder.gauge(FINDINGS, self._findings)
 
     def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
-        late = {s.queue: s for s in states if s.standing_overdue >= LATE_STANDING}
-        for queue in late.keys() - self._warned:
-            state = late[queue]
+        overdue = {s.queue: s for s in states if s.standing_overdue >= LATE_STANDING}
+        for queue in overdue.keys() - self._warned_queues:
+            state = overdue[queue]
             self._log(
                 logging.WARNING,
                 f"{state.standing} messages of the queue {queue!r} stand by for a newer one of "
                 f"their key, and no claim has looked at them for {state.standing_overdue:.0f} s: "
                 "run a subscriber of the queue, or resume it; `explain` says what they wait for",
             )
-        self._warned = set(late)
+        self._warned_queues = set(overdue)
 
-    def _tell(self, states: Sequence[QueueState], findings: Mapping[Labels, float]) -> None:
+    def _record_fleet(self, states: Sequence[QueueState], findings: Mapping[Labels, float]) -> None:
         figures: dict[Metric, Mapping[Labels, float]] = {
             READY: {(s.queue,): float(s.ready) for s in states},
             DELAYED: {(s.queue,): float(s.delayed) for s in states},
@@ -200,6 +206,6 @@ class Sampler(FleetLoop):
             self._recorder.gauge(metric, values)
 
 
-def _pause_after(seconds: float) -> float:
-    """Return for how long there is no look after one that took so many seconds."""
-    return min(SLOW_SHARE * seconds, LONGEST_PAUSE)
+def _get_pause(seconds: float) -> float:
+    """Return the pause after a sample that took so many seconds."""
+    return min(SLOW_SHARE * seconds, MAX_PAUSE)

@@ -1,4 +1,4 @@
-"""Whether the database takes writes: told by signs of life, else by a probe.
+"""Check whether the database takes writes, by recent heartbeats or else by a probe.
 
 A standby, a read-only server and one whose synchronous standby is away answer every SELECT. Only a
 COMMIT that was answered proves that the next one will be.
@@ -19,80 +19,82 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 FRESH = 8.0
-"""Seconds for which a committed write counts: somewhat more than from one sign of life to the next,
-so that who gives them makes no probe."""
-PATIENCE = 3.0
-"""Seconds that a look waits for a probe, unless it says otherwise."""
-LATE = 2.0
-"""Seconds without an answer after which a write counts as refused for all who ask, not only for who
-waits no longer. Readiness waits for so long, although its first statement takes some of its time.
+"""Seconds for which a committed write counts: somewhat more than the heartbeat interval, so that a
+process with heartbeats makes no probe.
+"""
+PROBE_TIMEOUT = 3.0
+"""Seconds that a check waits for a probe by default."""
+MAX_RESPONSE_TIME = 2.0
+"""Seconds without an answer after which a write counts as refused for all callers, not only for one
+that stops waiting. Readiness waits for so long, although its first statement takes some of its
+time.
 """
 NO_WRITES = "the database takes no writes"
 
 
 class WritePath:
-    """That of one broker in this process; all who ask share one probe."""
+    """The state of a broker's writes in this process; all callers share a probe."""
 
     def __init__(
         self, store: "Store", heartbeat: Heartbeat, outages: Outages, log: Log, clock: Clock
     ) -> None:
-        """Probe from the first `look` on; failed probes are reported to `outages`."""
+        """Probe from the first check on. Failed probes are reported to `outages`."""
         self._store = store
         self._heartbeat = heartbeat
         self._outages = outages
         self._clock = clock
         self._loop = Loop("write probe", self._probe, log, clock)
         self._is_open = False
-        self._worked_at = -inf
-        self._began_at = -inf
+        self._succeeded_at = -inf
+        self._started_at = -inf
         self._answered = asyncio.Event()
         self.problem: str | None = None
-        """Why the database takes no writes, as far as is known. While it is open, it is probed
-        until it does."""
+        """Why the database takes no writes, as far as is known. After `open` the probe is repeated
+        until it succeeds."""
 
     def open(self) -> None:
-        """Let probes that fail go on, until `stop`; else each is one for the looks that wait."""
+        """Repeat failed probes until `stop`; before that, a probe serves only its callers."""
         self._is_open = True
 
     async def look(self) -> str | None:
-        """As `look_within` 3 seconds."""
-        return await self.look_within(PATIENCE)
+        """Return why the database takes no writes, or None, within 3 seconds."""
+        return await self.look_within(PROBE_TIMEOUT)
 
-    async def look_within(self, patience: float | None) -> str | None:
-        """Find out why the database takes no writes; None: it takes them.
+    async def look_within(self, timeout: float | None) -> str | None:
+        """Return why the database takes no writes, or None if writes work.
 
-        A probe is waited for if nothing is known, for `patience` seconds at most; None: until it
-        has an outcome, which `statement_timeout` limits.
+        If nothing is known, a probe is waited for, for `timeout` seconds at most. None waits until
+        the probe has a result, which `statement_timeout` limits.
         """
-        last = max(self._worked_at, self._heartbeat.written_at)
-        if self._clock.monotonic() - last < FRESH:
+        succeeded_at = max(self._succeeded_at, self._heartbeat.written_at)
+        if self._clock.monotonic() - succeeded_at < FRESH:
             return None
         if not self._loop.running:
-            self._answered = asyncio.Event()  # the old one may belong to another event loop
-            self._begin()
+            self._answered = asyncio.Event()  # the old event may belong to another event loop
+            self._start_probe()
             self._loop.start(self._outages)
         elif self.problem is None and self._answered.is_set():
-            self._begin()
+            self._start_probe()
             self._loop.wake()
         if self.problem is None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     await self._answered.wait()
         if self._answered.is_set() or self.problem is not None:
             return self.problem
-        waited = self._clock.monotonic() - self._began_at
+        waited = self._clock.monotonic() - self._started_at
         text = f"{NO_WRITES}: a write has had no answer for {waited:.1f} s"
-        if waited >= LATE:
+        if waited >= MAX_RESPONSE_TIME:
             self.problem = text
         return text
 
-    def _begin(self) -> None:
+    def _start_probe(self) -> None:
         self._answered.clear()
-        self._began_at = self._clock.monotonic()
+        self._started_at = self._clock.monotonic()
         self.problem = None
 
     async def stop(self) -> None:
-        """End the probe."""
+        """Stop the probe."""
         self._is_open = False
         await self._loop.stop(0.0)
 
@@ -100,14 +102,16 @@ class WritePath:
         try:
             await self._store.access.try_write()
             self.problem = None
-            self._worked_at = self._clock.monotonic()
+            self._succeeded_at = self._clock.monotonic()
         except StoreError as error:
-            # Anyone may read it, and the log has more: it tells no address.
-            away = isinstance(error, NotConnectedError)
-            self.problem = f"{NO_WRITES}: {'there is no connection to it' if away else error}"
+            # Anyone may read this text, so it contains no address; the log has more.
+            is_disconnected = isinstance(error, NotConnectedError)
+            self.problem = (
+                f"{NO_WRITES}: {'there is no connection to it' if is_disconnected else error}"
+            )
             if self._is_open:
                 raise
         finally:
             self._answered.set()
             if not self._is_open:
-                self._loop.end()
+                self._loop.finish()
