@@ -1,7 +1,7 @@
 """AckPolicy.ACK_FIRST, at most once: a message is removed right before its handler starts.
 
-The removal notes the start, in the same transaction; the note goes when the handler has ended. What
-stays noted, and is not renewed, was cut off: whether it has run is unknown.
+The same transaction notes the start; the note is deleted when the handler has ended. A note that
+stays and is not renewed belongs to a handler that was cut off: whether it has run is unknown.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log, persist
+from faststream_sqlbroker.flow.loop import Log, retry_until
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
 class FirstAcks:
-    """The starts of one subscriber whose messages are removed first."""
+    """The starts of a subscriber whose messages are removed first."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class FirstAcks:
         lease: float,
         interval: float,
     ) -> None:
-        """A start that is not renewed for `lease` seconds counts as cut off; ends are written
-        within `interval`.
+        """Count a start as cut off if not renewed for `lease` seconds; write ends within
+        `interval`.
         """
         self._store = store
         self._inflight = inflight
@@ -47,13 +47,13 @@ class FirstAcks:
         self._holder = uuid4()
         self._timer: Timer | None = None
         self._running: dict[int, ClaimedMessage] = {}
-        self._ended: list[ClaimedMessage] = []
-        self._stopped = False
+        self._ended_rows: list[ClaimedMessage] = []
+        self._is_stopped = False
 
     async def remove(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Commit the removal of `rows`; those that may start.
+        """Commit the removal of `rows`; return the rows that may start.
 
-        What is not known to be committed does not run.
+        A row that is not known to be removed does not run.
         """
         now = self._clock.monotonic()
         settlements = [
@@ -71,61 +71,61 @@ class FirstAcks:
                 f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be "
                 f"committed, so they do not run ({error})",
             )
-            # Dropped, not given back: if the removal was committed, there is no row to give back;
-            # if not, the row comes again when its lease has run out.
+            # Dropped, not released: if the removal was committed, there is no row to release; if
+            # not, the row comes again when its lease has expired.
             self._inflight.drop(rows)
             result = None
         except asyncio.CancelledError:
-            # It may be committed all the same, which the flush finds out; if not, they go back.
-            self._inflight.note_unanswered(batch)
+            # The removal may be committed all the same, which the flush finds out; if not, the rows
+            # are released.
+            self._inflight.mark_unanswered(batch)
             self._inflight.give_back(row for row in rows if not row.lease_lost)
             raise
-        # Only what is known to be removed starts: anything else may be delivered again.
-        started = [r for r in rows if result is not None and r.id in result.settled]
+        # Only rows that are known to be removed start: any other row may be delivered again.
+        started_rows = [r for r in rows if result is not None and r.id in result.settled]
         for row in rows:
             row.settle_as(Ack())
-        for row in started:
+        for row in started_rows:
             row.renewed(now)
             self._running[row.id] = row
-        return started
+        return started_rows
 
-    def end(self, rows: list[ClaimedMessage]) -> None:
-        """The handlers of `rows` have ended, well or not."""
-        self._ended += [row for row in rows if self._running.pop(row.id, None) is not None]
-        if not self._ended:
+    def finish(self, rows: list[ClaimedMessage]) -> None:
+        """Note that the handlers of `rows` have ended, successfully or not."""
+        self._ended_rows += [row for row in rows if self._running.pop(row.id, None) is not None]
+        if not self._ended_rows:
             return
-        if self._timer is None and not self._stopped:
+        if self._timer is None and not self._is_stopped:
             self._timer = self._clock.call_later(
                 self._interval, self._inflight.signals.starts_ended
             )
 
-    def _unwritten(self, why: object) -> str:
-        ids = [row.id for row in self._ended]
+    def _format_unwritten(self, reason: object) -> str:
+        ids = [row.id for row in self._ended_rows]
         return (
             f"ACK_FIRST: it could not be written that the handlers of messages {ids} have ended, "
-            f"so that admin.unknown() will list them: {why}"
+            f"so that admin.unknown() will list them: {reason}"
         )
 
     async def stop(self, deadline: float) -> None:
-        """Write what has ended, by `deadline` (the event loop's time); `tick` is not called
-        any more.
-        """
-        self._stopped = True
-        if not await persist(self.write, deadline, self._clock) and self._ended:
-            self._log(logging.ERROR, self._unwritten("not within the time of the stop"))
+        """Write the ended starts by `deadline` (the event loop's time); `tick` must not follow."""
+        self._is_stopped = True
+        if not await retry_until(self.write, deadline, self._clock) and self._ended_rows:
+            self._log(logging.ERROR, self._format_unwritten("not within the time of the stop"))
 
-    def cut_off(self, rows: list[ClaimedMessage]) -> None:
-        """The handlers of `rows` were cancelled: they stay noted, and are listed when their time is
-        over.
+    def drop_cut_off(self, rows: list[ClaimedMessage]) -> None:
+        """Leave the notes of `rows`, whose handlers were cancelled.
+
+        They are listed as unknown when their lease is over.
         """
         for row in rows:
             self._running.pop(row.id, None)
 
     async def tick(self) -> float:
-        """Renew what runs, write what has ended; look again after a twelfth of the lease.
+        """Renew running starts, write ended starts; return a twelfth of the lease as the pause.
 
         Raises:
-            StoreError: not all of it is known to be written; call again.
+            StoreError: not everything is known to be written; call again.
         """
         try:
             await self._renew()
@@ -134,28 +134,28 @@ class FirstAcks:
         return max(0.02, self._lease / 12)
 
     async def _renew(self) -> None:
-        asked = self._clock.monotonic()
-        due = [r for r in self._running.values() if r.renewed_monotonic <= asked - self._lease / 3]
+        now = self._clock.monotonic()
+        due = [r for r in self._running.values() if r.renewed_monotonic <= now - self._lease / 3]
         if due:
-            await self._store.starts.renew(_started(due), self._holder, self._lease)
+            await self._store.starts.renew(_get_keys(due), self._holder, self._lease)
         for row in due:
-            row.renewed(asked)
+            row.renewed(now)
 
     async def write(self) -> None:
-        """Write that handlers have ended.
+        """Write which handlers have ended.
 
         Raises:
-            StoreError: it is not known to be written; call again.
+            StoreError: the ends are not known to be written; call again.
         """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        # A copy: handlers end while the database writes, and the next call writes those.
-        if ended := list(self._ended):
-            await self._store.starts.end(_started(ended), self._holder)
-            written = {row.id for row in ended}
-            self._ended = [row for row in self._ended if row.id not in written]
+        # A copy: handlers end while the database writes, and the next call writes their ends.
+        if ended_rows := list(self._ended_rows):
+            await self._store.starts.end(_get_keys(ended_rows), self._holder)
+            written_ids = {row.id for row in ended_rows}
+            self._ended_rows = [row for row in self._ended_rows if row.id not in written_ids]
 
 
-def _started(rows: list[ClaimedMessage]) -> list[tuple[str, int]]:
+def _get_keys(rows: list[ClaimedMessage]) -> list[tuple[str, int]]:
     return [(row.queue, row.id) for row in rows]

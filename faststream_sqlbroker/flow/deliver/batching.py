@@ -1,7 +1,7 @@
-"""The batches of one subscriber: filled before they start, and handed out again in parts.
+"""Filling of a subscriber's batches, and their repetition in parts.
 
-A batch is filled with what waits already, and with `batch_max_wait` with what comes within that
-time. Of one that did not start as a whole, the handler gets the rest again in parts.
+A batch is filled with waiting messages and, with `batch_max_wait`, with messages that come within
+that time. If a batch could not start as a whole, the handler gets the rest again in parts.
 """
 
 import asyncio
@@ -13,39 +13,38 @@ from faststream_sqlbroker.core.outcome import Ack, Again
 from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.policies import seconds_to_slot
-from faststream_sqlbroker.flow.deliver.prefetch import body_bytes
+from faststream_sqlbroker.flow.deliver.policies import get_slot_wait
+from faststream_sqlbroker.flow.deliver.prefetch import count_body_bytes
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 
 class BatchFiller:
-    """Takes what waits for workers, in its order, as far as it goes into one batch."""
+    """Fills batches from the waiting messages, in their order, for a worker."""
 
     def __init__(self, inflight: Inflight, settings: ConsumerSettings) -> None:
-        """A worker's own."""
         self._inflight = inflight
         self._waiting = inflight.waiting
         self._clock = inflight.clock
-        self._most = settings.run_size
-        self._longest = settings.batch_max_wait
+        self._max_rows = settings.run_size
+        self._max_wait = settings.batch_max_wait
         self._suspicion = Suspicion.under(settings.max_deliveries)
 
     async def fill(self, first: ClaimedMessage) -> list[ClaimedMessage]:
-        """`first` and what else there is, up to a batch; all are given back if the worker is ended.
+        """Return `first` and further messages, up to a batch. On cancellation all are released.
 
         A stop, a pause and a message that is to run alone end the wait for more at once, and so
         does a message that would expire or miss its slot by waiting.
         """
         rows = [first]
-        goes_on = self._take(rows)
+        has_capacity = self._add_waiting(rows)
         if self._waiting.qsize() <= self._inflight.low_water:
             self._inflight.made_room()
         try:
-            if self._longest is not None and goes_on:
-                await self._wait_for_more(rows, self._longest)
-            # A batch may keep the event loop for long: the next claim and the last flush are sent
-            # before.
+            if self._max_wait is not None and has_capacity:
+                await self._wait_for_more(rows, self._max_wait)
+            # A batch may block the event loop for long: let the next claim and the last flush be
+            # sent first.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         except BaseException:
@@ -53,84 +52,84 @@ class BatchFiller:
             raise
         return rows
 
-    def _take(self, rows: list[ClaimedMessage]) -> bool:
-        """Add to `rows` what waits, while the bodies are no larger together than may wait for a
-        worker; whether the batch has room for what comes.
+    def _add_waiting(self, rows: list[ClaimedMessage]) -> bool:
+        """Add waiting messages to `rows`; return True if the batch has capacity for more.
+
+        The bodies together stay within the prefetch limit.
         """
         prefetch = self._inflight.prefetch
         counts = prefetch.counts
-        size = body_bytes(rows) if counts else 0
+        size = count_body_bytes(rows) if counts else 0
         items = self._waiting.items
-        while len(rows) < self._most:
+        while len(rows) < self._max_rows:
             if not items:
-                return not counts or size + prefetch.mean <= prefetch.limit
+                return not counts or size + prefetch.mean_bytes <= prefetch.limit
             row = items[0]
             if row is None:
                 return False
-            if self._seconds_to_slot() > 0:
-                return self._longest is not None
+            if self._get_slot_wait() > 0:
+                return self._max_wait is not None
             if counts and (size := size + len(row.payload)) > prefetch.limit:
                 return False
             rows.append(row)
             items.popleft()
         return False
 
-    async def _wait_for_more(self, rows: list[ClaimedMessage], longest: float) -> None:
-        end = self._clock.monotonic() + longest
-        known = 0
-        with suppress(TimeoutError), self._inflight.gathering() as gathering:
-            async with self._clock.timeout(longest):
-                while not gathering.ended:
-                    if any(self._cannot_wait(row, end) for row in rows[known:]):
+    async def _wait_for_more(self, rows: list[ClaimedMessage], max_wait: float) -> None:
+        end = self._clock.monotonic() + max_wait
+        checked_count = 0
+        with suppress(TimeoutError), self._inflight.add_pending_batch() as gathering:
+            async with self._clock.timeout(max_wait):
+                while not gathering.is_finished:
+                    if any(self._must_start_before(row, end) for row in rows[checked_count:]):
                         return
-                    known = len(rows)
-                    gathering.missing = self._most - known
+                    checked_count = len(rows)
+                    gathering.missing = self._max_rows - checked_count
                     if self._inflight.prefetch.counts:
-                        gathering.held = body_bytes(rows), known
-                    # The fetch loop may not have had room before.
+                        gathering.held_size = count_body_bytes(rows), checked_count
+                    # The fetch loop may have had no capacity before.
                     self._inflight.made_room()
-                    if (wait := self._seconds_to_slot()) > 0:
+                    if (wait := self._get_slot_wait()) > 0:
                         await self._clock.sleep(wait)
                     else:
                         await self._waiting.coming()
-                    if not self._take(rows):
+                    if not self._add_waiting(rows):
                         return
 
-    def _seconds_to_slot(self) -> float:
-        """Until what waits first may start; 0 if nothing waits."""
+    def _get_slot_wait(self) -> float:
+        """Return the seconds until the first waiting message may start; 0 if none waits."""
         items = self._waiting.items
         row = items[0] if items else None
-        return 0.0 if row is None else seconds_to_slot(row, self._clock)
+        return 0.0 if row is None else get_slot_wait(row, self._clock)
 
-    def _cannot_wait(self, row: ClaimedMessage, end: float) -> bool:
-        """Whether `row` must start before `end` (monotonic seconds), or is to run alone."""
+    def _must_start_before(self, row: ClaimedMessage, end: float) -> bool:
+        """Return True if `row` must start before `end` (monotonic seconds), or must run alone."""
         if row.slot is not None and row.slot.latest < end:
             return True
         if row.expires_at is not None:
-            left = (row.expires_at - row.acquired_at).total_seconds()
-            if row.claimed_monotonic + left < end:
+            remaining = (row.expires_at - row.acquired_at).total_seconds()
+            if row.claimed_monotonic + remaining < end:
                 return True
         suspicion = self._suspicion
-        lost = row.deliveries_count - 1 - row.attempts_count
-        return suspicion is not None and suspicion.of(lost) is not None
+        lost_count = row.deliveries_count - 1 - row.attempts_count
+        return suspicion is not None and suspicion.of(lost_count) is not None
 
 
 Rows = list[ClaimedMessage]
 
 
-def take_again(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
-    """Those of `rows` that have ended, and the parts in which the handler is to get the others
-    again.
+def split_repeated(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
+    """Split `rows` into ended rows, and parts that the handler gets again.
 
-    These are as they were before it was called.
+    The rows of these parts are reset to their state before the call.
     """
-    again = [(row.outcome.part, row) for row in rows if isinstance(row.outcome, Again)]
-    if not again:
+    repeated = [(row.outcome.part, row) for row in rows if isinstance(row.outcome, Again)]
+    if not repeated:
         return rows, []
     ended = [row for row in rows if not isinstance(row.outcome, Again)]
-    for _, row in again:
+    for _, row in repeated:
         row.settle_anew(Ack() if ack_first else None)
         row.chained = ()
-    end_publishing([row for _, row in again], ACK_FIRST if ack_first else "")
-    again.sort(key=itemgetter(0))
-    return ended, [[row for _, row in pairs] for _, pairs in groupby(again, key=itemgetter(0))]
+    end_publishing([row for _, row in repeated], ACK_FIRST if ack_first else "")
+    repeated.sort(key=itemgetter(0))
+    return ended, [[row for _, row in pairs] for _, pairs in groupby(repeated, key=itemgetter(0))]

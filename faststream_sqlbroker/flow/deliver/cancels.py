@@ -1,8 +1,8 @@
-"""Ends what operators cancel while a subscriber has it.
+"""Cancellation of messages by operators while a subscriber holds them.
 
 A message that waits for a worker is discarded at once. A running handler is cancelled as a task;
-what it ends in decides `core.settle`. A handler that cannot be cancelled, as it runs in a thread,
-goes on: its lease is not renewed any more.
+`core.settle` decides the outcome. A handler that cannot be cancelled, because it runs in a thread,
+goes on: its lease is no longer renewed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from faststream_sqlbroker.flow.loop import Log
 
 
 class Cancels:
-    """The cancels of one subscriber."""
+    """Cancels messages of a subscriber."""
 
     def __init__(
         self,
@@ -31,8 +31,9 @@ class Cancels:
         cancellable: bool,
         ack_first: bool,
     ) -> None:
-        """`cancellable`: whether its handlers are tasks; `ack_first`: whether its messages are
-        removed before they start, so that nothing is left to cancel then.
+        """Set `cancellable` if the handlers are tasks.
+
+        With `ack_first` messages are removed before they start, so that nothing is left to cancel.
         """
         self._inflight = inflight
         self._rules = rules
@@ -41,10 +42,10 @@ class Cancels:
         self._ack_first = ack_first
 
     def asked(self, requests: Sequence[CancelRequest]) -> None:
-        """End those of `requests` that are ours and have no outcome yet."""
+        """Cancel requested messages that this subscriber holds without an outcome."""
         for request in requests:
             row = self._inflight.held.get(request.message_id)
-            # Another token: the request means an earlier delivery.
+            # With another token the request means an earlier delivery.
             if row is None or row.lease_token != request.lease_token or row.cancelled is not None:
                 continue
             state = self._inflight.state(row)
@@ -53,15 +54,15 @@ class Cancels:
                 self._discard(row)
             elif state is State.RUNNING and not self._ack_first:
                 row.cancelled = request.text
-                self._end(row)
+                self._cancel_handler(row)
 
     def _discard(self, row: ClaimedMessage) -> None:
-        self._inflight.take_out(row)
-        ended = settle(row, Release(), self._rules, ended_after=0.0, attempted=False)
-        self._inflight.finish(ended)
+        self._inflight.remove_waiting(row)
+        settlement = settle(row, Release(), self._rules, ended_after=0.0, attempted=False)
+        self._inflight.finish(settlement)
         self._inflight.signals.flush_now()
 
-    def _end(self, row: ClaimedMessage) -> None:
+    def _cancel_handler(self, row: ClaimedMessage) -> None:
         self._log(
             logging.WARNING,
             f"message {row.id} of queue {row.queue!r} is {row.cancelled}",
@@ -70,15 +71,16 @@ class Cancels:
         if not self._cancellable:
             return
         loop = asyncio.get_running_loop()
-        for here in self._inflight.places.values():
-            # Not from here: the handler itself may have asked, and a task that cancels itself
-            # would notice at some later await, outside of its handler.
-            loop.call_soon(here.cancel, row)
+        for current_delivery in self._inflight.current_deliveries.values():
+            # Not called directly: the handler itself may have sent the request, and a task that
+            # cancels itself would notice at a later await, outside of its handler.
+            loop.call_soon(current_delivery.cancel, row)
 
 
 def settle_cancelled(rows: Sequence[ClaimedMessage], *, not_started: bool = False) -> None:
-    """The handler of `rows` was cancelled for at least one of them, or before it has begun; the
-    others of its batch come again, as if they had not been delivered.
+    """Settle `rows` after their handler was cancelled, possibly before the start.
+
+    Other rows of the batch come again, as if they had not been delivered.
     """
     for row in rows:
         text = row.cancelled

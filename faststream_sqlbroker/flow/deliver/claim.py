@@ -1,5 +1,6 @@
-"""One subscriber's claims: what they ask the database for, what is known of those without an
-answer, when the next one comes, and which queue it begins with.
+"""Claims of one subscriber: their requests, their pace, their order of queues.
+
+It also remembers claims without an answer, which may have leased rows.
 """
 
 import logging
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 
 
 FIRST_IDLE_WAIT = 0.01
-"""Seconds to the first look after the queue ran dry; each following wait is half as long again."""
+"""Seconds to the first poll after the queue ran dry; each following wait is half as long again."""
 IDLE_GROWTH = 1.5
-"""By how much each such wait is longer than the one before."""
+"""Factor from one idle wait to the next."""
 UNREAD_SHARE = 3
-"""A claim that has to read on pauses for so many times its own length."""
+"""Pause of a claim that has to read on, as a multiple of its duration."""
 
 
 class Found(Enum):
-    """The yield of a claim."""
+    """Yield of a claim."""
 
     FULL = "as many rows as there was room for, or more that is known to be claimable"
     UNREAD = "not all was read yet, or another claims right now"
@@ -50,157 +51,169 @@ class Found(Enum):
 
 @dataclass(slots=True)
 class ClaimResult:
-    """The result of a claim."""
+    """Result of a claim."""
 
     rows: Claimed
-    again: float | None = None
-    """In how many seconds to claim again; None: not known."""
-    gated: bool = False
-    """Whether nothing more can start before, whatever comes."""
-    more: bool = False
-    """Whether there is more to claim at once."""
+    retry_in: float | None = None
+    """Seconds until the next claim; None if unknown."""
+    is_gated: bool = False
+    """True if nothing more can start before that time, whatever arrives."""
+    has_more: bool = False
+    """True if there is more to claim at once."""
 
     @property
-    def met(self) -> int:
-        """Rows and suspects that took room."""
+    def met_count(self) -> int:
+        """Number of rows and suspects that used capacity."""
         return len(self.rows) + len(self.rows.suspects)
 
-    def found(self, limit: int) -> Found:
-        """The yield, for a claim of `limit` rows."""
-        if self.met >= limit or self.more or (self.met and self.again == 0):
+    def get_yield(self, limit: int) -> Found:
+        """Return the yield of a claim of `limit` rows."""
+        if self.met_count >= limit or self.has_more or (self.met_count and self.retry_in == 0):
             return Found.FULL
-        if self.again == 0:
+        if self.retry_in == 0:
             return Found.UNREAD
-        return Found.HELD if self.gated and self.again is not None else Found.FEWER
+        return Found.HELD if self.is_gated and self.retry_in is not None else Found.FEWER
 
 
 class Pace:
-    """Seconds from one claim to the next, by what the last one has found."""
+    """Pauses between claims, by the yield of the last claim (seconds)."""
 
     def __init__(self, settings: ConsumerSettings, clock: Clock) -> None:
-        """`settings` give the shortest and the longest pause."""
-        self._shortest = settings.min_fetch_interval
-        self._longest = MAX_SILENCE if settings.told_only else settings.max_fetch_interval
+        """Take the minimum and the maximum pause from `settings`."""
+        self._min_pause = settings.min_fetch_interval
+        self._max_pause = MAX_SILENCE if settings.told_only else settings.max_fetch_interval
         self._clock = clock
-        self._first = min(max(self._shortest, FIRST_IDLE_WAIT), self._longest)
-        self.idle_wait = self._first
-        """The next pause at an empty queue."""
-        self._not_before = float("-inf")
+        self._first_pause = min(max(self._min_pause, FIRST_IDLE_WAIT), self._max_pause)
+        self.idle_wait = self._first_pause
+        """Next pause at an empty queue."""
+        self._earliest_at = float("-inf")
 
     @property
-    def too_early(self) -> float:
-        """Seconds in which nothing may be claimed, even after a wake-up; 0 or less: none."""
-        return self._not_before - self._clock.monotonic()
+    def remaining_pause(self) -> float:
+        """Seconds in which nothing may be claimed, even after a wake-up; 0 or less if there is no
+        limit.
+        """
+        return self._earliest_at - self._clock.monotonic()
 
     @property
-    def rests(self) -> bool:
-        """Whether the queue has been empty for long: the next pause is the longest."""
-        return self.idle_wait >= self._longest
+    def is_idle(self) -> bool:
+        """True if the queue has been empty for so long that the next pause is the longest."""
+        return self.idle_wait >= self._max_pause
 
-    def quicken(self) -> None:
-        """Something may have come: pauses at an empty queue begin with the shortest again."""
-        self.idle_wait = self._first
+    def reset(self) -> None:
+        """Start again with the shortest idle pause, because messages may have arrived."""
+        self.idle_wait = self._first_pause
 
-    def after_full(self, *, pause: bool) -> float:
-        """There is more: the least pause, which also binds wake-ups; without `pause` none."""
-        self.quicken()
-        interval = self._shortest if pause else 0.0
-        self._not_before = self._clock.monotonic() + interval
+    def get_full_pause(self, *, pause: bool) -> float:
+        """Return the minimum pause while there is more to claim, which also binds wake-ups.
+
+        Without `pause` it is 0.
+        """
+        self.reset()
+        interval = self._min_pause if pause else 0.0
+        self._earliest_at = self._clock.monotonic() + interval
         return interval
 
-    def after_unread(self, took: float) -> float:
-        """A claim that `took` so long has to read on, or was too late: soon, but for a part of the
-        time at most; at random, as those that have met once would meet again.
-        """
-        return max(self._shortest, self._clock.jitter(UNREAD_SHARE * took))
+    def get_unread_pause(self, duration: float) -> float:
+        """Return the pause before a claim reads on, for a share of the time at most.
 
-    def until(self, again: float) -> float:
-        """Nothing starts before."""
-        return min(again, self._longest)
+        It is random: claims that have met once would otherwise meet again.
+        """
+        return max(self._min_pause, self._clock.jitter(UNREAD_SHARE * duration))
+
+    def get_gated_pause(self, retry_in: float) -> float:
+        """Return the pause if nothing can start before `retry_in`."""
+        return min(retry_in, self._max_pause)
 
     def idle(self) -> float:
-        """The pause at an empty queue, longer each time."""
+        """Return the pause at an empty queue, longer each time."""
         wait = self.idle_wait
-        self.idle_wait = min(self._longest, wait * IDLE_GROWTH)
+        self.idle_wait = min(self._max_pause, wait * IDLE_GROWTH)
         return wait
 
 
 class StrideScheduler:
-    """Stride scheduling of queues with weights: which queue the next claim begins with.
+    """Stride scheduling of queues with weights, which decides the order of queues in a claim.
 
-    Each message that is claimed from a queue costs it 1 / weight. The queue that has paid least
-    comes first in the next claim, the others take what room it leaves. So while several queues have
-    messages, what is claimed follows the weights, to within one claim of each; a queue whose turn
-    it is and that has nothing costs no claim. Turns are not saved up: a queue that comes back
-    begins where the others are.
+    Each message that is claimed from a queue costs that queue 1 / weight. The queue that has paid
+    least comes first in the next claim; other queues use the remaining capacity. So while several
+    queues have messages, claims follow the weights, to within one claim of each; an empty queue
+    costs no claim. Turns are not saved up: a queue that gets messages again starts where the others
+    are.
     """
 
     def __init__(self, queues: Sequence[str], weights: Sequence[int]) -> None:
-        """All begin alike; `weights` are 1 or more, in the order of `queues`."""
+        """Start all queues alike; `weights` are 1 or more, in the order of `queues`."""
         self._weights = dict(zip(queues, weights, strict=True))
         self._paid = dict.fromkeys(queues, 0.0)
 
-    def order(self, asked: Iterable[str]) -> list[str]:
-        """The queues `asked` from next, in their order."""
-        queues = dict.fromkeys(asked)
+    def sort_queues(self, requested: Iterable[str]) -> list[str]:
+        """Return the queues of the next claim, in their order."""
+        queues = dict.fromkeys(requested)
         if queues:
-            self._catch_up([queue for queue in self._paid if queue not in queues], queues)
+            self._raise_to_min([queue for queue in self._paid if queue not in queues], queues)
         return sorted(queues, key=lambda queue: (self._paid[queue], -self._weights[queue]))
 
     def order_pairs(self, pairs: Sequence[ReadyPair]) -> list[ReadyPair]:
-        """`pairs` for the next claim; those of one queue stay as they are."""
-        rank = {queue: n for n, queue in enumerate(self.order(pair.queue for pair in pairs))}
+        """Sort `pairs` for the next claim; the pairs of a queue keep their order."""
+        rank = {
+            queue: position
+            for position, queue in enumerate(self.sort_queues(pair.queue for pair in pairs))
+        }
         return sorted(pairs, key=lambda pair: rank[pair.queue])
 
-    def claimed(self, asked: Iterable[str], rows: Sequence[ClaimedMessage], *, more: bool) -> None:
-        """`rows` were claimed from the queues `asked`, in their order; `more` says that there may
-        be others left.
+    def claimed(
+        self, requested: Iterable[str], rows: Sequence[ClaimedMessage], *, more: bool
+    ) -> None:
+        """Record that `rows` were claimed from the `requested` queues, in their order.
+
+        `has_more` is True if there may be messages left.
         """
-        queues = list(dict.fromkeys(asked))
+        queues = list(dict.fromkeys(requested))
         if not queues:
             return
         if not more:
-            # Every queue was asked and has nothing else: all begin anew, as none has to wait.
+            # All queues were included and are empty now: start anew, as none has to wait.
             self._paid = dict.fromkeys(self._paid, 0.0)
             return
-        last = 0
-        place = {queue: n for n, queue in enumerate(queues)}
+        last_position = 0
+        positions = {queue: position for position, queue in enumerate(queues)}
         for row in rows:
             self._paid[row.queue] += 1 / self._weights[row.queue]
-            last = max(last, place[row.queue])
-        self._catch_up(queues[:last], queues[last:])
+            last_position = max(last_position, positions[row.queue])
+        self._raise_to_min(queues[:last_position], queues[last_position:])
 
     def gave_back(self, counts: Mapping[str, int]) -> None:
-        """So many messages of each queue were claimed and went back: their turns are not used."""
+        """Restore the turns of messages that were claimed and released, counted by queue."""
         for queue, count in counts.items():
             self._paid[queue] -= count / self._weights[queue]
-        self._begin_at_zero()
+        self._normalize()
 
-    def _catch_up(self, empty: Iterable[str], others: Iterable[str]) -> None:
-        """Let the `empty` queues have no turns left that the `others` do not have; keep numbers
+    def _raise_to_min(self, empty: Iterable[str], other_queues: Iterable[str]) -> None:
+        """Raise the payments of `empty` queues to the minimum of `other_queues`, and keep numbers
         small.
         """
-        least = min(self._paid[queue] for queue in others)
+        min_paid = min(self._paid[queue] for queue in other_queues)
         for queue in empty:
-            self._paid[queue] = max(self._paid[queue], least)
-        self._begin_at_zero()
+            self._paid[queue] = max(self._paid[queue], min_paid)
+        self._normalize()
 
-    def _begin_at_zero(self) -> None:
-        least = min(self._paid.values())
+    def _normalize(self) -> None:
+        min_paid = min(self._paid.values())
         for queue in self._paid:
-            self._paid[queue] -= least
+            self._paid[queue] -= min_paid
 
 
-TELL_MISSED = 60.0
-"""Seconds between two lines of the log about slots that were missed."""
-SOON = 0.001
+MISSED_LOG_INTERVAL = 60.0
+"""Seconds between two log lines about missed slots."""
+MIN_RETRY = 0.001
 """Seconds to the next claim if its time has come while this one ran."""
 RELEASE_PAUSE = 5.0
-"""Seconds between two tries to give back a claim whose answer was lost."""
+"""Seconds between two tries to release a claim whose answer was lost."""
 
 
 class Claimer:
-    """Sends claims; remembers where they ended, and which have no answer."""
+    """Sends claims, and remembers their end positions and unanswered claims."""
 
     def __init__(
         self,
@@ -211,7 +224,7 @@ class Claimer:
         registration: Registration,
         ready: Ready,
     ) -> None:
-        """`registration` gives the tokens; `ready` is told what was claimed."""
+        """Take tokens from `registration`; claimed rows are reported to `ready`."""
         self._store = store
         self._inflight = inflight
         self._settings = settings
@@ -220,35 +233,37 @@ class Claimer:
         self._ready = ready
         self._clock = inflight.clock
         if settings.policies:
-            _ = store.policies  # imported now: the first claim would make the event loop wait
-        self.look_at_all()
-        self._missed = 0
-        self._told_at = float("-inf")
+            _ = store.policies  # import now: the first claim would block the event loop
+        self.reset_position()
+        self._missed_count = 0
+        self._logged_at = float("-inf")
         self._shares = (
             StrideScheduler(settings.queues, settings.weights) if settings.weights else None
         )
-        self.asked_at = 0.0
-        """When the last claim was sent (monotonic seconds)."""
+        self.requested_at = 0.0
+        """Time when the last claim was sent (monotonic seconds)."""
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
     @property
-    def free(self) -> int:
-        """Workers that wait for a row."""
+    def free_workers(self) -> int:
+        """Number of workers that wait for a row."""
         return self._settings.max_workers - max(self._inflight.busy, self._inflight.running)
 
     @property
-    def compares_queues(self) -> bool:
-        """Whether a claim must ask all queues: shares take one that is left out to be empty."""
+    def needs_all_queues(self) -> bool:
+        """True if each claim must include all queues, because weights take a missing queue to be
+        empty.
+        """
         return self._shares is not None
 
     @property
     def has_unanswered(self) -> bool:
-        """Whether claims without an answer have not been given back yet."""
+        """True if claims without an answer have not been released yet."""
         return bool(self._unanswered)
 
-    def look_at_all(self) -> None:
-        """Let the next claim read from the beginning, not from where the last one ended."""
+    def reset_position(self) -> None:
+        """Let the next claim read from the beginning, not from the end of the last claim."""
         self._cursors = Cursors()
         if self._settings.policies:
             from faststream_sqlbroker.database.policies.request import ScanPosition  # noqa: PLC0415
@@ -263,142 +278,150 @@ class Claimer:
             return await self._claim_in_order(pairs, limit, suspicion)
         pairs = self._shares.order_pairs(pairs)
         result = await self._claim_in_order(pairs, limit, suspicion)
-        more = result.met >= limit or result.again == 0
-        self._shares.claimed([pair.queue for pair in pairs], result.rows, more=more)
+        has_more = result.met_count >= limit or result.retry_in == 0
+        self._shares.claimed([pair.queue for pair in pairs], result.rows, more=has_more)
         return result
 
     async def _claim_in_order(
         self, pairs: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
     ) -> ClaimResult:
         lease = self._settings.release_stuck_timeout
-        shorter = prefetch_lease(lease)
-        starting = self._starting()
-        prefetch = Prefetch(starting, shorter) if shorter < lease and starting < limit else None
-        with self._noting_the_unanswered() as token:
+        short_lease = prefetch_lease(lease)
+        starting_count = self._count_starting()
+        prefetch = (
+            Prefetch(starting_count, short_lease)
+            if short_lease < lease and starting_count < limit
+            else None
+        )
+        with self._track_claim() as token:
             if self._settings.ordered:
-                lease = self._one_lease(limit)
-                rows, again, self._cursors = await self._store.claim_ordered(
+                lease = self._get_common_lease(limit)
+                rows, retry_in, self._cursors = await self._store.claim_ordered(
                     pairs, limit, lease, token, self._cursors, suspicion=suspicion
                 )
-                self._note_lease(rows, lease)
-                return ClaimResult(rows, again)
+                self._mark_prefetched(rows, lease)
+                return ClaimResult(rows, retry_in)
             rows = await self._store.claim(
                 pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
             )
         self._ready.claimed(pairs, rows)
         return ClaimResult(rows)
 
-    async def claim_scheduled(
+    async def claim_with_policies(
         self, limit: int, suspicion: Suspicion | None, *, only: int | None = None
     ) -> ClaimResult:
-        """As `claim`, from all open queues, under the subscriber's policies."""
+        """Claim from all open queues, under the subscriber's policies."""
         from faststream_sqlbroker.database.policies.request import (  # noqa: PLC0415
             PolicyClaimRequest,
         )
 
-        s = self._settings
-        queues = self._ready.queues_in_turn()
+        settings = self._settings
+        queues = self._ready.rotate_queues()
         if self._shares is not None:
             self._shares.gave_back(self._inflight.slots.missed)
-            queues = self._shares.order(queues)
-        self._missed += self._inflight.slots.missed.total()
+            queues = self._shares.sort_queues(queues)
+        self._missed_count += self._inflight.slots.missed.total()
         self._inflight.slots.missed.clear()
-        lease = s.release_stuck_timeout if only is not None else self._one_lease(limit)
-        with self._noting_the_unanswered() as token:
-            wanted = PolicyClaimRequest(
+        lease = (
+            settings.release_stuck_timeout if only is not None else self._get_common_lease(limit)
+        )
+        with self._track_claim() as token:
+            request = PolicyClaimRequest(
                 queues,
                 limit,
                 lease,
                 token,
-                s.policies,
-                s.ordered,
-                s.retain_in_archive_on_reject,
+                settings.policies,
+                settings.ordered,
+                settings.retain_in_archive_on_reject,
                 suspicion,
                 only,
-                limit if only is not None else self._free_places(),
-                s.max_workers * s.run_size,
-                self._inflight.times.usual,
-                s.batch_max_wait or 0.0,
+                limit if only is not None else self._count_free_capacity(),
+                settings.max_workers * settings.run_size,
+                self._inflight.times.usual_duration,
+                settings.batch_max_wait or 0.0,
             )
-            claim, self._position = await self._store.policies.claim(wanted, self._position)
-        self._note_lease(claim.rows, lease)
+            claim, self._position = await self._store.policies.claim(request, self._position)
+        self._mark_prefetched(claim.rows, lease)
         if self._inflight.slots.counts or self._inflight.slots.steps:
-            self._tell_slots()
+            self._report_slots()
         if self._shares is not None and only is None:
-            self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
+            self._shares.claimed(queues, claim.rows, more=True)  # a policy may hold messages back
         rows = Claimed(claim.rows, claim.suspects)
-        return ClaimResult(rows, self._from_now(claim), claim.gated, claim.more)
+        return ClaimResult(rows, self._get_retry_seconds(claim), claim.gated, claim.more)
 
-    def _from_now(self, claim: "Claim") -> float | None:
-        """In how many seconds to claim again: a slow claim must not put the next one off."""
+    def _get_retry_seconds(self, claim: "Claim") -> float | None:
+        """Return the seconds until the next claim, less the time that the last claim took."""
         if not claim.again or claim.read is None:
             return claim.again
-        # Not 0, which says that there is more to read.
-        return max(SOON, claim.again - (self._clock.monotonic() - claim.read.answered))
+        # Not 0, which means that there is more to read.
+        return max(MIN_RETRY, claim.again - (self._clock.monotonic() - claim.read.answered))
 
-    def _tell_slots(self) -> None:
-        """Count what became of slots, and tell the log if messages go back, or the clock did."""
+    def _report_slots(self) -> None:
+        """Count the use of slots, and log missed slots and a clock that was set back."""
         slots = self._inflight.slots
-        self._inflight.metrics.slots_used(slots.counts)
+        self._inflight.metrics.record_slots(slots.counts)
         slots.counts.clear()
-        for (scope, key), back in slots.steps:
+        for (scope, key), step in slots.steps:
             self._log(
                 logging.WARNING,
-                f"the database's clock was set back by about {back / MICROSECONDS:.0f} s: the "
+                f"the database's clock was set back by about {step / MICROSECONDS:.0f} s: the "
                 f"starts that a Throttle knew of ({scope}, key {key!r}) lay ahead of it, and count "
                 "from now on as if they had been now",
             )
         slots.steps.clear()
         now = self._clock.monotonic()
-        if self._missed and now - self._told_at >= TELL_MISSED:
+        if self._missed_count and now - self._logged_at >= MISSED_LOG_INTERVAL:
             policies = ", ".join(str(p) for p in self._settings.policies if isinstance(p, Throttle))
             self._log(
                 logging.WARNING,
-                f"{self._missed} messages could not start in time for their slots of {policies} "
-                "and went back, uncharged: handlers of this process start up to "
+                f"{self._missed_count} messages could not start in time for their slots of "
+                f"{policies} and went back, uncharged: handlers of this process start up to "
                 f"{slots.worst_lag / MICROSECONDS:.2f} s after their slots, and the rate is lower "
                 "for that",
             )
-            self._missed = 0
-            self._told_at = now
+            self._missed_count = 0
+            self._logged_at = now
 
     async def claim_one(self, message_id: int) -> Sequence[ClaimedMessage]:
-        """Claim this message alone, if it is due and free."""
-        s = self._settings
-        if s.policies:
-            return (await self.claim_scheduled(1, None, only=message_id)).rows
-        with self._noting_the_unanswered() as token:
-            lease = s.release_stuck_timeout
+        """Claim a single message, if due and free."""
+        settings = self._settings
+        if settings.policies:
+            return (await self.claim_with_policies(1, None, only=message_id)).rows
+        with self._track_claim() as token:
+            lease = settings.release_stuck_timeout
             queues = self._registration.open
-            return await self._store.claim_one(message_id, queues, lease, token, ordered=s.ordered)
+            return await self._store.claim_one(
+                message_id, queues, lease, token, ordered=settings.ordered
+            )
 
-    def _starting(self) -> int:
-        """Of the next rows, how many start at once."""
-        return max(0, self._free_places())
+    def _count_starting(self) -> int:
+        """Return how many of the next rows start at once."""
+        return max(0, self._count_free_capacity())
 
-    def _free_places(self) -> int:
-        """The same; less than 0: so many wait already for a worker."""
-        a_run = self._settings.run_size
-        held = self._inflight
-        return self.free * a_run + held.missing - held.waiting.qsize()
+    def _count_free_capacity(self) -> int:
+        """Return how many more rows can start at once; negative while rows wait for a worker."""
+        run_size = self._settings.run_size
+        inflight = self._inflight
+        return self.free_workers * run_size + inflight.missing - inflight.waiting.qsize()
 
-    def _one_lease(self, limit: int) -> float:
-        """For how long all rows of a claim are leased: for less if some of `limit` may wait here
-        for a worker.
+    def _get_common_lease(self, limit: int) -> float:
+        """Return the lease of all rows of a claim: shorter if some of `limit` may wait for a
+        worker.
         """
         lease = self._settings.release_stuck_timeout
-        return lease if self._starting() >= limit else prefetch_lease(lease)
+        return lease if self._count_starting() >= limit else prefetch_lease(lease)
 
-    def _note_lease(self, rows: Sequence[ClaimedMessage], lease: float) -> None:
+    def _mark_prefetched(self, rows: Sequence[ClaimedMessage], lease: float) -> None:
         if lease < self._settings.release_stuck_timeout:
             for row in rows:
                 row.prefetched = True
 
     @contextmanager
-    def _noting_the_unanswered(self) -> Iterator[UUID]:
-        """A new token; kept if it is not known whether the claim with it was committed."""
+    def _track_claim(self) -> Iterator[UUID]:
+        """Provide a new token, and remember the token of a claim without an answer."""
         token = self._registration.token()
-        self.asked_at = self._clock.monotonic()
+        self.requested_at = self._clock.monotonic()
         try:
             yield token
         except (UnknownOutcomeError, CancelledError):
@@ -406,29 +429,29 @@ class Claimer:
             raise
 
     async def release_unanswered(self) -> None:
-        """Give back what claims without an answer may have leased: no worker has it.
+        """Release rows that claims without an answer may have leased: no worker has such rows.
 
         Raises:
-            TransientStoreError: not all of it; call again.
+            TransientStoreError: some may remain; call again.
         """
         while self._unanswered:
             await self._store.release_claim(self._settings.queues, self._unanswered[-1])
             self._unanswered.pop()
 
     async def try_release_unanswered(self) -> None:
-        """`release_unanswered`, unless that has just failed; never raises a `StoreError`."""
+        """Release unanswered claims, unless that has just failed; never raises a `StoreError`."""
         if not self._unanswered or self._clock.monotonic() < self._release_again_at:
             return
         try:
             await self.release_unanswered()
         except StoreError as error:
-            # Claims go on: at worst these rows come back when their leases have run out.
+            # Claims go on: at worst these rows come back when their leases expire.
             self._release_again_at = self._clock.monotonic() + RELEASE_PAUSE
             text = (
                 f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: "
                 f"{error}"
             )
-            # A passing failure is told by the claim that meets it, too.
+            # The claim that meets a transient failure logs it, too.
             self._log(
                 logging.DEBUG if isinstance(error, TransientStoreError) else logging.WARNING, text
             )

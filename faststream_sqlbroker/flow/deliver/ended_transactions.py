@@ -1,4 +1,4 @@
-"""A transaction that its handler has ended: only the database can say what became of it."""
+"""Transactions that their handler has ended: only the database knows their result."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import StoreError, TransactionEndedError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
-from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT, patiently
+from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT, wait_through_cancel
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.parts.handler_locks import HandlerLock
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 Rows = list[ClaimedMessage]
 
-LOOK = 0.2
-"""Seconds between two looks whether to stop, while the database does not say what became of a
-transaction."""
-CLOSING = 1.0
-"""Seconds that the question gets to give its connection back, once its answer is no longer waited
-for."""
+STOP_CHECK_INTERVAL = 0.2
+"""Seconds between two checks whether to stop, while the result of a transaction is unknown."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds for the query to return its connection, once nobody waits for its answer."""
 
 
 class EndedTransactions:
-    """Asks what became of transactions that have ended before their handlers had."""
+    """Finds out what became of transactions that ended before their handlers."""
 
     def __init__(
         self, store: "Store", inflight: Inflight, log: Log, stopping: Callable[[], bool]
     ) -> None:
-        """Share the `inflight` of the subscriber; `stopping` tells whether it is to end."""
+        """Share the subscriber's `inflight`; `stopping` returns True once the subscriber is to
+        stop.
+        """
         self._store = store
         self._inflight = inflight
         self._log = log
@@ -42,40 +42,40 @@ class EndedTransactions:
         self._clock = inflight.clock
 
     async def settle(self, lock: "HandlerLock", rows: Rows) -> Rows:
-        """Give `rows`, locked by `lock`, the outcome that the database's answer means.
+        """Settle `rows`, locked by `lock`, by the database's answer.
 
-        Cancelled or stopping, we ask for `SHIELDED_TIMEOUT` seconds more. Without an answer nothing
-        may be written, neither that it is done nor that it is to be tried again: the leases run
-        out.
+        After a cancellation or a stop, the query goes on for `SHIELDED_TIMEOUT` seconds. Without an
+        answer nothing may be written, neither a success nor a retry: the leases expire.
 
         Returns:
             The rows whose outcome is known: all or none.
         """
-        asking = asyncio.ensure_future(self._was_committed(lock, rows))
-        await self._wait_for(asking)
-        if _is_answered(asking):
-            _settle_ended(rows, committed=asking.result())
+        query = asyncio.ensure_future(self._query_committed(lock, rows))
+        await self._wait_for(query)
+        if _is_answered(query):
+            _settle_ended(rows, committed=query.result())
         else:
-            self._unsaid(rows)
+            self._drop_unknown(rows)
             rows = []
         if cancelled():
             raise asyncio.CancelledError
-        if asking.done() and not asking.cancelled():
-            asking.result()  # an error that is none of the database's
+        if query.done() and not query.cancelled():
+            query.result()  # raises an error that is not a database error
         return rows
 
-    async def _wait_for(self, asking: asyncio.Task[bool]) -> None:
-        # The answer, our cancellation and the stop race. A cancellation is swallowed here, so that
-        # an answer on its way still counts; `cancelled` knows of it, and the caller raises it.
-        while not (asking.done() or cancelled() or self._stopping()):
-            await patiently(asking, LOOK)
-        await patiently(asking, SHIELDED_TIMEOUT)
-        if not asking.done():
-            asking.cancel()
-            await patiently(asking, CLOSING)
+    async def _wait_for(self, query: asyncio.Task[bool]) -> None:
+        # The answer, a cancellation of this task and a stop race. A cancellation is swallowed here,
+        # so that an answer on its way still counts; `is_task_cancelled` still returns True, and the
+        # caller raises it.
+        while not (query.done() or cancelled() or self._stopping()):
+            await wait_through_cancel(query, STOP_CHECK_INTERVAL)
+        await wait_through_cancel(query, SHIELDED_TIMEOUT)
+        if not query.done():
+            query.cancel()
+            await wait_through_cancel(query, CLOSE_TIMEOUT)
 
-    async def _was_committed(self, lock: "HandlerLock", rows: Rows) -> bool:
-        """Ask until the database says."""
+    async def _query_committed(self, lock: "HandlerLock", rows: Rows) -> bool:
+        """Repeat the query until the database answers."""
         failures = 0
         while True:
             try:
@@ -83,7 +83,7 @@ class EndedTransactions:
             except StoreError as error:
                 failures += 1
                 pause = backoff(failures, self._clock)
-                if failures == 1:  # what the answer means is told at the end
+                if failures == 1:  # the result is logged at the end
                     self._log(
                         logging.WARNING,
                         "it is unknown whether the ended transaction of messages "
@@ -93,9 +93,9 @@ class EndedTransactions:
                     )
                 await self._clock.sleep(pause)
 
-    def _unsaid(self, rows: Rows) -> None:
+    def _drop_unknown(self, rows: Rows) -> None:
         for row in rows:
-            row.settle_anew(Abandon())  # it may be done: policy Once keeps its key
+            row.settle_anew(Abandon())  # it may be committed: policy Once keeps its key
         self._inflight.drop(rows)
         self._log(
             logging.WARNING,
@@ -106,12 +106,12 @@ class EndedTransactions:
         )
 
 
-def _is_answered(asking: asyncio.Task[bool]) -> bool:
-    return asking.done() and not asking.cancelled() and asking.exception() is None
+def _is_answered(query: asyncio.Task[bool]) -> bool:
+    return query.done() and not query.cancelled() and query.exception() is None
 
 
 def _settle_ended(rows: Rows, *, committed: bool) -> None:
-    """The transaction of `rows` has ended before the handler had, with a commit or a rollback."""
+    """Settle `rows` whose transaction ended before the handler, by a commit or a rollback."""
     for row in rows:
         if committed and not isinstance(row.outcome, Reject | Discard):
             row.settle_anew(Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED)))

@@ -1,4 +1,4 @@
-"""Claim as much as there is room for, and decide when to look again."""
+"""The fetch loop: claim as many rows as there is capacity for, and decide when to poll again."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,11 +13,11 @@ from faststream_sqlbroker.flow.deliver.prefetch import (
     HORIZON,
     LONGEST_WAIT,
     PrefetchBytes,
-    body_bytes,
+    count_body_bytes,
 )
 from faststream_sqlbroker.flow.deliver.ready import SCAN_INTERVAL, Mode, Ready
 from faststream_sqlbroker.flow.deliver.solo_run import SoloRuns, Turn
-from faststream_sqlbroker.flow.fleet.lookout import EXCUSED_WAIT, Lookout
+from faststream_sqlbroker.flow.fleet.lookout import MIN_RECHECK_WAIT, Lookout
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -26,20 +26,19 @@ from faststream_sqlbroker.flow.wakeup import ALL
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
-SHORTEST_STALE_WAIT = 0.05
-"""Seconds between two looks for rows that wait for too long."""
+MIN_STALE_WAIT = 0.05
+"""Seconds between two checks for rows that have waited too long."""
 SLOW_IDLE_WAIT = 1.0
-"""Most seconds without a claim while looks, which would tell what is due next, are rare."""
-NO_ROOM_WAIT = 1.0
-"""Most seconds until it is seen whether there is room: a lost lease makes some without a signal."""
+"""Maximum seconds without a claim while polls, which would return the next due time, are rare."""
+NO_CAPACITY_WAIT = 1.0
+"""Maximum seconds until capacity is checked again: a lost lease frees some without a signal."""
 
 
 class Fetcher:
-    """Fills the buffer of one subscriber.
+    """Fills the buffer of a subscriber.
 
-    `Ready.mode` says whether the next claim looks first, `Pace` when it comes.
-    Under policies no claim looks: each reads in its own transaction. Queues are visited in
-    rotation.
+    `ReadyTracker.mode` decides whether the next claim polls first, `Pace` when it comes. Under
+    policies no claim polls: each reads in its own transaction. Queues are visited in rotation.
     """
 
     def __init__(
@@ -52,320 +51,330 @@ class Fetcher:
         holder: Holder | None = None,
         lookout: Lookout | None = None,
     ) -> None:
-        """`settings` gives batch size, intervals and the length of a lease; `registration` the
-        queues and tokens.
+        """Take batch size, intervals and lease from `settings`, queues and tokens from
+        `registration`.
 
-        `holder` goes with each claimed row. While nothing is due, the `lookout` looks.
+        `holder` goes with each claimed row. While nothing is due, the shared `poller` polls.
         """
         self._inflight = inflight
         self._settings = settings
         self._registration = registration
         self._holder = holder
         self._clock = inflight.clock
-        self.ready = Ready(store, settings.queues, self._clock, may_guess=not settings.ordered)
+        self.ready = Ready(store, settings.queues, self._clock, can_guess=not settings.ordered)
         self.ready.restrict(registration.open)
         self.pace = Pace(settings, self._clock)
         self._lookout = Lookout(store, self._clock) if lookout is None else lookout
         self._claimer = Claimer(store, inflight, settings, log, registration, self.ready)
         self._solo_runs = SoloRuns()
         self._suspicion = Suspicion.under(settings.max_deliveries)
-        self._look_interval = SCAN_INTERVAL
+        self._poll_interval = SCAN_INTERVAL
         self._log = log
-        self._bytes = inflight.prefetch = PrefetchBytes(settings)
+        self._limiter = inflight.prefetch = PrefetchBytes(settings)
         # A full fetch is enough until the next one.
         self._horizon = max(HORIZON, settings.min_fetch_interval)
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
-        """Something may have arrived in `queues`: claim, look before the next claim, and poll
-        quickly again.
-        """
+        """Handle a hint: messages may have arrived in `queues`, so claim and poll quickly again."""
         self.ready.woken(queues)
-        self.pace.quicken()
+        self.pace.reset()
 
     def reopened(self) -> None:
-        """Other queues are open than before: what waits of those that are not goes back, and the
-        next claim looks.
-        """
+        """Release waiting rows of closed queues and poll before the next claim."""
         self.ready.restrict(self._registration.open)
         self._inflight.keep_waiting(self._registration.open)
 
     @property
-    def open(self) -> Sequence[str]:
-        """The queues that are looked at."""
+    def open_queues(self) -> Sequence[str]:
+        """Queues that are polled."""
         return self.ready.queues
 
     @property
     def all_queues(self) -> Sequence[str]:
-        """Its queues, also those that are paused."""
+        """All queues of the subscriber, including paused ones."""
         return self._settings.queues
 
     @property
-    def rests(self) -> bool:
-        """Whether it waits for nothing but time, as long as it may."""
+    def is_idle(self) -> bool:
+        """True if the subscriber waits only for time to pass, for the longest interval."""
         if self._settings.told_only:
-            return self.ready.nothing_due
-        return self.ready.mode is Mode.IDLE and self.pace.rests
+            return self.ready.has_nothing_due
+        return self.ready.mode is Mode.IDLE and self.pace.is_idle
 
     @property
-    def longest_rest(self) -> float:
-        """Seconds from a look to the next."""
+    def max_poll_interval(self) -> float:
+        """Seconds from one poll to the next."""
         return self._settings.max_fetch_interval
 
     @property
-    def looked_at(self) -> float:
-        """When the last look ended (monotonic seconds)."""
+    def polled_at(self) -> float:
+        """Time when the last poll ended (monotonic seconds)."""
         return self.ready.looked_at
 
-    def saw(self, found: ReadyPairs) -> None:
-        """Another subscriber's look has found this in the queues that are open: claim it."""
-        self.ready.saw(found)
-        self._inflight.signals.looked()
+    def on_poll_result(self, result: ReadyPairs) -> None:
+        """Claim what another subscriber's poll has found in the open queues."""
+        self.ready.apply_poll_result(result)
+        self._inflight.signals.shared_poll_done()
 
     @property
-    def _longest_wait(self) -> float:
-        """Seconds that a row waits behind running handlers."""
+    def _max_wait(self) -> float:
+        """Seconds that a row may wait behind running handlers."""
         return LONGEST_WAIT + self._settings.min_fetch_interval
 
     def window(self) -> int:
-        """Rows that may wait here: those that the workers will start soon, or at once."""
-        s = self._settings
-        a_run = s.run_size
-        capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
-        free = self._claimer.free
-        starts = self._inflight.times.starts_ahead(s.max_workers, free, self._horizon)
-        rows = min(capacity, starts * a_run) + self._inflight.missing
-        return int(min(rows, self._bytes.most_rows))
+        """Return how many rows may wait here: as many as the workers will start soon."""
+        settings = self._settings
+        run_size = settings.run_size
+        capacity = int(settings.fetch_batch_size * settings.max_not_processed_factor)
+        free_workers = self._claimer.free_workers
+        starts = self._inflight.times.starts_ahead(
+            settings.max_workers, free_workers, self._horizon
+        )
+        rows = min(capacity, starts * run_size) + self._inflight.missing
+        return int(min(rows, self._limiter.most_rows))
 
     def room(self, window: int) -> int:
-        """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""
-        s = self._settings
-        held = self._inflight
-        unwritten = len(held.queued) + held.writing_count
+        """Return how many rows may be claimed if `window` may wait; 0 while the flush is behind."""
+        settings = self._settings
+        inflight = self._inflight
+        unwritten = len(inflight.queued) + inflight.writing_count
         if (
-            unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size)
-            or held.apart_count >= MOST_APART
+            unwritten >= 2 * max(settings.flush_batch_size, settings.fetch_batch_size)
+            or inflight.apart_count >= MOST_APART
         ):
             return 0
-        rows = min(s.fetch_batch_size, window - held.waiting.qsize())
-        return rows if not self._bytes.counts else int(min(rows, self._room_in_bytes()))
+        rows = min(settings.fetch_batch_size, window - inflight.waiting.qsize())
+        return rows if not self._limiter.counts else int(min(rows, self._get_byte_capacity()))
 
-    def _room_in_bytes(self) -> float:
-        """Rows that may be claimed so that not too many bytes wait."""
-        held = self._inflight
-        # What has ended is held until the next flush, which asks for more.
-        ended = (held.held[each.id] for each in held.queued if each.id in held.held)
-        if body_bytes(ended) >= self._bytes.limit:
+    def _get_byte_capacity(self) -> float:
+        """Return how many rows may be claimed so that not too many bytes wait."""
+        inflight = self._inflight
+        # Ended rows are held until the next flush, which requests more.
+        ended_rows = (
+            inflight.held[settlement.id]
+            for settlement in inflight.queued
+            if settlement.id in inflight.held
+        )
+        if count_body_bytes(ended_rows) >= self._limiter.limit:
             return 0
-        return self._bytes.room(held.prefetched())
+        return self._limiter.room(inflight.prefetched())
 
     async def tick(self) -> float:
-        """Claim once; seconds until the next look."""
-        if (early := self.pace.too_early) > 0:
-            return early
+        """Claim once; return the seconds until the next claim."""
+        if (wait := self.pace.remaining_pause) > 0:
+            return wait
         await self._claimer.try_release_unanswered()
-        if self._claimer.free <= 0:
-            self._inflight.give_back_stale(self._longest_wait)
+        if self._claimer.free_workers <= 0:
+            self._inflight.give_back_stale(self._max_wait)
         if self._registration.stopping or not self._registration.open:
-            return self._wait_for_room()
-        alone = self._inflight.empty
+            return self._request_capacity()
+        is_alone = self._inflight.empty
         now = self._clock.monotonic()
-        turn = self._solo_runs.turn(alone=alone, now=now)
-        if turn is Turn.DRAIN:
+        target = self._solo_runs.turn(alone=is_alone, now=now)
+        if target is Turn.DRAIN:
             self._inflight.give_back_waiting()
             self.ready.begin_anew()
-        if turn in (Turn.DRAIN, Turn.NONE):
-            return self._wait_for_room()
-        if turn is Turn.SUSPECT:
-            await self._claim_suspect(alone=alone)
+        if target in (Turn.DRAIN, Turn.NONE):
+            return self._request_capacity()
+        if target is Turn.SUSPECT:
+            await self._claim_suspect(is_alone=is_alone)
             return 0.0
-        return await self._claim_due(turn, now)
+        return await self._claim_due(target, now)
 
     def look_at_all(self) -> None:
-        """Let the next claim read from the beginning, not from where the last one ended."""
-        self._claimer.look_at_all()
+        """Let the next claim read from the beginning, not from the end of the last claim."""
+        self._claimer.reset_position()
 
     async def claim_now(self, pairs: Sequence[ReadyPair], limit: int) -> tuple[int, float | None]:
-        """Claim from `pairs` without regard to when the last claim was, suspects among the others;
-        how many rows, and in how many seconds to look again, if the claim knows.
+        """Claim from `pairs` regardless of the last claim, without treating suspects apart.
 
-        Policies look at all open queues.
+        Policies include all open queues.
+
+        Returns:
+            The number of rows, and the seconds until the next claim if known.
         """
         if self._settings.policies:
-            result = await self._claimer.claim_scheduled(limit, None)
+            result = await self._claimer.claim_with_policies(limit, None)
         else:
             result = await self._claimer.claim(pairs, limit, None)
         self._add(result.rows)
-        return len(result.rows), result.again
+        return len(result.rows), result.retry_in
 
     async def release_unanswered(self) -> None:
-        """Give back what claims without an answer may have leased: no worker has it.
+        """Release rows that claims without an answer may have leased: no worker has such rows.
 
         Raises:
-            TransientStoreError: not all of it; call again.
+            TransientStoreError: some may remain; call again.
         """
         await self._claimer.release_unanswered()
 
-    async def _claim_due(self, turn: Turn, now: float) -> float:
-        """Claim what is due, as much as there is room for; seconds until the next look."""
+    async def _claim_due(self, target: Turn, now: float) -> float:
+        """Claim due rows up to the capacity; return the seconds until the next claim."""
         limit = self._find_room()
         if limit < 1:
-            return self._wait_for_room()
+            return self._request_capacity()
         suspicion = self._suspicion
-        if suspicion is not None and turn is Turn.OTHERS:
+        if suspicion is not None and target is Turn.OTHERS:
             suspicion = suspicion.untold()
         metrics = self._inflight.metrics
         try:
             if self._settings.policies:
-                result = await self._claimer.claim_scheduled(limit, suspicion)
+                result = await self._claimer.claim_with_policies(limit, suspicion)
             else:
                 result = await self._claim_ready(limit, suspicion)
         finally:
             metrics.claim_took(self._clock.monotonic() - now)
         self._solo_runs.met(result.rows.suspects, now)
-        if not result.met:
+        if not result.met_count:
             self._solo_runs.nothing_else(now)
-        fits = self._add_what_fits(result.rows)
-        wait = self._next_wait(result, limit, took=self._clock.monotonic() - now, fits=fits)
-        if result.gated and not result.rows and result.again is not None:
-            metrics.policy_wait("claim", wait)
+        fits = self._add_fitting(result.rows)
+        wait = self._get_next_wait(result, limit, duration=self._clock.monotonic() - now, fits=fits)
+        if result.is_gated and not result.rows and result.retry_in is not None:
+            metrics.record_policy_wait("claim", wait)
         return 0.0 if self._solo_runs.waits(self._clock.monotonic()) else wait
 
     async def _claim_ready(self, limit: int, suspicion: Suspicion | None) -> ClaimResult:
-        """Claim in the way that may find rows at the least cost, by the mode."""
+        """Claim with the method that is likely to find rows at the lowest cost, by the mode."""
         ready = self.ready
         claimer = self._claimer
         if ready.mode is Mode.BLIND:
             return await claimer.claim(ready.known(), limit, suspicion)
         if ready.mode is Mode.GUESS:
-            guessed = await self._claim_hinted(limit, suspicion)
-            if guessed is not None and guessed.rows:
-                return guessed
-        if ready.mode is not Mode.FOLLOW or ready.age >= self._look_interval:
-            if self.rests and self._lookout.looks_for(self):
+            result = await self._claim_hinted(limit, suspicion)
+            if result is not None and result.rows:
+                return result
+        if ready.mode is not Mode.FOLLOW or ready.age >= self._poll_interval:
+            if self.is_idle and self._lookout.looks_for(self):
                 return ClaimResult(Claimed())
             await self._scan()
-        due = ready.due()
-        return await claimer.claim(due, limit, suspicion) if due else ClaimResult(Claimed())
+        pairs = ready.due()
+        return await claimer.claim(pairs, limit, suspicion) if pairs else ClaimResult(Claimed())
 
     async def _claim_hinted(self, limit: int, suspicion: Suspicion | None) -> ClaimResult | None:
-        """Claim from the queues of the last wake-up without a look; None if it is too long ago."""
-        # A hint that has waited for room is no longer worth a guess: a look costs less than that
-        # wait, and few messages are claimed at a time.
+        """Claim from the queues of the last wake-up without a poll; None if it is too old."""
+        # A hint that had to wait for capacity is no longer worth a guess: a poll costs less than
+        # that wait, and few messages are claimed at a time.
         hint = self.ready.take_hint(HORIZON / 2)
         if hint is None:
             return None
-        # Without a look in between, queues with nothing new would be left out for long.
-        queues = None if self._claimer.compares_queues or not hint else hint
+        # Without a poll in between, queues without new messages would be left out for long.
+        queues = None if self._claimer.needs_all_queues or not hint else hint
         return await self._claimer.claim(self.ready.known(queues), limit, suspicion)
 
     async def _scan(self) -> None:
         try:
-            # One that is told must know of leases, too, before it waits.
-            shared = self.rests or self._settings.told_only
-            await self.ready.scan(partial(self._lookout.look, self) if shared else None)
+            # A notified subscriber must know of leases, too, before it waits.
+            is_shared = self.is_idle or self._settings.told_only
+            await self.ready.scan(partial(self._lookout.look, self) if is_shared else None)
         finally:
-            # Also after a scan that was cut off because it was slow.
+            # Also after a poll that was cut off because it was slow.
             if self.ready.mode is Mode.BLIND:
                 self._inflight.signals.scans_slow()
 
-    async def _claim_suspect(self, *, alone: bool) -> None:
-        message_id = self._solo_runs.next_suspect(self._clock.monotonic(), alone=alone)
+    async def _claim_suspect(self, *, is_alone: bool) -> None:
+        message_id = self._solo_runs.next_suspect(self._clock.monotonic(), alone=is_alone)
         rows = await self._claimer.claim_one(message_id)
         if rows:
-            self._solo_runs.started(alone=alone, now=self._clock.monotonic())
+            self._solo_runs.started(alone=is_alone, now=self._clock.monotonic())
             self._add(rows)
 
-    def _add_what_fits(self, rows: Sequence[ClaimedMessage]) -> bool:
-        """Add `rows`, and give back those with which too many bytes would wait; whether all fit."""
-        sizes = self._bytes
-        sizes.note(rows)
-        if not sizes.counts:
+    def _add_fitting(self, rows: Sequence[ClaimedMessage]) -> bool:
+        """Add `rows`, and release rows beyond the byte limit; return True if all fit."""
+        limiter = self._limiter
+        limiter.note(rows)
+        if not limiter.counts:
             self._add(rows)
             return True
-        surplus = rows[sizes.keeps(rows, self._inflight.prefetched()) :]
+        surplus = rows[limiter.keeps(rows, self._inflight.prefetched()) :]
         if surplus:
-            sizes.tell(self._log, surplus, self._clock.monotonic())
-            self._inflight.metrics.gave_back(len(surplus))
+            limiter.tell(self._log, surplus, self._clock.monotonic())
+            self._inflight.metrics.record_surplus(len(surplus))
         self._add(rows)
         if surplus:
             self._inflight.give_back_surplus(surplus)
-        if sizes.drains:
-            self._inflight.end_gathering()
+        if limiter.drains:
+            self._inflight.finish_batches()
         return not surplus
 
-    def _after_surplus(self) -> float:
-        """Let claims find again what was given back; seconds until the next."""
+    def _get_surplus_wait(self) -> float:
+        """Let claims find released rows again; return the seconds until the next claim."""
         self.ready.begin_anew()
         self.look_at_all()
-        return self.pace.after_full(pause=True)
+        return self.pace.get_full_pause(pause=True)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
-        # The answer may have come late, as after a stall of the process: of the lease is left what
-        # is left since the claim was sent.
-        self._inflight.add(rows, self._holder, self._claimer.asked_at)
+        # The answer may have come late, as after a stall of the process: the lease counts from the
+        # request.
+        self._inflight.add(rows, self._holder, self._claimer.requested_at)
         self._inflight.metrics.claimed(rows)
         if len(self._registration.open) < len(self._settings.queues):
             # A queue may have been paused while the claim ran.
             self._inflight.keep_waiting(self._registration.open)
 
     def _find_room(self) -> int:
-        """How many rows to claim now; 0 if it is not worth a claim."""
-        s = self._settings
-        held = self._inflight
+        """Return how many rows to claim now; 0 if a claim is not worthwhile."""
+        settings = self._settings
+        inflight = self._inflight
         window = self.window()
-        # A claim of one row for each finished one would cost a statement a message.
-        worthwhile = max(1, min(s.fetch_batch_size // 2, window - window // 2))
-        held.ask_below(window - worthwhile)
-        # Where few wait, what is more urgent than they are must be seen before they are all.
-        self._look_interval = SCAN_INTERVAL if window >= s.fetch_batch_size else HORIZON / 2
+        # Claiming one row for each finished one would cost a statement per message.
+        min_claim = max(1, min(settings.fetch_batch_size // 2, window - window // 2))
+        inflight.set_low_water(window - min_claim)
+        # Where few rows wait, poll more often: more urgent messages must be seen before all of
+        # these have run.
+        self._poll_interval = SCAN_INTERVAL if window >= settings.fetch_batch_size else HORIZON / 2
         limit = self.room(window)
-        busy = held.waiting.qsize() > 0
-        return limit if limit >= (worthwhile if busy else 1) else 0
+        has_waiting = inflight.waiting.qsize() > 0
+        return limit if limit >= (min_claim if has_waiting else 1) else 0
 
-    def _wait_for_room(self) -> float:
-        # Workers and flush wake the loop; a lost lease makes room without either.
-        self._inflight.want_room()
-        return self._not_beyond_stale(min(NO_ROOM_WAIT, self._settings.max_fetch_interval))
+    def _request_capacity(self) -> float:
+        # Workers and the flush wake the loop; a lost lease frees capacity without either.
+        self._inflight.request_capacity()
+        return self._limit_to_stale(min(NO_CAPACITY_WAIT, self._settings.max_fetch_interval))
 
-    def _not_beyond_stale(self, wait: float) -> float:
-        stale_in = self._inflight.stale_in(self._longest_wait)
-        return wait if stale_in is None else min(wait, max(stale_in, SHORTEST_STALE_WAIT))
+    def _limit_to_stale(self, wait: float) -> float:
+        stale_in = self._inflight.stale_in(self._max_wait)
+        return wait if stale_in is None else min(wait, max(stale_in, MIN_STALE_WAIT))
 
-    def _next_wait(self, result: ClaimResult, limit: int, *, took: float, fits: bool) -> float:
-        """Seconds until the next claim, by what the last one has found, and whether all of it fits
-        into `max_prefetch_bytes`.
+    def _get_next_wait(
+        self, result: ClaimResult, limit: int, *, duration: float, fits: bool
+    ) -> float:
+        """Return the seconds until the next claim, by the result of the last claim.
+
+        `fits` is True if all rows fit into `max_prefetch_bytes`.
         """
         if not fits:
-            return self._after_surplus()
-        found = result.found(limit)
-        if found is Found.FULL:
-            # Until a handler has ended, its time is unknown: a fetch that is smaller for that
-            # reason has given each free worker its share, and the next waits for one of them.
+            return self._get_surplus_wait()
+        claim_yield = result.get_yield(limit)
+        if claim_yield is Found.FULL:
+            # Until a handler has ended, its duration is unknown. A fetch that is smaller for that
+            # reason has given each free worker its share, and the next one waits for a worker.
             pause = limit >= self._settings.fetch_batch_size or bool(self._inflight.times.recent)
-            return self.pace.after_full(pause=pause)
-        if found is Found.UNREAD:
-            return self.pace.after_unread(took)
-        if found is Found.HELD and result.again is not None:
-            # Its time is an estimate: a worker may be free before.
-            self._inflight.want_room()
-            return self.pace.until(result.again)
-        self.ready.claimed_fewer()
-        if result.met:
-            self.pace.quicken()
-        return self._idle(result.again)
+            return self.pace.get_full_pause(pause=pause)
+        if claim_yield is Found.UNREAD:
+            return self.pace.get_unread_pause(duration)
+        if claim_yield is Found.HELD and result.retry_in is not None:
+            # That time is an estimate: a worker may be free earlier.
+            self._inflight.request_capacity()
+            return self.pace.get_gated_pause(result.retry_in)
+        self.ready.record_fewer()
+        if result.met_count:
+            self.pace.reset()
+        return self._get_idle_wait(result.retry_in)
 
-    def _idle(self, again: float | None) -> float:
-        """Seconds to wait at an empty queue, and longer the next time; `again` is a limit."""
+    def _get_idle_wait(self, retry_in: float | None) -> float:
+        """Return the wait at an empty queue, longer each time and limited by `retry_in`."""
         wait = self.pace.idle()
-        if self._settings.told_only and self.ready.nothing_due:
-            wait = self._lookout.wait_when_told()
+        if self._settings.told_only and self.ready.has_nothing_due:
+            wait = self._lookout.get_notified_wait()
         limits = [wait, *self.ready.next_due()]
-        if again is not None:
-            limits.append(again)
+        if retry_in is not None:
+            limits.append(retry_in)
         if self.ready.mode is Mode.BLIND:
             limits.append(SLOW_IDLE_WAIT)
         if self._claimer.has_unanswered:
             limits.append(RELEASE_PAUSE)
-        wait = self._not_beyond_stale(min(limits))
-        # The end of another's look wakes the loop, which must not spin until then.
-        return max(wait, EXCUSED_WAIT) if self.rests and self._lookout.looks_for(self) else wait
+        wait = self._limit_to_stale(min(limits))
+        # The end of the shared poll wakes the loop, which must not spin until then.
+        return (
+            max(wait, MIN_RECHECK_WAIT) if self.is_idle and self._lookout.looks_for(self) else wait
+        )

@@ -1,8 +1,8 @@
-"""Write settled rows in batches, fenced by their lease tokens; report lost leases.
+"""Write settled rows in batches, fenced by their lease tokens, and report lost leases.
 
-What the database refuses by itself, and a batch that fails again and again for a passing reason, is
-repeated apart from the queue (`Repeater`), so that one bad outcome never delays the others for
-long.
+Outcomes that the database refuses, and a batch that fails again and again for a transient reason,
+are quarantined: they are repeated apart from the queue, so that one bad outcome never delays the
+others for long.
 """
 
 import sys
@@ -12,26 +12,32 @@ from faststream_sqlbroker.core.clock import Timer
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
+from faststream_sqlbroker.flow.deliver.outcome_states import (
+    CUT_ANYWAY,
+    FEW_PARTS,
+    State,
+    split_parts,
+)
 from faststream_sqlbroker.flow.deliver.outcome_writer import OnDenied, Repeater, write
-from faststream_sqlbroker.flow.loop import Log, Outages, persist
+from faststream_sqlbroker.flow.loop import Log, Outages, retry_until
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
 LOCKED_PAUSE = 0.5
-"""Seconds to the next look when all that is left is locked by other sessions."""
+"""Seconds to the next try when other sessions have locked all remaining rows."""
 APART_AFTER = 2
-"""Failures in a row, for a passing reason, after which a batch is set apart: a failure may cost the
-time limit."""
+"""Transient failures in a row after which a batch is quarantined: each may take the full timeout.
+
+"""
 
 
 class Flusher:
-    """Empties `inflight.queued` into the database.
+    """Writes the queued outcomes of a subscriber.
 
-    Flushes when `flush_batch_size` outcomes wait, when `flush_interval` seconds have passed since
-    the first, or at once when `hurry` is called (the workers are idle).
+    It flushes when `flush_batch_size` outcomes wait, when `flush_interval` seconds have passed
+    since the first, or at once after `flush_soon` (the workers are idle).
     """
 
     def __init__(
@@ -45,20 +51,19 @@ class Flusher:
         outages: Outages | None = None,
         on_denied: OnDenied = lambda _denied: None,
     ) -> None:
-        """`interval` in seconds; `outages` and `on_denied` are the repeater's."""
+        """Take `interval` in seconds; `outages` and `on_denied` belong to the quarantine."""
         self._store = store
         self._inflight = inflight
         self._clock = inflight.clock
         self._batch_size = batch_size
         self._interval = interval
         self.repeater = Repeater(store, inflight, log, outages=outages, on_denied=on_denied)
-        self._hurried = False
-        self._past_locked = False
-        """Whether rows that other sessions have locked are passed over: the last flush may have
-        failed for them."""
+        self._is_due = False
+        self._skip_locked = False
+        """Skip locked rows in the next flush, because the last one may have failed on them."""
         self._failures = 0
-        self._settled_then = -1
-        """What was written when a batch was set apart last."""
+        self._settled_count_then = -1
+        """`settled_count` when a batch was quarantined last."""
         self._timer: Timer | None = None
 
     def outcome_added(self) -> None:
@@ -66,7 +71,7 @@ class Flusher:
         if len(self._inflight.queued) >= self._batch_size:
             self.hurry()
             return
-        self._inflight.notify_at(self._batch_size)
+        self._inflight.set_notify_count(self._batch_size)
         if self._timer is None:
             self._timer = self._clock.call_later(self._interval, self.hurry)
 
@@ -75,39 +80,37 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._inflight.notify_at(1)
+        self._inflight.set_notify_count(1)
         if self._inflight.queued:
-            self._hurried = True
-            self._inflight.notify_at(sys.maxsize)
+            self._is_due = True
+            self._inflight.set_notify_count(sys.maxsize)
             self._inflight.signals.flush_due()
 
     async def tick(self) -> float | None:
-        """Write one batch if it is time; None waits for `hurry`."""
-        if not self._hurried:
+        """Write a batch if due; return None to wait for `flush_soon`."""
+        if not self._is_due:
             return None
-        self._hurried = False
-        self._inflight.notify_at(1)
+        self._is_due = False
+        self._inflight.set_notify_count(1)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        some = await self.flush_one()
-        if self._inflight.queued and not some:
-            self._hurried = True
+        has_progress = await self.flush_one()
+        if self._inflight.queued and not has_progress:
+            self._is_due = True
             return LOCKED_PAUSE
         idle = not self._inflight.running and self._inflight.waiting.empty()
         if self._inflight.queued:
             (self.hurry if idle else self.outcome_added)()
-        return 0.0 if self._hurried else None
+        return 0.0 if self._is_due else None
 
     async def flush_one(self) -> bool:
-        """Write up to a batch of outcomes; on a passing failure they stay, in order, or are set
-        apart.
+        """Write up to a batch of outcomes, which stay or are quarantined after a transient failure.
 
-        After a failure, rows that other sessions have locked are passed over: they may be the
-        cause.
+        After a failure, rows that other sessions have locked are skipped: they may be the cause.
 
         Returns:
-            Whether any was dealt with.
+            True if the database has dealt with any outcome.
 
         Raises:
             TransientStoreError: nothing is known to be written; call again.
@@ -116,45 +119,46 @@ class Flusher:
             return False
         batch = self._inflight.take(self._batch_size)
         size = len(batch.parts)
-        began = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         try:
-            refused = await write(self._store, self._inflight, batch, skip_locked=self._past_locked)
+            refused = await write(self._store, self._inflight, batch, skip_locked=self._skip_locked)
         except BaseException as error:
-            self._hurried = self._past_locked = True
-            # Nothing is left of a batch of which all that failed had come back to us.
-            if batch.parts and self._to_be_set_apart(error):
-                self.repeater.set_apart(batch, error)
+            self._is_due = self._skip_locked = True
+            # The batch is empty if all its failed messages were claimed again.
+            if batch.parts and self._should_quarantine(error):
+                self.repeater.quarantine(batch, error)
                 return True
             self._inflight.put_back(batch, first=True)
             raise
         finally:
-            self._inflight.metrics.flush_took(self._clock.monotonic() - began)
-        self.repeater.refuse(batch, refused)
-        locked = len(batch.parts)
+            self._inflight.metrics.record_flush_duration(self._clock.monotonic() - started_at)
+        self.repeater.add_refused(batch, refused)
+        locked_count = len(batch.parts)
         self._inflight.put_back(batch, first=False)
-        self._past_locked = locked > 0
-        if not locked:
-            # What is locked may be so by our own last try, which the server has not given up yet.
+        self._skip_locked = locked_count > 0
+        if not locked_count:
+            # The rows may be locked by the last try, which the server has not given up yet.
             self._failures = 0
-        return locked < size
+        return locked_count < size
 
     async def empty(self) -> None:
         """Flush until nothing is queued.
 
         Raises:
-            TransientStoreError: as `flush_one`.
+            TransientStoreError: as `flush_batch`.
         """
         while self._inflight.queued:
             if not await self.flush_one():
                 await self._clock.sleep(LOCKED_PAUSE)
 
-    async def empty_until(self, deadline: float) -> None:
-        """`empty`, whatever fails, but no longer than `deadline` (the event loop's time)."""
-        await persist(self.empty, deadline, self._clock)
+    async def flush_until(self, deadline: float) -> None:
+        """Flush all outcomes, with retries, until `deadline` (the event loop's time)."""
+        await retry_until(self.empty, deadline, self._clock)
 
-    def _to_be_set_apart(self, error: BaseException) -> bool:
-        """Whether `error` may be the batch's own fault. One is enough to find out while nothing
-        else can be written.
+    def _should_quarantine(self, error: BaseException) -> bool:
+        """Return True if `error` may be the batch's own fault.
+
+        While nothing else can be written, one quarantined batch is enough to find out.
         """
         if not isinstance(error, TransientStoreError) or isinstance(error, NotConnectedError):
             return False
@@ -162,20 +166,22 @@ class Flusher:
         settled = self._inflight.settled_count
         if self._failures < APART_AFTER:
             return False
-        if settled == self._settled_then and not self._may_add_apart():
+        if settled == self._settled_count_then and not self._can_quarantine_more():
             return False
         self._failures = 0
-        self._settled_then = settled
+        self._settled_count_then = settled
         return True
 
-    def _may_add_apart(self) -> bool:
-        """Whether to set one more batch apart, though nothing was written since the last one: it
-        may be a whole outage.
+    def _can_quarantine_more(self) -> bool:
+        """Return True if another batch may be quarantined though nothing was written since the
+        last.
 
-        What is apart is few units, each by itself, which prove no outage; or the queue has failed
-        for long.
+        It may be a general outage. Few quarantined batches, each a single unit, prove none; nor
+        does it matter any more once the queue has failed for long.
         """
         if self._failures >= CUT_ANYWAY:
             return True
-        apart = [b for b in self._inflight.batches if State.SET_APART in (b.origin, b.state)]
-        return len(apart) < FEW_PARTS and all(len(cut(b.parts)) == 1 for b in apart)
+        quarantined = [b for b in self._inflight.batches if State.SET_APART in (b.origin, b.state)]
+        return len(quarantined) < FEW_PARTS and all(
+            len(split_parts(b.parts)) == 1 for b in quarantined
+        )

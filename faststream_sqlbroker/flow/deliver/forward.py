@@ -1,7 +1,7 @@
-"""Subscribers without a handler: each message is moved to the next queue, as it is.
+"""Subscribers without a handler: each message is moved unchanged to the next queue.
 
 The move is the settlement of its delivery, one fenced UPDATE for a whole batch: a message is in one
-queue or in the next, never in both and never in none. Bodies are not looked at.
+queue or in the next, never in both and never in none. Bodies are not read.
 """
 
 import logging
@@ -26,109 +26,116 @@ from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 CLOCK_STEP = 0.001
-"""Seconds that a database's clock may be behind itself: SQLite's has milliseconds."""
+"""Seconds that a database's clock may lag behind itself: SQLite's has milliseconds."""
 
 _LOOKUP = Header(LOOKUP_HEADER)
-Named = Callable[[str, ClaimedMessage, Log], None]
+RecordDestination = Callable[[str, ClaimedMessage, Log], None]
 
 
 class Forward:
-    """A consumer's `handle`, for batches, that decides where each message goes."""
+    """A handler for batches that decides where each message goes."""
 
     def __init__(
-        self, settings: ConsumerSettings, log: Log, named: Named, clock: Clock | None = None
+        self,
+        settings: ConsumerSettings,
+        log: Log,
+        record_destination: RecordDestination,
+        clock: Clock | None = None,
     ) -> None:
-        """`settings` are the subscriber's; `log` is told of messages that cannot go on, or say
-        nothing usable.
+        """Take the subscriber's `settings`; `log` gets messages that cannot go on.
 
-        `named` is told of destinations that only messages name: see `heartbeat.Destinations.named`.
+        `record_destination` is called for destinations that only messages name: see
+        `heartbeat.Destinations.record`.
         """
         self._queues = frozenset(settings.queues)
         self._log = log
-        self._named = named
+        self._record_destination = record_destination
         self._clock = clock or Clock()
         self._dead_letter_queue = settings.dead_letter_queue
-        self._allowed = None if settings.destinations is None else frozenset(settings.destinations)
-        to = settings.forward_to
-        self._key = settings.forward_key
-        self._to = to if isinstance(to, str) else None
+        self._allowed_queues = (
+            None if settings.destinations is None else frozenset(settings.destinations)
+        )
+        target = settings.forward_to
+        self._key_option = settings.forward_key
+        self._target = target if isinstance(target, str) else None
 
     async def __call__(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Give each of `rows` its outcome."""
+        """Set the outcome of each of `rows`."""
         undated: list[ClaimedMessage] = []
         for row in rows:
-            row.settle_as(self._next(row, undated))
+            row.settle_as(self._get_outcome(row, undated))
         if undated:
-            self._say_undated(undated)
+            self._log_undated(undated)
 
-    def _next(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
+    def _get_outcome(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
         if row.hops < MOST_HOPS:
-            if self._to is not None:
-                return Relocate(self._to, is_hop=True, key=self._new_key(row))
-            return self._by_headers(row, undated)
+            if self._target is not None:
+                return Relocate(self._target, is_hop=True, key=self._get_new_key(row))
+            return self._route_by_headers(row, undated)
         text = (
             f"forward_to has moved it on {row.hops} times since a handler last did, so its queues "
             "lead round: look where they go"
         )
-        return self._dead_letter(row, TOO_MANY_HOPS, ValueError(text))
+        return self._reject(row, TOO_MANY_HOPS, ValueError(text))
 
-    def _by_headers(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
+    def _route_by_headers(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
         headers = row.headers
         try:
             queue = destination_of(headers, self._queues)
         except ValueError as error:
-            return self._dead_letter(row, NO_DESTINATION, error)
-        if self._allowed is None:
-            self._named(queue, row, self._log)
-        elif queue not in self._allowed:
+            return self._reject(row, NO_DESTINATION, error)
+        if self._allowed_queues is None:
+            self._record_destination(queue, row, self._log)
+        elif queue not in self._allowed_queues:
             text = (
                 f"its header {DESTINATION_HEADER!r} names {short(queue)}, which is not among the "
                 "subscriber's destinations"
             )
-            return self._dead_letter(row, DESTINATION_NOT_ALLOWED, ValueError(text))
+            return self._reject(row, DESTINATION_NOT_ALLOWED, ValueError(text))
         try:
-            # Of a producer whose clock is ahead the time of its row is to come.
+            # If the producer's clock is ahead, the row's creation time lies in the future.
             due = due_of(headers, min(row.created_at, row.acquired_at))
             if due is None and row.next_attempt_at <= row.created_at:
                 undated.append(row)
         except ValueError as error:
-            self._say(row, logging.WARNING, f"it is moved at once: {error}")
+            self._log_row(row, logging.WARNING, f"it is moved at once: {error}")
             due = None
-        delay = 0.0 if due is None else _until(due, row, self._clock)
-        # One that has to wait there is not published yet: it can be looked up until it leaves.
+        delay = 0.0 if due is None else _get_delay(due, row, self._clock)
+        # A message that waits there is not published yet: it can be looked up until it leaves.
         lookup = None if delay else _LOOKUP.key(headers)
-        return Relocate(queue, delay=delay, is_hop=True, key=self._new_key(row), lookup=lookup)
+        return Relocate(queue, delay=delay, is_hop=True, key=self._get_new_key(row), lookup=lookup)
 
-    def _new_key(self, row: ClaimedMessage) -> str | None:
-        key = self._key
+    def _get_new_key(self, row: ClaimedMessage) -> str | None:
+        key = self._key_option
         return (key.key(row.headers) or NO_KEY) if isinstance(key, Header) else key
 
-    def _dead_letter(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
-        end = "is archived as FAILED"
+    def _reject(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
+        action = "is archived as FAILED"
         if self._dead_letter_queue is not None:
-            end = f"goes to the dead letter queue {self._dead_letter_queue!r}"
-        self._say(row, logging.ERROR, f"it {end} ({reason}): {error}")
+            action = f"goes to the dead letter queue {self._dead_letter_queue!r}"
+        self._log_row(row, logging.ERROR, f"it {action} ({reason}): {error}")
         return Reject(reason, error)
 
-    def _say_undated(self, rows: Sequence[ClaimedMessage]) -> None:
-        """`rows` of a foreign producer do not say when; those of `publish` do."""
+    def _log_undated(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Log that `rows` have no due time: a foreign producer wrote the rows, not `publish`."""
         first = rows[0]
-        others = "" if len(rows) == 1 else f" and {len(rows) - 1} more claimed with it"
-        self._say(
+        suffix = "" if len(rows) == 1 else f" and {len(rows) - 1} more claimed with it"
+        self._log_row(
             first,
             logging.WARNING,
-            f"it is moved at once{others}: no header {PUBLISH_AFTER_HEADER!r} and no "
+            f"it is moved at once{suffix}: no header {PUBLISH_AFTER_HEADER!r} and no "
             "next_attempt_at after created_at says when; the header with 0 says at once",
         )
 
-    def _say(self, row: ClaimedMessage, level: int, text: str) -> None:
+    def _log_row(self, row: ClaimedMessage, level: int, text: str) -> None:
         self._log(level, f"message {row.id} of queue {row.queue!r}: {text}", message_id=row.id)
 
 
-def _until(due: datetime, row: ClaimedMessage, clock: Clock) -> float:
-    """Seconds, by the database's clock: its time of the claim, plus what has passed here since;
-    never too few.
+def _get_delay(due: datetime, row: ClaimedMessage, clock: Clock) -> float:
+    """Return the seconds until `due` by the database's clock, never too few.
+
+    The database's time of the claim counts, plus what has passed here since.
     """
-    passed = clock.monotonic() - row.claimed_monotonic
-    left = (due - row.acquired_at).total_seconds() - passed
-    return left + CLOCK_STEP if left > -CLOCK_STEP else 0.0
+    elapsed = clock.monotonic() - row.claimed_monotonic
+    remaining = (due - row.acquired_at).total_seconds() - elapsed
+    return remaining + CLOCK_STEP if remaining > -CLOCK_STEP else 0.0

@@ -1,6 +1,4 @@
-"""Leases: keep those of this process, give expired ones back, and write the progress of handlers
-that hold one.
-"""
+"""Lease renewal, release of expired leases, and progress reports of handlers that hold one."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +11,7 @@ from faststream_sqlbroker.exceptions import AccessError, StoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.prefetch import PREFETCH_LEASE, prefetch_lease
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import LONGEST_TRUST, TOLD_INTERVAL, Lookout
+from faststream_sqlbroker.flow.fleet.lookout import LONGEST_TRUST, NOTIFIED_INTERVAL, Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 
@@ -27,15 +25,15 @@ _LOST = "its outcome will not be written"
 
 
 class LeaseKeeper:
-    """Renews rows held longer than a third of their lease; fast messages cost no renewal.
+    """Renews rows held longer than a third of their lease; fast messages need no renewal.
 
-    One fenced statement renews all that this process holds.
+    One fenced statement renews all rows that this process holds.
     """
 
     def __init__(
         self, store: "Store", inflight: Inflight, log: Log, *, lease: float, max_lease: float | None
     ) -> None:
-        """`lease` and `max_lease` in seconds."""
+        """Take `lease` and `max_lease` in seconds."""
         self._store = store
         self._inflight = inflight
         self._log = log
@@ -44,111 +42,117 @@ class LeaseKeeper:
         self._max_lease = max_lease
 
     async def tick(self) -> float:
-        """Renew what is due, what waits for a worker by the shorter lease; look again after a
-        twelfth of that.
+        """Renew the due leases; return a twelfth of the prefetch lease as the pause.
+
+        Rows that wait for a worker get the shorter prefetch lease.
         """
-        shorter = prefetch_lease(self._lease)
+        prefetch_lease_seconds = prefetch_lease(self._lease)
         if self._inflight.metrics.on:
-            self._tell_margin(shorter)
+            self._record_margin(prefetch_lease_seconds)
         if due := self._inflight.due_for_renewal(self._lease, self._max_lease):
             waiting = {id(row) for row in self._inflight.waiting.items}
-            waits = [row for row in due if row.prefetched and id(row) in waiting]
-            # A row that is locked elsewhere is not waited for: its transaction may last for long,
-            # and its lock keeps the lease.
-            await self._renew(waits, shorter, wait=False)
-            kept = {id(row) for row in waits}
-            await self._renew([row for row in due if id(row) not in kept], self._lease, wait=False)
-        return max(0.02, shorter / 12)
+            waiting_rows = [row for row in due if row.prefetched and id(row) in waiting]
+            # Skip rows that are locked elsewhere: their transaction may last for long, and its lock
+            # keeps the lease.
+            await self._renew(waiting_rows, prefetch_lease_seconds, wait=False)
+            waiting_ids = {id(row) for row in waiting_rows}
+            await self._renew(
+                [row for row in due if id(row) not in waiting_ids], self._lease, wait=False
+            )
+        return max(0.02, prefetch_lease_seconds / 12)
 
-    def _tell_margin(self, shorter: float) -> None:
-        """Tell how soon the first lease runs out, before this look renews any."""
-        full = self._lease
-        ends = [
+    def _record_margin(self, prefetch_lease_seconds: float) -> None:
+        """Record how soon the first lease expires, before this tick renews any."""
+        lease = self._lease
+        expirations = [
             max(
                 max(row.renewed_monotonic, row.locked_monotonic)
-                + (shorter if row.prefetched else full),
+                + (prefetch_lease_seconds if row.prefetched else lease),
                 row.held_until,
             )
             for row in self._inflight.held.values()
         ]
-        if ends:
-            self._inflight.metrics.lease_margin(min(ends) - self._clock.monotonic())
+        if expirations:
+            self._inflight.metrics.record_lease_margin(min(expirations) - self._clock.monotonic())
 
-    async def hold_for_start(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Renew `rows`, which have waited and are to start now; those that are not held any more
-        are lost.
+    async def renew_for_start(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Renew `rows`, which have waited and start now. Rows whose lease is gone are marked as
+        lost.
 
         Raises:
-            StoreError: the database could not be asked, or a row was locked elsewhere for too
+            StoreError: the database could not be queried, or a row was locked elsewhere for too
                 long.
         """
-        # Here a locked row is waited for: the handler must not start without its lease.
+        # Wait for locked rows here: the handler must not start without its lease.
         await self._renew(rows, self._lease, wait=True)
 
     async def _renew(self, rows: Sequence[ClaimedMessage], lease: float, *, wait: bool) -> None:
         for start in range(0, len(rows), MAX_PER_STATEMENT):
-            part = rows[start : start + MAX_PER_STATEMENT]
-            asked = self._clock.monotonic()
-            # The database counts from when it executes this, later than `asked`. So we may take a
-            # lease for shorter than it is, never for longer.
-            leases = [(row.id, row.lease_token) for row in part]
+            chunk = rows[start : start + MAX_PER_STATEMENT]
+            started_at = self._clock.monotonic()
+            # The database counts from the execution of the statement, later than `started_at`. So
+            # the lease may be underestimated here, but never overestimated.
+            leases = [(row.id, row.lease_token) for row in chunk]
             locked: set[int] = set()
             if wait:
                 renewed = await self._store.renew(leases, lease)
             else:
                 renewed, locked = await self._store.renew_free(leases, lease)
-            for row in part:
+            for row in chunk:
                 if row.id in renewed:
-                    row.renewed(asked, shorter=lease < self._lease)
+                    row.renewed(started_at, shorter=lease < self._lease)
                 elif row.id in locked:
-                    row.locked_monotonic = asked
-            lost = [row for row in part if row.id not in renewed and row.id not in locked]
-            self._inflight.lose(lost, "renew", _LOST)
+                    row.locked_monotonic = started_at
+            lost_rows = [row for row in chunk if row.id not in renewed and row.id not in locked]
+            self._inflight.lose(lost_rows, "renew", _LOST)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
-        """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all
-        are still held.
+        """Hold `rows` for at least `seconds` from now, regardless of `max_lease`.
 
-        Inside a handler's transaction its locks are the leases, and are only looked after.
-        Elsewhere a row that another session has locked is waited for.
+        Inside a handler's transaction its locks keep the leases, which are only checked. Elsewhere
+        a row that another session has locked is waited for.
+
+        Returns:
+            True if all rows are still held.
 
         Raises:
-            StoreError: the database could not be asked, or a row was locked elsewhere for too
+            StoreError: the database could not be queried, or a row was locked elsewhere for too
                 long.
         """
-        asked = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         transaction = current.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]
         if transaction is not None:
-            held = await transaction.hold(leases, max(seconds, self._lease))
+            held_ids = await transaction.hold(leases, max(seconds, self._lease))
         else:
-            # A handler may have asked for more before; a renewal must not shorten that.
-            longest = max(row.held_until - asked for row in rows)
-            held = await self._store.renew(leases, max(seconds, self._lease, longest))
+            # A handler may have extended the lease further before; a renewal must not shorten that.
+            max_remaining = max(row.held_until - started_at for row in rows)
+            held_ids = await self._store.renew(leases, max(seconds, self._lease, max_remaining))
         for row in rows:
             # Inside a transaction nothing was written: the lock keeps the lease until the
             # transaction ends.
-            if row.id in held and transaction is None:
-                row.renewed(asked, shorter=False)
-                row.held_until = max(row.held_until, asked + seconds)
-        lost = [row for row in rows if row.id not in held]
-        self._inflight.lose(lost, "renew", _LOST)
-        return not lost
+            if row.id in held_ids and transaction is None:
+                row.renewed(started_at, shorter=False)
+                row.held_until = max(row.held_until, started_at + seconds)
+        lost_rows = [row for row in rows if row.id not in held_ids]
+        self._inflight.lose(lost_rows, "renew", _LOST)
+        return not lost_rows
 
 
 BATCH = 1_000
-"""Rows that one transaction gives back: it locks them until it commits."""
+"""Maximum rows that one transaction releases: it locks them until it commits."""
 SEARCH_INTERVAL = 5.0
-"""Most seconds between two searches while leases are held in the queues."""
+"""Maximum seconds between two searches while leases are held in the queues."""
 IDLE_INTERVAL = PREFETCH_LEASE - LONGEST_TRUST
-"""Most seconds between two searches while none is held: a lease that begins right after what the
-lookout knows ends about then."""
-SHORTEST_WAIT = 0.02
-"""Seconds: a lease that ends in a moment must not make the loop spin."""
+"""Maximum seconds between two searches while no lease is held. A lease that begins right after the
+shared poll's last result ends about then.
+"""
+MIN_WAIT = 0.02
+"""Seconds: a lease that is about to end must not make the loop spin."""
 
 
 class StuckReleaser:
-    """The release-stuck loop: returns rows whose lease has expired, by the database's clock only.
+    """Releases rows whose lease has expired, by the database's clock only.
 
     Processes with different settings can run side by side: each row carries its own expiry. A
     search only reads.
@@ -162,63 +166,66 @@ class StuckReleaser:
         *,
         interval: float,
         archive: bool = True,
-        told: bool = False,
+        notify_only: bool = False,
         released: Callable[[], None],
         lookout: Lookout,
         housekeeping: Housekeeping,
         metrics: SubscriberMetrics | None = None,
     ) -> None:
-        """`interval`: most seconds between two searches, and between two calls of `housekeeping`;
-        `archive`: whether what operators have cancelled is kept; `told`: the lookout wakes it when
-        there are leases.
+        """Search at least every `interval` seconds, and call `housekeeping` as often.
 
-        `released` is called when rows came back; `metrics` are told how many. The `lookout` knows
-        when leases end.
+        `archive` keeps messages that operators have cancelled. With `notify_only` the shared
+        `poller`, which knows when leases end, wakes the loop when leases exist. `on_released` is
+        called after rows were released, and `metrics` count them.
         """
         self._store = store
         self._queues = queues
         self._log = log
         self._interval = interval
         self._archive = archive
-        self._told = told
-        self._released = released
-        self._lookout = lookout
+        self._notify_only = notify_only
+        self._on_released = released
+        self._poller = lookout
         self._housekeeping = housekeeping
         self._metrics = SubscriberMetrics() if metrics is None else metrics
 
     async def tick(self) -> float:
-        """Search, and release one batch; at once again after a full one."""
+        """Search, and release a batch; return 0 after a release, because there may be more."""
         count = cancelled = 0
-        ends_in = await self._lookout.lease_ends_in(self._queues, told=self._told)
+        ends_in = await self._poller.lease_ends_in(self._queues, told=self._notify_only)
         if ends_in is not None and ends_in <= 0:
-            # A lease that ends while cancels are looked for may be one of them: it waits for the
-            # next search.
-            before = await self._store.server.now()
-            cancelled = await self._end_cancelled()
-            count = await self._store.release_stuck(self._queues, BATCH, before)
+            # A lease that ends during the search for cancels may belong to a cancelled message: it
+            # waits for the next search.
+            search_started_at = await self._store.server.now()
+            cancelled = await self._discard_cancelled()
+            count = await self._store.release_stuck(self._queues, BATCH, search_started_at)
         if count:
             self._log(
                 logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}"
             )
-            self._metrics.released(count)
+            self._metrics.record_released(count)
         if count or cancelled:
-            self._lookout.released()
-            self._released()
-            return 0.0  # there may be more, and when the next one ends is not known yet
-        longest = TOLD_INTERVAL if self._told and ends_in is None else self._interval
-        clean_in = await self._housekeeping.clean(longest)
+            self._poller.released()
+            self._on_released()
+            return 0.0  # there may be more, and the end of the next lease is unknown
+        clean_interval = (
+            NOTIFIED_INTERVAL if self._notify_only and ends_in is None else self._interval
+        )
+        clean_in = await self._housekeeping.clean(clean_interval)
         if ends_in is None:
-            return TOLD_INTERVAL if self._told else min(IDLE_INTERVAL, clean_in)
-        # One that has just ended may not have by the database's clock; one that has ended long ago
-        # is locked by a handler's transaction. As long as it is over, so long is waited again.
-        return max(SHORTEST_WAIT, min(abs(ends_in), SEARCH_INTERVAL, clean_in))
+            return NOTIFIED_INTERVAL if self._notify_only else min(IDLE_INTERVAL, clean_in)
+        # A lease that has just ended may still run by the database's clock. One that ended long ago
+        # is locked by a handler's transaction. So wait as long as it is overdue.
+        return max(MIN_WAIT, min(abs(ends_in), SEARCH_INTERVAL, clean_in))
 
-    async def _end_cancelled(self) -> int:
-        """Discard what was to be cancelled, before it is given back with the others; how many."""
+    async def _discard_cancelled(self) -> int:
+        """Discard expired messages that were to be cancelled, before the release; return their
+        number.
+        """
         try:
             count = await self._store.end_cancelled(self._queues, archive=self._archive)
         except AccessError:
-            return 0  # other leases are given back without this right
+            return 0  # other leases are released without this right
         if count:
             text = f"{count} cancelled messages discarded in {', '.join(self._queues)}, whose "
             self._log(logging.WARNING, f"{text}leases have run out")
@@ -226,11 +233,11 @@ class StuckReleaser:
 
 
 PROGRESS_INTERVAL = 1.0
-"""Seconds for which nothing more is written of a message."""
+"""Seconds after a report in which no other one of the same message is written."""
 
 
-class ProgressNotes:
-    """Writes what handlers say of their progress, at most once a second for each message."""
+class ProgressWriter:
+    """Writes the progress that handlers report, at most once a second per message."""
 
     def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
         self._store = store
@@ -238,11 +245,13 @@ class ProgressNotes:
         self._clock = clock
         self._written: dict[int, float] = {}
 
-    async def note(self, row: ClaimedMessage, fraction: float, text: str | None) -> bool:
-        """Write it, unless something was written less than a second ago; whether the lease is
-        held, as far as is known.
+    async def write(self, row: ClaimedMessage, fraction: float, text: str | None) -> bool:
+        """Write the progress of `row`, unless a report was written less than a second ago.
 
-        A failing database ends no handler: the next call tries again.
+        A failing database does not fail the handler: the next call tries again.
+
+        Returns:
+            True if the lease is held, as far as is known.
         """
         if row.lease_lost:
             return False
@@ -252,7 +261,7 @@ class ProgressNotes:
         if current.get() is not None and self._store.dialect.one_writer:
             # SQLite: the handler's transaction is the only writer, and hides what it writes.
             return True
-        # What is older has no effect any more, so the dictionary stays small.
+        # Older entries have no effect any more, so the dictionary stays small.
         self._written = {i: at for i, at in self._written.items() if now - at < PROGRESS_INTERVAL}
         self._written[row.id] = now
         info = {"fraction": fraction, "text": text}

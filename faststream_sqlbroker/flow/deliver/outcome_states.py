@@ -1,6 +1,4 @@
-"""The states of an outcome, the only ways from one to another, what is sent together, and what
-is said of lost deliveries.
-"""
+"""States of an outcome, their transitions, batches of outcomes, and reports of lost deliveries."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -12,19 +10,21 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 
-Mark = tuple[int, UUID]
-"""A delivery: message and token."""
+DeliveryKey = tuple[int, UUID]
+"""Key of a delivery: message id and lease token."""
 
 FEW_PARTS = 8
-"""Parts into which a batch may be cut while nothing else can be written: enough to find one culprit
-among 100."""
+"""Maximum parts of a batch while nothing else can be written: enough to find one culprit among 100.
+
+"""
 CUT_ANYWAY = 10
-"""Failures, in about 40 seconds, after which a batch is cut although nothing else can be written.
+"""Failures, in about 40 seconds, after which a batch is split although nothing else can be written.
+
 """
 
 
 class State(Enum):
-    """The place of a delivery."""
+    """State of a delivery."""
 
     WAITING = "claimed, waits for a worker"
     RUNNING = "a worker has it"
@@ -36,8 +36,8 @@ class State(Enum):
     LOST = "the lease is gone; nothing of it will be written"
 
 
-class Event(Enum):
-    """A way from one state to another."""
+class OutcomeEvent(Enum):
+    """Event that changes the state of a delivery."""
 
     CLAIMED = "claim"
     TAKEN = "a worker takes it"
@@ -60,38 +60,43 @@ _W = State.WAITING
 _R = State.RUNNING
 _Q = State.QUEUED
 _SENT = State.WRITING
-_APART = State.SET_APART
+_QUARANTINED = State.SET_APART
 _REFUSED = State.REFUSED
 
-TRANSITIONS: tuple[tuple[State | None, Event, State], ...] = (
-    (None, Event.CLAIMED, _W),
-    (_W, Event.TAKEN, _R),
-    (_W, Event.GIVEN_BACK, _Q),
-    (_R, Event.ENDED, _Q),
-    (_R, Event.SENT_BY_WORKER, _SENT),
-    (_SENT, Event.ROLLED_BACK, _R),
-    (_Q, Event.SENT, _SENT),
-    (_SENT, Event.ANSWERED, State.WRITTEN),
-    (_SENT, Event.PUT_BACK, _Q),
-    (_SENT, Event.FAILED, _APART),
-    (_SENT, Event.REFUSED, _REFUSED),
-    (_SENT, Event.ANSWER_DENIED, _Q),
-    (_APART, Event.SENT_AGAIN, _SENT),
-    (_REFUSED, Event.SENT_AGAIN, _SENT),
-    *((state, Event.BROKEN, _Q) for state in (_Q, _SENT, _APART, _REFUSED)),
-    *((state, Event.LOST, State.LOST) for state in (_W, _R, _Q, _SENT, _APART, _REFUSED)),
+TRANSITIONS: tuple[tuple[State | None, OutcomeEvent, State], ...] = (
+    (None, OutcomeEvent.CLAIMED, _W),
+    (_W, OutcomeEvent.TAKEN, _R),
+    (_W, OutcomeEvent.GIVEN_BACK, _Q),
+    (_R, OutcomeEvent.ENDED, _Q),
+    (_R, OutcomeEvent.SENT_BY_WORKER, _SENT),
+    (_SENT, OutcomeEvent.ROLLED_BACK, _R),
+    (_Q, OutcomeEvent.SENT, _SENT),
+    (_SENT, OutcomeEvent.ANSWERED, State.WRITTEN),
+    (_SENT, OutcomeEvent.PUT_BACK, _Q),
+    (_SENT, OutcomeEvent.FAILED, _QUARANTINED),
+    (_SENT, OutcomeEvent.REFUSED, _REFUSED),
+    (_SENT, OutcomeEvent.ANSWER_DENIED, _Q),
+    (_QUARANTINED, OutcomeEvent.SENT_AGAIN, _SENT),
+    (_REFUSED, OutcomeEvent.SENT_AGAIN, _SENT),
+    *((state, OutcomeEvent.BROKEN, _Q) for state in (_Q, _SENT, _QUARANTINED, _REFUSED)),
+    *(
+        (state, OutcomeEvent.LOST, State.LOST)
+        for state in (_W, _R, _Q, _SENT, _QUARANTINED, _REFUSED)
+    ),
 )
-"""(from, event, to); None is "not ours yet". The diagram of INTERNALS.md is generated from it."""
+"""(from, event, to); None means "not held yet". The diagram of INTERNALS.md is generated from it.
+
+"""
 
 _NEXT = {(source, event): target for source, event, target in TRANSITIONS}
-APART_STATES = (_APART, _REFUSED)
+QUARANTINE_STATES = (_QUARANTINED, _REFUSED)
 
 
-def after(state: State, event: Event) -> State:
-    """The state to which `event` leads from `state`.
+def get_next_state(state: State, event: OutcomeEvent) -> State:
+    """Return the state to which `event` leads from `state`.
 
     Raises:
-        RuntimeError: nowhere; a bug.
+        RuntimeError: there is no such transition; a bug.
     """
     try:
         return _NEXT[state, event]
@@ -102,46 +107,46 @@ def after(state: State, event: Event) -> State:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Outcomes that were sent together, and wait together to be sent again; whole units."""
+    """Outcomes that are sent together, and wait together to be sent again; units are whole."""
 
     parts: list[Settlement]
-    """What the database has not dealt with."""
+    """Outcomes that the database has not dealt with."""
     state: State
     origin: State
-    """Where they were before they were sent."""
+    """State before the batch was sent."""
     tries: int = 0
-    """How often they have failed since they were set apart or refused."""
+    """Number of failures since the batch was quarantined."""
     due: float = 0.0
-    """When to send them again (monotonic seconds)."""
-    settled_then: int = 0
-    """`Outcomes.settled_count` when they failed last."""
+    """Time of the next try (monotonic seconds)."""
+    settled_count: int = 0
+    """`Outcomes.settled_count` at the last failure."""
 
     @property
-    def marks(self) -> set[Mark]:
-        """Its deliveries."""
+    def delivery_keys(self) -> set[DeliveryKey]:
+        """Keys of the deliveries in this batch."""
         return {(s.id, s.lease_token) for s in self.parts}
 
-    def move(self, event: Event) -> None:
-        """Go where `event` leads."""
-        self.state = after(self.state, event)
+    def apply_event(self, event: OutcomeEvent) -> None:
+        """Change the state by `event`."""
+        self.state = get_next_state(self.state, event)
 
-    def send_again(self) -> None:
-        """It is sent again, from where it waits."""
+    def restart(self) -> None:
+        """Send the batch again from the current state."""
         self.origin = self.state
-        self.move(Event.SENT_AGAIN)
+        self.apply_event(OutcomeEvent.SENT_AGAIN)
 
-    def keep(self, parts: list[Settlement]) -> None:
-        """Only `parts` of it are left."""
+    def set_parts(self, parts: list[Settlement]) -> None:
+        """Replace the outcomes by `parts`, which are left."""
         self.parts = parts
 
-    def wait(self, until: float, settled_count: int) -> None:
-        """Wait `until` then (monotonic seconds) to be sent again; so many outcomes are written."""
-        self.due = until
-        self.settled_then = settled_count
+    def schedule_retry(self, retry_at: float, settled_count: int) -> None:
+        """Schedule the next try at `retry_at` (monotonic seconds), and note `settled_count`."""
+        self.due = retry_at
+        self.settled_count = settled_count
 
 
-def unit_end(parts: Sequence[Settlement], end: int) -> int:
-    """`end`, or further, so that no unit is cut."""
+def find_unit_end(parts: Sequence[Settlement], end: int) -> int:
+    """Return `end`, or a later index so that no unit is split."""
     end = min(max(end, 1), len(parts))
     while (
         end < len(parts) and (unit := parts[end - 1].unit) is not None and parts[end].unit is unit
@@ -150,64 +155,67 @@ def unit_end(parts: Sequence[Settlement], end: int) -> int:
     return end
 
 
-def cut(parts: list[Settlement]) -> list[list[Settlement]]:
-    """Two parts of whole units, if there are several: what carries something of its own that may be
-    the cause, and the rest.
+def split_parts(parts: list[Settlement]) -> list[list[Settlement]]:
+    """Split `parts` into two of whole units, if there are several units.
+
+    The first part carries nothing of its own that may be the cause of a failure, if such outcomes
+    exist.
     """
-    plain = [s for s in parts if not _carries(s)]
+    plain = [s for s in parts if not _has_extras(s)]
     if plain and len(plain) < len(parts):
-        return [plain, [s for s in parts if _carries(s)]]
-    half = unit_end(parts, len(parts) // 2)
+        return [plain, [s for s in parts if _has_extras(s)]]
+    half = find_unit_end(parts, len(parts) // 2)
     if half == len(parts):
-        half = unit_end(parts, 1)
+        half = find_unit_end(parts, 1)
     return [parts[:half], parts[half:]] if half < len(parts) else [parts]
 
 
-def _carries(settlement: Settlement) -> bool:
-    """Whether it has something of its own that may be why it cannot be written."""
+def _has_extras(settlement: Settlement) -> bool:
+    """Return True if the outcome carries additional data that may make the write fail."""
     return (
         settlement.unit is not None or settlement.queue is not None or settlement.error is not None
     )
 
 
-def least_tried(batches: Iterable[Batch], now: float) -> Batch | None:
-    """Of what is apart and due, the least tried: it may not hang like others."""
-    due = [b for b in batches if b.state in APART_STATES and b.due <= now]
-    return min(due, key=lambda b: (b.tries, any(map(_carries, b.parts)), b.due), default=None)
+def find_least_tried(batches: Iterable[Batch], now: float) -> Batch | None:
+    """Return the due quarantined batch with the fewest tries, which may not hang like the rest."""
+    due = [b for b in batches if b.state in QUARANTINE_STATES and b.due <= now]
+    return min(due, key=lambda b: (b.tries, any(map(_has_extras, b.parts)), b.due), default=None)
 
 
-def may_cut(batch: Batch, batches: Iterable[Batch], settled_count: int) -> bool:
-    """Whether to cut `batch`, one of `batches` that has failed once more, though it may be a whole
+def can_split(batch: Batch, batches: Iterable[Batch], settled_count: int) -> bool:
+    """Return True if `batch`, which has failed once more, may be split in spite of a possible
     outage.
 
-    Others have been written since, or there are few parts yet, or it has failed for long.
+    That is so if other batches have been written since, if there are few parts yet, or if the batch
+    has failed for long.
     """
-    if settled_count > batch.settled_then or batch.tries + 1 >= CUT_ANYWAY:
+    if settled_count > batch.settled_count or batch.tries + 1 >= CUT_ANYWAY:
         return True
     return sum([State.SET_APART in (b.origin, b.state) for b in batches]) < FEW_PARTS
 
 
 Units = dict[Unit, set[int]]
-"""Units that must not be written any more, each with the messages of it that are lost."""
+"""Units that must not be written any more, each with its lost messages."""
 
 
-CAME_BACK = "it came back to us, and the older outcome will not be written"
+CLAIMED_AGAIN = "it came back to us, and the older outcome will not be written"
 
 
-def note_unit(units: Units, lost: Settlement) -> None:
-    """Add the unit of `lost`, if it is one of several."""
+def add_unit(units: Units, lost: Settlement) -> None:
+    """Add the unit of `lost`, if any."""
     if lost.unit is not None:
         units.setdefault(lost.unit, set()).add(lost.id)
 
 
-class LostLeases:
-    """What one subscriber has lost: told once for each delivery, and counted."""
+class LostLeaseLog:
+    """Lost deliveries of a subscriber, each logged once and counted."""
 
     def __init__(self, log: Log, metrics: SubscriberMetrics) -> None:
         self._log = log
         self._metrics = metrics
-        self.unanswered: set[Mark] = set()
-        """Deliveries with an earlier COMMIT that was not answered: they may be written already."""
+        self.unanswered: set[DeliveryKey] = set()
+        """Deliveries with an unanswered COMMIT: they may be written already."""
         self.lost_count = 0
         self.unknown_count = 0
 
@@ -216,44 +224,50 @@ class LostLeases:
         delivery: Settlement | ClaimedMessage,
         row: ClaimedMessage | None,
         phase: str,
-        rest: str,
+        consequence: str,
     ) -> None:
-        """The database does not know `delivery` any more.
+        """Log and count `delivery`, which the database does not know any more.
 
         Args:
-            delivery: What was sent, or is held.
-            row: The same as it was claimed, if it is still known.
-            phase: What was done when this was noticed.
-            rest: What it means.
+            delivery: The settlement that was sent, or the row that is held.
+            row: The same delivery as it was claimed, if it is still known.
+            phase: The operation that noticed the loss.
+            consequence: The consequence, for the log.
         """
         mark = delivery.id, delivery.lease_token
         if mark in self.unanswered:
             self.unanswered.discard(mark)
             self.unknown_count += 1
-            what = "settle unknown"
+            event = "settle unknown"
         else:
             self.lost_count += 1
-            what = "lease lost"
-        self._metrics.lost("" if row is None else row.queue, unknown=what == "settle unknown")
-        which = (
+            event = "lease lost"
+        self._metrics.record_lost(
+            "" if row is None else row.queue, unknown=event == "settle unknown"
+        )
+        details = (
             ""
             if row is None
             else f" of queue {row.queue!r} (delivery {row.deliveries_count}, phase {phase})"
         )
         self._log(
-            logging.WARNING, f"{what}: message {delivery.id}{which}; {rest}", message_id=delivery.id
+            logging.WARNING,
+            f"{event}: message {delivery.id}{details}; {consequence}",
+            message_id=delivery.id,
         )
 
-    def tell_broken(self, broken: Sequence[Settlement], units: Units) -> None:
-        """`broken`, of `units`, go back."""
-        lost = sorted(set[int]().union(*(units[s.unit] for s in broken if s.unit is not None)))
+    def report_broken(self, broken: Sequence[Settlement], units: Units) -> None:
+        """Log that the `broken` outcomes of `units` are sent back."""
+        lost_ids = sorted(set[int]().union(*(units[s.unit] for s in broken if s.unit is not None)))
         self._log(
-            logging.WARNING, broken_text([s.id for s in broken], lost), message_id=broken[0].id
+            logging.WARNING,
+            format_broken([s.id for s in broken], lost_ids),
+            message_id=broken[0].id,
         )
 
 
-def broken_text(ids: Sequence[int], lost: Sequence[int]) -> str:
-    """What to say of messages `ids`, which go back because `lost` of the same batch are lost."""
+def format_broken(ids: Sequence[int], lost: Sequence[int]) -> str:
+    """Format the log text for messages that go back because their batch has lost leases."""
     return (
         f"messages {list(ids)} go back: what their handler did is written with "
         f"all messages that it acked or not at all, and {list(lost)} of them have lost their lease"

@@ -1,11 +1,11 @@
-"""Write batches of outcomes; repeat those that the database did not take apart from the queue, so
-that none delays another.
+"""Write batches of outcomes, and repeat failed ones apart from the queue.
 
-A batch that is refused is sent again in halves, so that each culprit is found. Nothing is dropped
-and no acked message becomes a dead letter: the same is tried first, every time, as the cause may
-have gone (a renamed archive, withdrawn rights, a transaction that has ended). What fails for a
-passing reason is never written otherwise. Only what is refused again and again, and carries
-something of its own that may be the cause, is settled without it.
+A batch that is refused is sent again in halves until each culprit is found. So no outcome delays
+another. Nothing is dropped and no acked message becomes a dead letter: the same outcome is tried
+first, every time, because the cause may have gone (a renamed archive, withdrawn rights, a
+transaction that has ended). An outcome that fails for a transient reason is never changed. Only an
+outcome that is refused again and again, and carries something of its own that may be the cause, is
+settled without it.
 """
 
 import logging
@@ -25,7 +25,7 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import Batch, State, unit_end
+from faststream_sqlbroker.flow.deliver.outcome_states import Batch, State, find_unit_end
 from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
 from faststream_sqlbroker.flow.loop import Log, Outages, is_told
 
@@ -37,80 +37,81 @@ Refused = list[tuple[Settlement, StoreError]]
 
 
 async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked: bool) -> Refused:
-    """Write `batch`; what the database has not dealt with stays in it.
+    """Write `batch`; settlements without an answer of the database stay in the batch.
 
     Args:
-        store: Where to.
-        outcomes: Told what the database has dealt with, also before an error.
-        batch: In state WRITING.
-        skip_locked: Whether rows that other sessions have locked are passed over, with their units.
+        store: The store to write to.
+        outcomes: Gets the database's answers, also before an error.
+        batch: A batch in state WRITING.
+        skip_locked: Skip rows that other sessions have locked, with their units.
 
     Returns:
         The units that were refused by themselves, with the errors; they stay in `batch`.
 
     Raises:
-        TransientStoreError: what is left in `batch` is not known to be written.
+        TransientStoreError: the settlements left in `batch` are not known to be written.
     """
     result = SettleResult()
     refused = Refused()
 
     async def settle(parts: list[Settlement]) -> None:
-        written = await store.settle(parts, skip_locked=skip_locked)
-        result.settled |= written.settled
-        result.lost |= written.lost
+        answer = await store.settle(parts, skip_locked=skip_locked)
+        result.settled |= answer.settled
+        result.lost |= answer.lost
 
     try:
-        await write_in_halves(batch.parts, settle, partial(_smaller, refused))
+        await write_in_halves(batch.parts, settle, partial(_iterate_smaller, refused))
     except BaseException as error:
-        # A half that was written before the failure is not to be written again.
+        # Do not write a half again that was written before the failure.
         outcomes.answered(batch, result)
-        note_unanswered(outcomes, batch, error)
+        mark_unanswered(outcomes, batch, error)
         raise
     outcomes.answered(batch, result)
     return refused
 
 
-def note_unanswered(outcomes: Outcomes, batch: Batch, error: BaseException) -> None:
-    """What is left of `batch` may be written after `error`: cancelled in the middle, it may have
-    been committed too.
+def mark_unanswered(outcomes: Outcomes, batch: Batch, error: BaseException) -> None:
+    """Mark the rest of `batch` as possibly written after `error`.
+
+    A batch that was cancelled in the middle may have been committed too.
     """
     if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
-        outcomes.note_unanswered(batch)
+        outcomes.mark_unanswered(batch)
 
 
-def _smaller(
+def _iterate_smaller(
     refused: Refused, parts: list[Settlement], error: StoreError
 ) -> Iterator[list[Settlement]]:
-    """What to send in place of `parts`, which the database has refused with `error`.
+    """Yield smaller parts to send instead of `parts`, which the database has refused.
 
-    A unit that is refused by itself is added to `refused`, after what was sent before it.
+    A unit that is refused by itself is added to `refused`, after the parts before it were sent.
     """
     if isinstance(error, AccessError) and error.only_answers:
-        # Those without an answer are not held up by the search for the others.
-        plain, parts = _by_answer(parts)
+        # Settlements without an answer do not wait for the search among the others.
+        plain, parts = _split_by_answer(parts)
         if error.every_answer:
             refused += [(settlement, error) for settlement in parts]
             parts = []
         if plain:
             yield plain
     if parts:
-        yield from _halves(parts, refused, error)
+        yield from _iterate_halves(parts, refused, error)
 
 
-def _by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
-    """Those that publish nothing with their ack, and those that do."""
+def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
+    """Split `parts` into settlements without and with messages published on ack."""
     plain = [s for s in parts if s.unit is None or not s.unit.on_ack]
     answering = [s for s in parts if s.unit is not None and s.unit.on_ack]
     return plain, answering
 
 
-def _halves(
+def _iterate_halves(
     parts: list[Settlement], refused: Refused, error: StoreError
 ) -> Iterator[list[Settlement]]:
-    """About half of `parts` and the rest, no unit cut; a single unit is refused."""
-    half = unit_end(parts, len(parts) // 2)
+    """Yield about half of `parts` and the rest, with whole units; a single unit is refused."""
+    half = find_unit_end(parts, len(parts) // 2)
     if half == len(parts):
-        half = unit_end(parts, 1)
+        half = find_unit_end(parts, 1)
     if half == len(parts):
         refused += [(settlement, error) for settlement in parts]
     else:
@@ -118,19 +119,20 @@ def _halves(
         yield parts[half:]
 
 
-NO_TEXT = "(the text of the error was refused by the database)"
-LESS_AFTER = 5
-"""Refusals after which a lesser outcome is tried, too."""
+REFUSED_TEXT = "(the text of the error was refused by the database)"
+REDUCE_AFTER = 5
+"""Refusals after which a reduced outcome is tried, too."""
 DEAD_AFTER = 10
-"""Refusals after which a message becomes a dead letter: after about 40 s, so that a fault that
-passes costs no message."""
+"""Refusals after which a message becomes a dead letter: after about 40 s, so that a transient fault
+costs no message.
+"""
 
 
 OnDenied = Callable[[bool], None]
 
 
 class Repeater:
-    """Sends again what is refused or set apart, with growing pauses."""
+    """Sends refused and quarantined outcomes again, with growing pauses."""
 
     def __init__(
         self,
@@ -143,8 +145,8 @@ class Repeater:
     ) -> None:
         """Share the subscriber's `inflight`.
 
-        `on_denied` is told that a right or a table is missing for outcomes that carry nothing of
-        their own, and that this is over.
+        `on_denied(True)` is called when a right or a table is missing for outcomes that carry
+        nothing of their own, and `on_denied(False)` when this is over.
         """
         self._store = store
         self._inflight = inflight
@@ -152,20 +154,23 @@ class Repeater:
         self._outages = Outages(log, inflight.clock) if outages is None else outages
         self._on_denied = on_denied
         self._denied_count = 0
-        """Messages whose answers may not be published."""
-        self._told_at = 1
-        """Of how many such messages the log says so next: a producer may send many."""
-        self._failed_at = -1
-        """What was written when something failed last."""
+        """Number of messages whose answers may not be published."""
+        self._log_at_count = 1
+        """Value of `_denied_count` at which the log reports it next: a producer may send many."""
+        self._settled_count_at_failure = -1
+        """`settled_count` at the last failure."""
 
     @property
     def healthy(self) -> bool:
-        """Whether all is written, or something has been since the last failure."""
-        return not self._inflight.apart_count or self._inflight.settled_count != self._failed_at
+        """True if nothing is quarantined, or an outcome was written since the last failure."""
+        return (
+            not self._inflight.apart_count
+            or self._inflight.settled_count != self._settled_count_at_failure
+        )
 
-    def refuse(self, batch: Batch, refused: Refused) -> None:
-        """Keep the units of `batch` that were `refused` one by one."""
-        refused = self._without_answers(batch, refused)
+    def add_refused(self, batch: Batch, refused: Refused) -> None:
+        """Quarantine the `refused` units of `batch`."""
+        refused = self._nack_denied_answers(batch, refused)
         if not refused:
             return
         self._inflight.refuse(batch, [settlement for settlement, _ in refused])
@@ -175,52 +180,53 @@ class Repeater:
             logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1]
         )
 
-    def _without_answers(self, batch: Batch, refused: Refused) -> Refused:
-        """Nack at once what was refused for its answer alone, which no repeat could write without a
-        GRANT; the rest.
+    def _nack_denied_answers(self, batch: Batch, refused: Refused) -> Refused:
+        """Nack units that were refused for their answer alone; return the other refused units.
+
+        No repetition could write such a unit without a GRANT.
         """
         denied = {
-            s.unit: error for s, error in refused if s.unit is not None and _only_answers(error)
+            s.unit: error for s, error in refused if s.unit is not None and _is_answer_only(error)
         }
         if not denied:
             return refused
         error = next(iter(denied.values()))
         nacked = [s for s, _ in refused if s.unit in denied]
-        self._inflight.nack(batch, set(denied), error)
+        self._inflight.nack_denied(batch, set(denied), error)
         self._denied_count += len(nacked)
-        if self._denied_count >= self._told_at:
-            self._told_at = 2 * self._denied_count
+        if self._denied_count >= self._log_at_count:
+            self._log_at_count = 2 * self._denied_count
             text = (
-                f"the answers of {self._denied_count} messages until now ({_few(nacked)}) may not "
-                "be published, so their attempts have failed; grant it, or give the subscriber "
-                f"no_reply=True, which drops what producers ask for by reply_to: {error}"
+                f"the answers of {self._denied_count} messages until now ({_format_ids(nacked)}) "
+                "may not be published, so their attempts have failed; grant it, or give the "
+                f"subscriber no_reply=True, which drops what producers ask for by reply_to: {error}"
             )
             self._log(logging.ERROR, text, message_id=nacked[0].id)
         return [(s, error) for s, error in refused if s.unit not in denied]
 
-    def set_apart(self, batch: Batch, error: BaseException) -> None:
-        """Keep `batch`, which fails again and again for a passing reason."""
+    def quarantine(self, batch: Batch, error: BaseException) -> None:
+        """Quarantine `batch`, which fails again and again for a transient reason."""
         parts = list(batch.parts)
-        self._inflight.set_apart(batch)
+        self._inflight.quarantine(batch)
         self._tell(logging.WARNING, parts, "could not be written", error)
 
     def _tell(
-        self, level: int, parts: Sequence[Settlement], what: str, error: BaseException
+        self, level: int, parts: Sequence[Settlement], failure: str, error: BaseException
     ) -> None:
         if isinstance(error, TransientStoreError) and self._outages.stops_all:
-            return  # not for the sake of these messages
+            return  # an outage, not caused by these messages
         text = (
-            f"the outcomes of {len(parts)} messages {what} ({_few(parts)}); they are kept and "
-            f"tried again: {error}"
+            f"the outcomes of {len(parts)} messages {failure} ({_format_ids(parts)}); they are "
+            f"kept and tried again: {error}"
         )
         self._log(level, text, message_id=parts[0].id)
 
     async def tick(self) -> float | None:
-        """Send one batch that is due; seconds until the next, None without any."""
-        batch = self._inflight.take_due(self._inflight.clock.monotonic())
+        """Send a due batch; return the seconds until the next batch, or None without any."""
+        batch = self._inflight.start_due_batch(self._inflight.clock.monotonic())
         if batch is not None:
             await self._send(batch)
-        due = self._inflight.next_due()
+        due = self._inflight.get_next_due()
         if due is None:
             self._on_denied(False)
         return None if due is None else max(0.0, due - self._inflight.clock.monotonic())
@@ -232,49 +238,50 @@ class Repeater:
                 failed = await self._write_refused(batch)
             else:
                 refused = await write(self._store, inflight, batch, skip_locked=True)
-                self.refuse(batch, refused)
+                self.add_refused(batch, refused)
                 failed = False
         except TransientStoreError as error:
-            self._failed_at = inflight.settled_count
+            self._settled_count_at_failure = inflight.settled_count
             if batch.parts and is_told(batch.tries):
                 self._tell(logging.WARNING, batch.parts, "could not be written", error)
-            inflight.keep(batch, failed=batch.origin is not State.REFUSED)
+            inflight.retry_later(batch, has_failed=batch.origin is not State.REFUSED)
         except BaseException:
-            inflight.keep(batch, failed=True)
+            inflight.retry_later(batch, has_failed=True)
             raise
         else:
-            inflight.keep(batch, failed=failed)
+            inflight.retry_later(batch, has_failed=failed)
 
     async def _write_refused(self, batch: Batch) -> bool:
-        """Write the unit that was refused, or what can be written of it; whether it was refused
-        once more.
-        """
+        """Write the refused unit or a reduced version; return True if all versions were refused."""
         parts = batch.parts
-        # The same first, every time: the cause of the refusal may be gone by now.
-        versions = parts, *lesser(parts, batch.tries, archive=self._store.dialect.has_archive)
-        for n, version in enumerate(versions):
-            result = await self._answer(batch, version)
+        # The original first, every time: the cause of the refusal may be gone by now.
+        versions = (
+            parts,
+            *iterate_reduced(parts, batch.tries, archive=self._store.dialect.has_archive),
+        )
+        for reduction, version in enumerate(versions):
+            result = await self._try_settle(batch, version)
             if result is None:
                 continue
             self._inflight.answered(batch, result)
-            if result.settled and n:
-                self._tell_lesser(version, batch.tries)
+            if result.settled and reduction:
+                self._log_reduced(version, batch.tries)
             elif result.settled and parts[0].unit is None:
                 self._on_denied(False)
             return False
         return True
 
-    async def _answer(self, batch: Batch, version: Sequence[Settlement]) -> SettleResult | None:
-        """What the database answers to `version` of `batch`; None if it refuses it."""
+    async def _try_settle(self, batch: Batch, version: Sequence[Settlement]) -> SettleResult | None:
+        """Write `version` of `batch`; return None after a refusal."""
         try:
             return await self._store.settle(version, skip_locked=True)
         except BaseException as error:
             if isinstance(error, StoreError) and not isinstance(error, TransientStoreError):
                 return None
-            note_unanswered(self._inflight, batch, error)
+            mark_unanswered(self._inflight, batch, error)
             raise
 
-    def _tell_lesser(self, version: Sequence[Settlement], tries: int) -> None:
+    def _log_reduced(self, version: Sequence[Settlement], tries: int) -> None:
         first = version[0]
         self._log(
             logging.ERROR,
@@ -284,46 +291,46 @@ class Repeater:
         )
 
 
-def _few(parts: Sequence[Settlement]) -> str:
-    """The first ids of `parts`, for a log."""
-    few = 5
-    return ", ".join(str(s.id) for s in parts[:few]) + (", …" if len(parts) > few else "")
+def _format_ids(parts: Sequence[Settlement]) -> str:
+    """Format the first ids of `parts` for a log line."""
+    max_ids = 5
+    return ", ".join(str(s.id) for s in parts[:max_ids]) + (", …" if len(parts) > max_ids else "")
 
 
-def _only_answers(error: BaseException) -> bool:
+def _is_answer_only(error: BaseException) -> bool:
     return isinstance(error, AccessError) and error.only_answers
 
 
-def lesser(
+def iterate_reduced(
     parts: Sequence[Settlement], tries: int, *, archive: bool
 ) -> Iterator[Sequence[Settlement]]:
-    """What may be written in place of a unit that was refused `tries` times, the best first.
+    """Yield versions of a unit that was refused `tries` times, with the smallest loss first.
 
-    Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of
-    their own that could be the cause. Where messages are published on ack, all rows fall back to
-    nacks; a text is left out; what cannot go to another queue becomes a dead letter, where there is
-    an `archive` to keep it.
+    There is none for an ack, a nack without an error, a postponement or a release: they carry
+    nothing of their own that could be the cause. Where messages are published on ack, all rows fall
+    back to nacks. An error text is left out. A message that cannot go to another queue becomes a
+    dead letter, where there is an `archive` to keep it.
     """
-    if tries < LESS_AFTER:
+    if tries < REDUCE_AFTER:
         return
     unit = parts[0].unit
     if unit is None:
         [settlement] = parts
-        yield from _lesser_alone(settlement, tries, archive=archive)
+        yield from _iterate_reduced_single(settlement, tries, archive=archive)
     elif unit.fallback is not None:
         yield unit.fallback(None)
 
 
-def _lesser_alone(
+def _iterate_reduced_single(
     settlement: Settlement, tries: int, *, archive: bool
 ) -> Iterator[Sequence[Settlement]]:
-    # The order of loss: a record, the text, the reason with it, at last the queue.
+    # In the order of loss: the lookup record, the text, the reason with it, at last the queue.
     if settlement.lookup is not None:
         yield [replace(settlement, lookup=None)]
     if settlement.error is not None:
-        yield [replace(settlement, error=NO_TEXT)]
+        yield [replace(settlement, error=REFUSED_TEXT)]
     if settlement.leaves and settlement.reason is not None:
-        yield [replace(settlement, error=NO_TEXT, reason=SETTLE_ERROR)]
+        yield [replace(settlement, error=REFUSED_TEXT, reason=SETTLE_ERROR)]
     if settlement.queue is not None and archive and tries >= DEAD_AFTER:
         yield [
             replace(
@@ -331,7 +338,7 @@ def _lesser_alone(
                 state=MessageState.FAILED,
                 archive=True,
                 reason=settlement.reason or SETTLE_ERROR,
-                error=NO_TEXT,
+                error=REFUSED_TEXT,
                 queue=None,
                 payload=None,
                 headers=None,

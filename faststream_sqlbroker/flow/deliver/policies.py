@@ -1,6 +1,4 @@
-"""What policies ask of a worker: to wait for a slot, to claim a key before the start, to rest after
-a failure.
-"""
+"""Policies around a handler call: wait for a slot, claim a key, rest after a failure."""
 
 import asyncio
 import logging
@@ -37,76 +35,77 @@ if TYPE_CHECKING:
 
 
 Verdicts = dict[int, tuple[Verdict, int | None]]
-"""By message, with the one that has its key."""
+"""The verdict by message id, and the id of the message that has its key."""
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _ClaimRequest:
     rows: Sequence[ClaimedMessage]
     answer: "asyncio.Future[Verdicts | StoreError | None]"
-    """None: this one sends what is asked next."""
+    """The answer; None tells this request to send the next transaction."""
 
 
 class KeyClaims:
-    """What the workers of one subscriber ask at the same time is asked at once.
+    """Claims keys for all workers of a subscriber, with shared transactions.
 
-    One transaction runs at a time. Workers that ask while it runs share the next one, which the
-    first of them sends. So there is no task of its own.
+    One transaction runs at a time. Workers that need keys while it runs share the next one, which
+    the first of them sends. So this needs no task of its own.
     """
 
     def __init__(self, store: "Store", ttl: float) -> None:
-        """`ttl`: seconds for which a key stays claimed."""
+        """Claim each key for `ttl` seconds."""
         self._store = store
         self._ttl = ttl
-        self._waiting: list[_Asked] = []
-        self._sending = False
+        self._waiting: list[_ClaimRequest] = []
+        self._is_sending = False
 
     async def claim(self, rows: Sequence[ClaimedMessage]) -> Verdicts | StoreError:
-        """Claim the keys of `rows`; the verdicts, or why there are none.
+        """Claim the keys of `rows`; return the verdicts or the error.
 
-        Do not cancel it: others wait for what it sends.
+        Do not cancel this call: other workers wait for the transaction that it sends.
         """
-        asked = _Asked(rows, asyncio.get_running_loop().create_future())
-        self._waiting.append(asked)
-        if self._sending and (answer := await asked.answer) is not None:
+        new_request = _ClaimRequest(rows, asyncio.get_running_loop().create_future())
+        self._waiting.append(new_request)
+        if self._is_sending and (answer := await new_request.answer) is not None:
             return answer
-        self._sending = True
-        # The other workers that have become free with this one ask in the same turn of the loop.
+        self._is_sending = True
+        # Other workers that have become free together with this one add their requests in the same
+        # turn of the loop.
         await asyncio.sleep(0)
-        together = self._waiting
+        requests = self._waiting
         self._waiting = []
         try:
-            answers = await self._send(together)
+            answers = await self._send(requests)
         except BaseException as error:
-            for each in together:
-                if each is not asked and not each.answer.done():
-                    each.answer.set_exception(error)
+            for request in requests:
+                if request is not new_request and not request.answer.done():
+                    request.answer.set_exception(error)
             raise
         finally:
-            self._sending = bool(self._waiting)
+            self._is_sending = bool(self._waiting)
             if self._waiting:
                 self._waiting[0].answer.set_result(None)
-        for each, answer in zip(together, answers, strict=True):
-            if each is not asked:
-                each.answer.set_result(answer)
-        return answers[together.index(asked)]
+        for request, answer in zip(requests, answers, strict=True):
+            if request is not new_request:
+                request.answer.set_result(answer)
+        return answers[requests.index(new_request)]
 
-    async def _send(self, together: Sequence[_Asked]) -> list[Verdicts | StoreError]:
-        started = await self._claimed_free(together)
-        if isinstance(started, StoreError):
-            return [started] * len(together)
-        rest = [each for each in together if each.rows[0].id not in started]
-        answers = dict(zip(map(id, rest), await self._send_rest(rest), strict=True))
+    async def _send(self, requests: Sequence[_ClaimRequest]) -> list[Verdicts | StoreError]:
+        claimed_ids = await self._claim_free(requests)
+        if isinstance(claimed_ids, StoreError):
+            return [claimed_ids] * len(requests)
+        remaining = [request for request in requests if request.rows[0].id not in claimed_ids]
+        answers = dict(zip(map(id, remaining), await self._send_remaining(remaining), strict=True))
         return [
-            answers.get(id(each)) or {row.id: (Verdict.START, row.id) for row in each.rows}
-            for each in together
+            answers.get(id(request)) or {row.id: (Verdict.START, row.id) for row in request.rows}
+            for request in requests
         ]
 
-    async def _claimed_free(self, together: Sequence[_Asked]) -> set[int] | StoreError:
-        """The messages whose keys were free, which is usual; an error if that is not known."""
-        # Not of batches: if the rest of one cannot be asked for, it does not start, and no key of
-        # it may stay claimed.
-        single = [each.rows[0] for each in together if len(each.rows) == 1]
+    async def _claim_free(self, requests: Sequence[_ClaimRequest]) -> set[int] | StoreError:
+        """Claim free keys, the usual case; return the ids of their messages or an error."""
+        # Single rows only: if the other keys of a batch cannot be claimed, the batch does not
+        # start, and none of its keys may stay claimed.
+        single = [request.rows[0] for request in requests if len(request.rows) == 1]
         if not single:
             return set()
         try:
@@ -114,21 +113,23 @@ class KeyClaims:
         except (TransientStoreError, UnknownOutcomeError) as error:
             return error
         except StoreError:
-            return set()  # refused: it is found out of which
+            return set()  # refused: the next statement finds out for which rows
 
-    async def _send_rest(self, together: Sequence[_Asked]) -> list[Verdicts | StoreError]:
-        if not together:
+    async def _send_remaining(
+        self, requests: Sequence[_ClaimRequest]
+    ) -> list[Verdicts | StoreError]:
+        if not requests:
             return []
-        answer = await self._claimed([row for each in together for row in each.rows])
+        answer = await self._claim_keys([row for request in requests for row in request.rows])
         if not isinstance(answer, StoreError):
-            return [{row.id: answer[row.id] for row in each.rows} for each in together]
-        passing = isinstance(answer, TransientStoreError | UnknownOutcomeError)
-        if passing or len(together) == 1:
-            return [answer] * len(together)
-        # What the database refuses of one must not keep the others.
-        return [await self._claimed(each.rows) for each in together]
+            return [{row.id: answer[row.id] for row in request.rows} for request in requests]
+        is_transient = isinstance(answer, TransientStoreError | UnknownOutcomeError)
+        if is_transient or len(requests) == 1:
+            return [answer] * len(requests)
+        # A refusal of one request must not stop the others.
+        return [await self._claim_keys(request.rows) for request in requests]
 
-    async def _claimed(self, rows: Sequence[ClaimedMessage]) -> Verdicts | StoreError:
+    async def _claim_keys(self, rows: Sequence[ClaimedMessage]) -> Verdicts | StoreError:
         try:
             return await self._store.policies.claim_keys(rows, self._ttl)
         except StoreError as error:
@@ -136,34 +137,33 @@ class KeyClaims:
 
 
 def key_claims_of(store: "Store", policies: Sequence[Policy]) -> KeyClaims | None:
-    """Those of one subscriber, which all its workers share; None without `Once`."""
+    """Create the key claimer that a subscriber's workers share; None without policy Once."""
     once = next((policy for policy in policies if isinstance(policy, Once)), None)
     return None if once is None else KeyClaims(store, once.ttl / MICROSECONDS)
 
 
 Rows = list[ClaimedMessage]
-REST_STEP = 0.1
-"""Seconds after which a worker that rests looks whether it is to stop."""
-REPEATS = 5
-"""How often a claim of keys is tried whose COMMIT was not answered, and during a stop, to give them
-back."""
+STOP_CHECK_INTERVAL = 0.1
+"""Seconds between two checks of a resting worker whether it is to stop."""
+MAX_KEY_TRIES = 5
+"""Number of tries to claim keys after an unanswered COMMIT, and to release them during a stop."""
 
 
-def seconds_to_slot(row: ClaimedMessage, clock: Clock) -> float:
-    """Seconds until `row` may start; 0 or less: it may."""
+def get_slot_wait(row: ClaimedMessage, clock: Clock) -> float:
+    """Return the seconds until `row` may start; 0 or less to start now."""
     return 0.0 if row.slot is None else row.slot.earliest - clock.monotonic()
 
 
-def missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
-    """Whether it is too late for the slot of `row`, which is given up, or its window has closed."""
+def has_missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
+    """Return True if the slot of `row` was missed: given up, or outside its window."""
     return row.slot is not None and clock.monotonic() > row.slot.latest
 
 
-def _may_run_again(row: ClaimedMessage) -> bool:
-    """Whether the key of `row` is free again: nothing was done for it, or its handler says so."""
+def _can_run_again(row: ClaimedMessage) -> bool:
+    """Return True if the key of `row` is free again: nothing was done, or the handler says so."""
     outcome = row.outcome
     if isinstance(outcome, Relocate):
-        # Where it stays it would find its own key taken; elsewhere it has another.
+        # In its own queue it would find its own key claimed; in another queue it has another key.
         return outcome.published_again and outcome.queue == row.queue
     if isinstance(outcome, Nack):
         return outcome.retry_possible
@@ -175,7 +175,7 @@ def _may_run_again(row: ClaimedMessage) -> bool:
 
 
 class PolicyStarts:
-    """What the policies of one subscriber do around each call of its handler."""
+    """Applies the policies of a subscriber around each handler call."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class PolicyStarts:
         stopping: Callable[[], bool],
         keys: KeyClaims | None,
     ) -> None:
-        """`stopping` ends a rest; the workers of a subscriber share `keys`."""
+        """End a rest when `stopping` returns True. The workers of a subscriber share `keys`."""
         self._settlements = settlements
         self._clock = inflight.clock
         self._store = store
@@ -195,24 +195,24 @@ class PolicyStarts:
         self._log = log
         self._stopping = stopping
         self._keys = keys
-        self._rest = next(
+        self._rest_seconds = next(
             (policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0
         )
         self._shielded = ShieldedCalls()
         self._failures = 0
 
     @property
-    def only_slots(self) -> bool:
-        """Whether all that they ask of a worker is to wait for slots."""
-        return self._keys is None and not self._rest
+    def has_only_slots(self) -> bool:
+        """True if the policies require a worker only to wait for slots."""
+        return self._keys is None and not self._rest_seconds
 
     async def wait_for_slot(self, row: ClaimedMessage) -> None:
         """Wait until `row` may start."""
-        if (wait := seconds_to_slot(row, self._clock)) <= 0:
+        if (wait := get_slot_wait(row, self._clock)) <= 0:
             return
-        self._inflight.metrics.policy_wait("slot", wait)
+        self._inflight.metrics.record_policy_wait("slot", wait)
         self._inflight.times.begins(self._clock.monotonic() + wait)
-        with self._busy():
+        with self._mark_busy():
             try:
                 await self._clock.sleep(wait)
             except BaseException:
@@ -220,9 +220,10 @@ class PolicyStarts:
                 raise
 
     @contextmanager
-    def _busy(self) -> Iterator[None]:
-        """The worker is not free: what was claimed for it now would miss its slot, or keep its key
-        from others.
+    def _mark_busy(self) -> Iterator[None]:
+        """Count the worker as busy inside of the block.
+
+        A message claimed for it now would miss its slot, or keep its key from other workers.
         """
         self._inflight.running += 1
         try:
@@ -231,110 +232,115 @@ class PolicyStarts:
             self._inflight.running -= 1
 
     async def claim_keys(self, rows: Rows) -> Rows:
-        """Claim the keys of messages that may run once; those that may start. The others are
-        settled.
+        """Claim the keys of messages that may run once; return the rows that may start.
+
+        The other rows are settled.
         """
-        with self._busy():
+        with self._mark_busy():
             return await self._claim_keys(rows)
 
-    async def give_back(self, rows: Rows) -> None:
-        """Give back `rows`, whose keys may be claimed and whose handler does not start."""
-        with self._busy():
-            await self._shielded.run(self._cut_off(rows, self._keyed(rows)))
+    async def release(self, rows: Rows) -> None:
+        """Release `rows`, whose keys may be claimed and whose handler does not start."""
+        with self._mark_busy():
+            await self._shielded.run(self._release_unstarted(rows, self._filter_keyed(rows)))
 
-    async def give_keys_back(self, rows: Rows) -> None:
-        """Give back the keys of `rows`, whose handler does not start: before they are settled, as
-        in `give_back`.
-        """
-        with self._busy():
-            await self._shielded.run(self._give_back(self._keyed(rows)))
+    async def release_keys(self, rows: Rows) -> None:
+        """Release the keys of `rows`, whose handler does not start, before the rows are settled."""
+        with self._mark_busy():
+            await self._shielded.run(self._release_keys(self._filter_keyed(rows)))
 
-    def take_slots(self, rows: Sequence[ClaimedMessage], *, must: bool = False) -> bool:
-        """The handler of `rows` starts now, unless it is too late for a slot of them: then none of
-        the slots is used, and they go back. Without one, and if it `must`, it starts.
+    def acquire_slots(self, rows: Sequence[ClaimedMessage], *, must: bool = False) -> bool:
+        """Use the slots of `rows`, whose handler starts now; return False if a slot was missed.
+
+        If it is too late for one slot, none is used and the rows are released. Rows without a slot
+        start, and with `must` all of them.
         """
         slots = self._inflight.slots
-        if must or not any(missed_slot(row, self._clock) for row in rows):
+        if must or not any(has_missed_slot(row, self._clock) for row in rows):
             for row in rows:
                 slots.start(row, must=True)
             return True
         for row in rows:
-            if missed_slot(row, self._clock):
+            if has_missed_slot(row, self._clock):
                 slots.start(row)  # counts it as missed
             row.settle_as(Release())
         return False
 
-    def tell_slots(self, rows: Rows) -> None:
-        """It is known of `rows` whether their handler has started, and when."""
+    def report_slots(self, rows: Rows) -> None:
+        """Report whether the handler of `rows` has started, and when."""
         for row in rows:
             self._inflight.slots.tell(row)
 
-    def keep_keys(self, rows: Rows) -> None:
-        """The handler of `rows` was cancelled for an operator: what it did for the others of the
-        batch is not known, so it does not run for their keys again.
+    def retain_keys(self, rows: Rows) -> None:
+        """Keep the keys of the other rows of a batch that an operator has cancelled.
+
+        It is unknown what the handler did for them, so it does not run for their keys again.
         """
-        for row in self._keyed(rows):
+        for row in self._filter_keyed(rows):
             if row.cancelled is None:
                 row.settle_as(Abandon())
 
-    def _keyed(self, rows: Rows) -> Rows:
-        """Those that may run once."""
+    def _filter_keyed(self, rows: Rows) -> Rows:
+        """Return the rows that may run once."""
         return [] if self._keys is None else [row for row in rows if row.policy_key is not None]
 
     async def _claim_keys(self, rows: Rows) -> Rows:
-        keyed = self._keyed(rows)
+        keyed = self._filter_keyed(rows)
         if self._keys is None or not keyed:
             return rows
-        claim = self._claimed(self._keys, keyed)
-        verdicts = await self._shielded.run(claim, lambda: self._cut_off(rows, keyed))
+        claim = self._claim_with_retry(self._keys, keyed)
+        verdicts = await self._shielded.run(claim, lambda: self._release_unstarted(rows, keyed))
         if isinstance(verdicts, StoreError):
-            await self._not_started(rows, verdicts)
+            await self._handle_claim_error(rows, verdicts)
             return []
         self._failures = 0
         for row in keyed:
-            verdict, other = verdicts[row.id]
+            verdict, other_id = verdicts[row.id]
             if verdict is Verdict.LOST:
                 self._inflight.lose([row], "claim of its key", "it does not run here")
             elif verdict is Verdict.DUPLICATE:
-                self._end(row, Discard(DUPLICATE, other))
+                self._finish(row, Discard(DUPLICATE, other_id))
             elif verdict is Verdict.UNKNOWN:
-                self._end(row, Reject(UNKNOWN_OUTCOME))
-        going = {row.id for row in keyed if verdicts[row.id][0] is not Verdict.START}
-        return [row for row in rows if row.id not in going]
+                self._finish(row, Reject(UNKNOWN_OUTCOME))
+        settled_ids = {row.id for row in keyed if verdicts[row.id][0] is not Verdict.START}
+        return [row for row in rows if row.id not in settled_ids]
 
-    def _end(self, row: ClaimedMessage, outcome: Outcome) -> None:
+    def _finish(self, row: ClaimedMessage, outcome: Outcome) -> None:
         row.settle_as(outcome)
-        if not row.lease_lost:  # while its key was asked for
-            self._inflight.finish(self._settlements.one(row, row.outcome, attempted=False))
+        if not row.lease_lost:  # lost while its key was claimed
+            self._inflight.finish(self._settlements.settle_row(row, row.outcome, attempted=False))
 
-    async def _claimed(self, keys: KeyClaims, rows: Rows) -> Verdicts | StoreError:
-        """The verdicts, or why there are none: returned, as after an error, too, a cancelled caller
-        gives back. Only after an `UnknownOutcomeError` a key may be claimed.
+    async def _claim_with_retry(self, keys: KeyClaims, rows: Rows) -> Verdicts | StoreError:
+        """Claim keys, and repeat after an unanswered COMMIT; return the verdicts or the error.
+
+        Errors are returned, so that a cancelled caller releases the rows after an error, too. Only
+        after an `UnknownOutcomeError` a key may be claimed.
         """
         answer = await keys.claim(rows)
         if not isinstance(answer, UnknownOutcomeError):
             return answer
-        unsure = answer
-        for failures in range(1, REPEATS):
+        unknown_error = answer
+        for failures in range(1, MAX_KEY_TRIES):
             await self._clock.sleep(backoff(failures, self._clock))
             answer = await keys.claim(rows)
             if not isinstance(answer, TransientStoreError):
                 break
         if not isinstance(answer, StoreError):
             return answer
-        # A key that stayed claimed would end the next delivery, though no handler has run.
-        given_back = await self._give_back(rows)
-        return TransientStoreError(str(answer)) if given_back else unsure
+        # A key that stayed claimed would end the next delivery, although no handler has run.
+        is_released = await self._release_keys(rows)
+        return TransientStoreError(str(answer)) if is_released else unknown_error
 
-    async def _cut_off(self, rows: Rows, keyed: Rows) -> None:
-        """Give back `rows`, which do not start: first their keys: the next process to get
-        them would otherwise find the keys taken, and not run them.
+    async def _release_unstarted(self, rows: Rows, keyed: Rows) -> None:
+        """Release `rows`, which do not start, after their keys.
+
+        The next process to get them would otherwise find the keys claimed, and not run them.
         """
-        await self._give_back(keyed)
+        await self._release_keys(keyed)
         self._inflight.give_back(row for row in rows if not row.lease_lost)
 
-    async def _not_started(self, rows: Rows, error: StoreError) -> None:
-        """Nothing runs whose key is not known to be claimed."""
+    async def _handle_claim_error(self, rows: Rows, error: StoreError) -> None:
+        """Release `rows`: nothing runs whose key is not known to be claimed."""
         self._failures += 1
         pause = backoff(self._failures, self._clock)
         if is_told(self._failures):
@@ -351,58 +357,55 @@ class PolicyStarts:
                 if isinstance(error, UnknownOutcomeError):
                     self._inflight.drop([row])  # the next delivery finds out
                 else:
-                    self._end(row, Release())
+                    self._finish(row, Release())
 
-    async def ended(self, rows: Rows) -> None:
-        """The handler of `rows` has ended: rest after a failure; give keys back where it may be
-        tried again.
-        """
+    async def handle_ended(self, rows: Rows) -> None:
+        """Rest after a failure, and release the keys of `rows` that may be tried again."""
         try:
-            if self._rest and any(isinstance(row.outcome, Nack) for row in rows):
-                self._inflight.metrics.policy_wait("rest", self._rest)
-                until = self._clock.monotonic() + self._rest
-                while (left := until - self._clock.monotonic()) > 0 and not self._stopping():
-                    await self._clock.sleep(min(left, REST_STEP))
+            if self._rest_seconds and any(isinstance(row.outcome, Nack) for row in rows):
+                self._inflight.metrics.record_policy_wait("rest", self._rest_seconds)
+                until = self._clock.monotonic() + self._rest_seconds
+                while (remaining := until - self._clock.monotonic()) > 0 and not self._stopping():
+                    await self._clock.sleep(min(remaining, STOP_CHECK_INTERVAL))
         finally:
-            if again := self.spend(rows):
-                await self._shielded.run(self._give_back(again))
+            if retry_rows := self.consume_keys(rows):
+                await self._shielded.run(self._release_keys(retry_rows))
 
-    def spend(self, rows: Rows) -> Rows:
-        """End those of `rows` that may run once and have failed; those whose keys are to be given
-        back.
+    def consume_keys(self, rows: Rows) -> Rows:
+        """Reject failed rows that may run once; return the rows whose keys are to be released.
 
-        Among these is what ends in a Release: its handler has not started, as its transaction could
-        not be begun, or did not find its lease, or a stop came before it. Nor has the handler of an
-        invalid body.
+        The result includes rows that end in a Release. Their handler has not started: its
+        transaction could not begin, or did not find its lease, or a stop came first. Nor has the
+        handler of an invalid body.
         """
-        again: Rows = []
+        retry_rows: Rows = []
         if self._keys is None:
-            return again
+            return retry_rows
         for row in (row for row in rows if row.policy_key is not None):
-            if _may_run_again(row):
-                again.append(row)
+            if _can_run_again(row):
+                retry_rows.append(row)
             elif isinstance(row.outcome, Nack):
                 row.settle_anew(Reject(FAILED_ONCE, row.outcome.error))
-        return again
+        return retry_rows
 
-    async def _give_back(self, rows: Rows) -> bool:
-        """Whether it was done; passing failures are repeated until a stop."""
+    async def _release_keys(self, rows: Rows) -> bool:
+        """Release keys, repeated after transient errors until a stop; return True if done."""
         failures = 0
         while rows:
             try:
                 await self._store.policies.give_back_keys(rows)
             except StoreError as error:
                 failures += 1
-                last = failures >= REPEATS and self._stopping()
+                last = failures >= MAX_KEY_TRIES and self._stopping()
                 if last or not isinstance(error, TransientStoreError):
-                    self._not_given_back(rows, error)
+                    self._log_unreleased_keys(rows, error)
                     return False
             else:
                 break
             await self._clock.sleep(backoff(failures, self._clock))
         return True
 
-    def _not_given_back(self, rows: Rows, error: StoreError) -> None:
+    def _log_unreleased_keys(self, rows: Rows, error: StoreError) -> None:
         text = (
             f"the keys of messages {[row.id for row in rows]} could not be given back, so they do "
             "not run again"

@@ -1,10 +1,9 @@
-"""Which (queue, priority) pairs to claim from, from which due time on, and whether a claim looks
-first.
+"""The (queue, priority) pairs to claim from, and whether a claim polls first.
 
-A look finds every pair that has rows and its first due time. Where another session holds a snapshot
-for long (a backup, a report), PostgreSQL can remove no dead row, and a look crawls over all that
-were ever claimed: 0.3 ms for a thousand of them, and so does each claim. While looks are slow,
-claims therefore begin where the last one ended, a little before, and looks go on in the background:
+A poll finds every pair that has rows and its first due time. Where another session holds a snapshot
+for long (a backup, a report), PostgreSQL cannot remove dead rows, and a poll crawls over all rows
+that were ever claimed: 0.3 ms for a thousand of them, and so does each claim. While polls are slow,
+claims therefore begin where the last one ended, a little before, and polls go on in the background:
 for a twentieth of the time, but every ten seconds at least.
 """
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Mode(Enum):
-    """Whether the next claim looks first; `TRANSITIONS` are the only ways from one to another."""
+    """Mode of the next claim, which may poll first; `TRANSITIONS` lists all changes."""
 
     START = "looks first: nothing is known yet but priority 0"
     LOOK = "looks first, whatever wakes it"
@@ -37,7 +36,7 @@ class Mode(Enum):
 
 
 class Event(Enum):
-    """What leads from one mode to another."""
+    """Event that changes the mode."""
 
     WOKEN = "wake-up"
     CHANGED = "other queues are open"
@@ -50,14 +49,14 @@ class Event(Enum):
     BROKEN = "a look failed for another reason"
 
 
-# A look is FOLLOW from the moment it is sent, so that what comes while it runs leads on.
+# The mode is FOLLOW from the moment a poll is sent, so that events during the poll count.
 TRANSITIONS: tuple[tuple[Mode, Event, Mode], ...] = (
     (Mode.START, Event.QUICK, Mode.FOLLOW),
     (Mode.START, Event.SLOW, Mode.BLIND),
     (Mode.LOOK, Event.LOOKING, Mode.FOLLOW),
     (Mode.IDLE, Event.LOOKING, Mode.FOLLOW),
     (Mode.IDLE, Event.WOKEN, Mode.GUESS),
-    # Not twice without a look between: a pair that is not known may have a higher priority.
+    # Not twice without a poll in between: an unknown pair may have a higher priority.
     (Mode.GUESS, Event.GUESSED, Mode.LOOK),
     (Mode.FOLLOW, Event.FEWER, Mode.IDLE),
     (Mode.FOLLOW, Event.WOKEN, Mode.GUESS),
@@ -68,50 +67,51 @@ TRANSITIONS: tuple[tuple[Mode, Event, Mode], ...] = (
     (Mode.BLIND, Event.QUICK, Mode.FOLLOW),
 )
 """(from, event, to); any other event leaves the mode as it is. The diagram in
-docs/explanation/fetching.md is generated from it."""
+docs/explanation/fetching.md is generated from it.
+"""
 
 _NEXT = {(source, event): target for source, event, target in TRANSITIONS}
 
 
 def after(mode: Mode, event: Event) -> Mode:
-    """Where `event` leads from `mode`."""
+    """Return the mode to which `event` leads from `mode`."""
     return _NEXT.get((mode, event), mode)
 
 
 SCAN_INTERVAL = 1.0
 """Seconds for which known pairs are trusted under load."""
 SLOW_LOOK = 0.005
-"""Seconds of the server's time from which a look is slow, and for each queue so many more:"""
-SLOW_LOOK_PER_QUEUE = 0.00005
-"""Seconds that the look at one more queue may take."""
+"""Seconds of server time from which a poll of one queue counts as slow."""
+SLOW_POLL_PER_QUEUE = 0.00005
+"""Seconds that are added to `SLOW_POLL` for each queue."""
 SLOW_SHARE = 20
-"""A slow look is followed by this many times its length without one, but for no longer than
-`LONGEST_SCAN_INTERVAL`."""
+"""Pause after a slow poll, as a multiple of its duration, but no longer than `MAX_SCAN_INTERVAL`.
+
+"""
 LONGEST_SCAN_INTERVAL = 10.0
-"""Seconds; then there is a look, however slow: new priorities are found by it alone."""
+"""Maximum seconds between two polls, however slow: only a poll finds new priorities."""
 LATE_COMMITS = timedelta(seconds=1)
-"""Claims begin so much before the last claimed row: what is due earlier, and committed later, waits
-for a look."""
-MOST_PAIRS = 256
-"""Known pairs that are kept, and those of four priorities of each queue."""
+"""Claims begin this long before the last claimed row. A row that is due earlier, and committed
+later, waits for a poll.
+"""
+MAX_PAIRS = 256
+"""Maximum number of known pairs, or four priorities of each queue if that is more."""
 
 Pair = tuple[str, int]
-Look = Callable[[], Awaitable[ReadyPairs]]
+Poll = Callable[[], Awaitable[ReadyPairs]]
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class PendingHint:
     """A wake-up that no claim has answered yet."""
 
     queues: frozenset[str]
     at: float
-    """When the first of several came (monotonic seconds)."""
+    """Time when the first of several wake-ups came (monotonic seconds)."""
 
 
 class Ready:
-    """What is known of the pairs of one subscriber's queues, and whether that is enough for the
-    next claim.
-    """
+    """Known pairs of a subscriber's queues, and the mode of the next claim."""
 
     def __init__(
         self,
@@ -119,167 +119,173 @@ class Ready:
         queues: Sequence[str],
         clock: Clock | None = None,
         *,
-        may_guess: bool = True,
+        can_guess: bool = True,
     ) -> None:
-        """Take every queue to have messages of priority 0; `may_guess` is false where each claim
-        after a wake-up looks.
+        """Assume that every queue has messages of priority 0.
+
+        `may_guess` is False where each claim after a wake-up polls.
         """
         self._store = store
         self._queues = queues
         self._clock = clock or Clock()
-        self._found = ReadyPairs()
+        self._polled_pairs = ReadyPairs()
         self._known: dict[Pair, None] = {(queue, 0): None for queue in queues}
-        self._begin: dict[Pair, datetime] = {}
+        self._begin_at: dict[Pair, datetime] = {}
         self.looked_at = float("-inf")
-        """When the last look ended (monotonic seconds)."""
-        self._took = 0.0
+        """Time when the last poll ended (monotonic seconds)."""
+        self._poll_duration = 0.0
         self._turn = 0
-        self._restricted = 0
-        self._hint: Hint | None = None
-        self._on_wake_up = Event.WOKEN if may_guess else Event.CHANGED
+        self._restriction_count = 0
+        self._hint: PendingHint | None = None
+        self._wake_up_event = Event.WOKEN if can_guess else Event.CHANGED
         self.mode = Mode.START
-        """What the next claim does."""
+        """Mode of the next claim."""
 
     @property
     def age(self) -> float:
-        """Seconds since the last look."""
+        """Seconds since the last poll."""
         return self._clock.monotonic() - self.looked_at
 
-    def move(self, event: Event) -> None:
-        """Go where `event` leads."""
+    def apply_event(self, event: Event) -> None:
+        """Change the mode by `event`."""
         self.mode = after(self.mode, event)
 
     def woken(self, queues: frozenset[str]) -> None:
-        """Something may have arrived in `queues`."""
-        before = self._hint if self.mode is Mode.GUESS else None
-        self.move(self._on_wake_up)
+        """Record a wake-up: messages may have arrived in `queues`."""
+        previous = self._hint if self.mode is Mode.GUESS else None
+        self.apply_event(self._wake_up_event)
         if self.mode is not Mode.GUESS:
             return
-        if before is None:
-            self._hint = Hint(queues, self._clock.monotonic())
+        if previous is None:
+            self._hint = PendingHint(queues, self._clock.monotonic())
         else:
-            every = not before.queues or not queues
-            self._hint = Hint(ALL if every else before.queues | queues, before.at)
+            is_all = not previous.queues or not queues
+            self._hint = PendingHint(ALL if is_all else previous.queues | queues, previous.at)
 
-    def take_hint(self, oldest: float) -> frozenset[str] | None:
-        """The queues of the wake-ups since the last claim, to be claimed from at once; None if the
-        first came more than `oldest` seconds ago.
+    def take_hint(self, max_age: float) -> frozenset[str] | None:
+        """Return and clear the queues of the wake-ups since the last claim.
+
+        None if the first wake-up is older than `max_age` seconds, or if there was none.
         """
         hint, self._hint = self._hint, None
-        self.move(Event.GUESSED)
-        if hint is None or self._clock.monotonic() - hint.at > oldest:
+        self.apply_event(Event.GUESSED)
+        if hint is None or self._clock.monotonic() - hint.at > max_age:
             return None
         return hint.queues
 
-    def claimed_fewer(self) -> None:
-        """A claim found fewer rows than it was to find."""
-        self.move(Event.FEWER)
+    def record_fewer(self) -> None:
+        """Record that a claim found fewer rows than requested."""
+        self.apply_event(Event.FEWER)
 
     @property
     def queues(self) -> Sequence[str]:
-        """Those that are looked at."""
+        """Queues that are polled."""
         return self._queues
 
     @property
-    def nothing_due(self) -> bool:
-        """Whether the last look, after the last claim, has found nothing that is due."""
-        return self.mode is Mode.IDLE and all(pair.due_in > 0 for pair in self._found)
+    def has_nothing_due(self) -> bool:
+        """True if the last poll, after the last claim, found no due row."""
+        return self.mode is Mode.IDLE and all(pair.due_in > 0 for pair in self._polled_pairs)
 
-    def saw(self, found: ReadyPairs) -> None:
-        """Another subscriber's look has just found this in `queues`."""
-        self.move(Event.LOOKING)
+    def apply_poll_result(self, result: ReadyPairs) -> None:
+        """Apply the result of another subscriber's poll, which has just covered `queues`."""
+        self.apply_event(Event.LOOKING)
         self.looked_at = self._clock.monotonic()
-        self._learn(found, self._restricted)
+        self._update_pairs(result, self._restriction_count)
 
-    async def scan(self, look: Look | None = None) -> None:
-        """Look at all queues, by `look` if it is given.
+    async def scan(self, poll: Poll | None = None) -> None:
+        """Poll all queues, with `poll` if given.
 
         Raises:
             StoreError: as `Store.ready_pairs`.
         """
-        restricted = self._restricted
-        self._learn(await self._ask(look), restricted)
+        restriction_count = self._restriction_count
+        self._update_pairs(await self._query(poll), restriction_count)
 
-    def _learn(self, found: ReadyPairs, restricted: int) -> None:
-        self._found = found
-        self._took = found.took
-        same = restricted == self._restricted
-        if not same:
-            self._leave_out_others()
-        slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
-        self.move(Event.SLOW if slow else Event.QUICK)
-        for pair in self._found:
-            self._remember((pair.queue, pair.priority))
-        if slow and same:
-            self._begin_after(found)
+    def _update_pairs(self, result: ReadyPairs, restriction_count: int) -> None:
+        self._polled_pairs = result
+        self._poll_duration = result.took
+        is_current = restriction_count == self._restriction_count
+        if not is_current:
+            self._remove_other_pairs()
+        is_slow = self._poll_duration > SLOW_LOOK + SLOW_POLL_PER_QUEUE * len(self._queues)
+        self.apply_event(Event.SLOW if is_slow else Event.QUICK)
+        for pair in self._polled_pairs:
+            self._add_known((pair.queue, pair.priority))
+        if is_slow and is_current:
+            self._set_begin(result)
         else:
-            self._begin.clear()
+            self._begin_at.clear()
 
-    async def _ask(self, look: Look | None) -> ReadyPairs:
-        asked = self._clock.monotonic()
-        self.move(Event.LOOKING)
+    async def _query(self, poll: Poll | None) -> ReadyPairs:
+        started_at = self._clock.monotonic()
+        self.apply_event(Event.LOOKING)
         try:
-            found = await (self._store.ready_pairs(self._queues) if look is None else look())
+            result = await (self._store.ready_pairs(self._queues) if poll is None else poll())
         except TransientStoreError:
-            # Perhaps because it is slow. Claims go on without; the next look decides.
+            # Perhaps the poll is slow. Claims go on without it; the next poll decides.
             self.looked_at = self._clock.monotonic()
-            self._took = self.looked_at - asked
-            hangs = self._took >= LONGEST_SCAN_INTERVAL
-            self.move(Event.SLOW if hangs else Event.UNANSWERED)
+            self._poll_duration = self.looked_at - started_at
+            is_hanging = self._poll_duration >= LONGEST_SCAN_INTERVAL
+            self.apply_event(Event.SLOW if is_hanging else Event.UNANSWERED)
             raise
         except BaseException:
-            self.move(Event.BROKEN)
+            self.apply_event(Event.BROKEN)
             raise
         self.looked_at = self._clock.monotonic()
-        return found
+        return result
 
-    def _begin_after(self, found: ReadyPairs) -> None:
-        """Let claims begin where the look has found the first row."""
-        if (at := found.at) is None:
+    def _set_begin(self, result: ReadyPairs) -> None:
+        """Let claims begin at the first row that the poll has found."""
+        if (at := result.at) is None:
             return
-        first = {(pair.queue, pair.priority): pair.due for pair in found}
+        first = {(pair.queue, pair.priority): pair.due for pair in result}
         for pair in self._known:
             begin = min(first.get(pair) or at, at - LATE_COMMITS)
-            self._begin[pair] = min(begin, self._begin.get(pair, begin))
+            self._begin_at[pair] = min(begin, self._begin_at.get(pair, begin))
 
     async def scan_in_background(self) -> float | None:
-        """Look while claims do without, if it is time; seconds until the next one, None when it
-        is not needed.
+        """Poll while claims do without, if it is due; return the seconds until the next poll.
+
+        None means that no background poll is needed.
 
         Raises:
-            StoreError: as `look`.
+            StoreError: as `Store.ready_pairs`.
         """
-        if self.mode is Mode.BLIND and self._until_look() <= 0:
+        if self.mode is Mode.BLIND and self._get_poll_wait() <= 0:
             await self.scan()
-        return max(0.0, self._until_look()) if self.mode is Mode.BLIND else None
+        return max(0.0, self._get_poll_wait()) if self.mode is Mode.BLIND else None
 
     def scan_soon(self) -> None:
-        """Rows that were due long ago may be claimable again."""
-        self._took = 0.0
+        """Make the next background poll due, because old rows may be claimable again."""
+        self._poll_duration = 0.0
 
-    def _until_look(self) -> float:
-        return min(max(SCAN_INTERVAL, SLOW_SHARE * self._took), LONGEST_SCAN_INTERVAL) - self.age
+    def _get_poll_wait(self) -> float:
+        return (
+            min(max(SCAN_INTERVAL, SLOW_SHARE * self._poll_duration), LONGEST_SCAN_INTERVAL)
+            - self.age
+        )
 
     def due(self) -> list[ReadyPair]:
-        """The pairs that had due rows when they were looked at, queues in turn."""
-        return [pair for pair in self._in_turn(self._found) if pair.due_in <= 0]
+        """Return the pairs that had due rows at the last poll, queues in rotation."""
+        return [pair for pair in self._sort_in_turn(self._polled_pairs) if pair.due_in <= 0]
 
     def known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
-        """All pairs (of `queues`) that ever had rows, as far as is remembered, queues in turn."""
-        begin = self._begin.get
-        asked = [pair for pair in self._known if queues is None or pair[0] in queues]
-        return self._in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in asked])
+        """Return all known pairs (of `queues`) that ever had rows, queues in rotation."""
+        begin = self._begin_at.get
+        pairs = [pair for pair in self._known if queues is None or pair[0] in queues]
+        return self._sort_in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in pairs])
 
-    def queues_in_turn(self) -> list[str]:
-        """The queues, each time beginning with another."""
+    def rotate_queues(self) -> list[str]:
+        """Return the queues, each time starting with another."""
         self._turn = (self._turn + 1) % max(1, len(self._queues))
         return [*self._queues[self._turn :], *self._queues[: self._turn]]
 
     def next_due(self) -> list[float]:
-        """In how many seconds rows become due that were not yet when they were looked at."""
+        """Return the waits until rows become due that were not due at the last poll (seconds)."""
         age = self.age
-        waits = [pair.due_in - age for pair in self._found if pair.due_in > 0]
-        # While looks are rare, what has become due since was there for the last claim.
+        waits = [pair.due_in - age for pair in self._polled_pairs if pair.due_in > 0]
+        # While polls are rare, rows that have become due since were there for the last claim.
         return (
             [wait for wait in waits if wait > 0]
             if self.mode is Mode.BLIND
@@ -287,44 +293,48 @@ class Ready:
         )
 
     def claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
-        """`rows` were claimed from `pairs`, of each all that was due before the last of them."""
+        """Record claimed `rows`: all rows of each pair that were due before the last row."""
         if self.mode is not Mode.BLIND:
             return
-        last = {(row.queue, row.priority): row for row in rows}
-        for asked in pairs:
-            pair = asked.queue, asked.priority
-            # A look that has ended since the claim began may have found an earlier row.
-            if pair in last and self._begin.get(pair) == asked.since:
-                self._begin[pair] = last[pair].next_attempt_at - LATE_COMMITS
+        last_rows = {(row.queue, row.priority): row for row in rows}
+        for claimed_pair in pairs:
+            pair = claimed_pair.queue, claimed_pair.priority
+            # A poll that has ended since the claim was sent may have found an earlier row.
+            if pair in last_rows and self._begin_at.get(pair) == claimed_pair.since:
+                self._begin_at[pair] = last_rows[pair].next_attempt_at - LATE_COMMITS
 
     def restrict(self, queues: Sequence[str]) -> None:
-        """Only these of the subscriber's queues are claimed from now."""
+        """Set the queues from which the subscriber claims from now on."""
         self._hint = None
-        self.move(Event.CHANGED)
-        known = {queue for queue, _ in self._known}
-        self._queues, self._restricted = queues, self._restricted + 1
-        self._known |= {(queue, 0): None for queue in queues if queue not in known}
-        self._leave_out_others()
+        self.apply_event(Event.CHANGED)
+        known_queues = {queue for queue, _ in self._known}
+        self._queues, self._restriction_count = queues, self._restriction_count + 1
+        self._known |= {(queue, 0): None for queue in queues if queue not in known_queues}
+        self._remove_other_pairs()
 
-    def _leave_out_others(self) -> None:
-        wanted = set(self._queues)
-        self._found[:] = [pair for pair in self._found if pair.queue in wanted]
-        self._known = {pair: None for pair in self._known if pair[0] in wanted}
-        self._begin = {pair: begin for pair, begin in self._begin.items() if pair[0] in wanted}
+    def _remove_other_pairs(self) -> None:
+        queues = set(self._queues)
+        self._polled_pairs[:] = [pair for pair in self._polled_pairs if pair.queue in queues]
+        self._known = {pair: None for pair in self._known if pair[0] in queues}
+        self._begin_at = {
+            pair: begin for pair, begin in self._begin_at.items() if pair[0] in queues
+        }
 
     def begin_anew(self) -> None:
-        """Rows with old due times were given back: let the next claim look at all."""
-        self._begin.clear()
+        """Let the next claim read from the beginning, because rows with old due times were
+        released.
+        """
+        self._begin_at.clear()
 
-    def _remember(self, pair: Pair) -> None:
+    def _add_known(self, pair: Pair) -> None:
         self._known.pop(pair, None)
         self._known[pair] = None
-        while len(self._known) > max(MOST_PAIRS, 4 * len(self._queues), len(self._found)):
+        while len(self._known) > max(MAX_PAIRS, 4 * len(self._queues), len(self._polled_pairs)):
             forgotten = next(iter(self._known))
             del self._known[forgotten]
-            self._begin.pop(forgotten, None)
+            self._begin_at.pop(forgotten, None)
 
-    def _in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:
+    def _sort_in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:
         if len(self._queues) <= 1:
             return sorted(pairs, key=lambda p: -p.priority)
         self._turn = (self._turn + 1) % len(self._queues)

@@ -1,10 +1,10 @@
-"""transactional=True: the handler's own SQL, its answers and its ack commit together or not at all.
+"""transactional=True: the handler's SQL, its published messages and its ack commit together.
 
-The transaction begins by locking the handler's rows, fenced; the lock keeps the lease while the
-session lives, as release and renewal skip locked rows. Only an ack (or a move) commits. Every other
-outcome rolls back what the handler did and is written by the flush, like those of plain
-subscribers. An ack that cannot be committed for a reason that passes is no fault of the handler's:
-its message goes back.
+The transaction begins by locking the handler's rows, fenced by the lease token. The lock keeps the
+lease while the session lives, because release and renewal skip locked rows. Only an ack (or a move)
+commits. Every other outcome rolls back what the handler did, and the flush writes it as for plain
+subscribers. If an ack cannot be committed for a transient reason, the handler is not at fault and
+its message is delivered again.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.flow.deliver.ended_transactions import EndedTransactions
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import broken_text
+from faststream_sqlbroker.flow.deliver.outcome_states import format_broken
 from faststream_sqlbroker.flow.deliver.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -36,27 +36,28 @@ if TYPE_CHECKING:
 Rows = list[ClaimedMessage]
 
 FIRST_PAUSE = 4
-"""The step of `backoff` after the first failed COMMIT: 0.8 s, then twice as long each time, as
-failed COMMITs count towards `max_deliveries` where attempts are limited."""
+"""Failure count passed to `backoff` after the first failed COMMIT: 0.8 s, doubled each time. Failed
+COMMITs count towards `max_deliveries` where attempts are limited.
+"""
 
 
 @dataclass(slots=True)
-class _Block:
-    """How far one transaction of a handler has come."""
+class _TransactionRun:
+    """Progress of a handler's transaction."""
 
     rows: Rows
-    """Those to deliver; once locked, those whose lease is still held."""
-    lost: Rows = field(default_factory=list)
-    """Those that do not start, as their lease was lost before."""
+    """Rows to deliver; once they are locked, only those whose lease is still held."""
+    lost_rows: Rows = field(default_factory=list)
+    """Rows that do not start because their lease was lost before."""
     transaction: "HandlerTransaction | None" = None
-    started: bool = False
-    """Whether the rows are locked: from here on the handler may have run."""
-    left: Rows | None = None
-    """Those whose outcome the flush writes; None before the commit."""
+    is_started: bool = False
+    """True once the rows are locked: from then on the handler may have run."""
+    unwritten_rows: Rows | None = None
+    """Rows whose outcome the flush writes; None before the commit."""
 
 
 class TransactionalDeliveries:
-    """Delivers rows inside a transaction, one delivery (or batch) at a time."""
+    """Delivers rows inside a transaction, a delivery (or batch) at a time."""
 
     def __init__(
         self,
@@ -67,16 +68,16 @@ class TransactionalDeliveries:
         *,
         stopping: Callable[[], bool],
     ) -> None:
-        """Share the `inflight` of the subscriber with `settings`; `stopping` tells whether it is to
-        end.
+        """Share the subscriber's `inflight`; `stopping` returns True once the subscriber is to
+        stop.
         """
         self._store = store
         self._inflight = inflight
         self._log = log
-        self._ended = EndedTransactions(store, inflight, log, stopping)
+        self._ended_transactions = EndedTransactions(store, inflight, log, stopping)
         self._clock = inflight.clock
         self._lease = settings.release_stuck_timeout
-        self._once = any(isinstance(policy, Once) for policy in settings.policies)
+        self._has_once_policy = any(isinstance(policy, Once) for policy in settings.policies)
         self._failures = 0
 
     async def deliver(
@@ -85,66 +86,69 @@ class TransactionalDeliveries:
         run: Callable[[Rows], Awaitable[None]],
         settlements: Callable[[Rows], list[Settlement]],
     ) -> Rows:
-        """Run the handler on `rows` and commit; the rows whose outcome is left to the flush, never
-        an ack.
-
-        With them come those that were lost before the handler started, so that their keys are given
-        back.
+        """Run the handler on `rows` and commit.
 
         Args:
             rows: One delivery, or a batch.
             run: Runs the handler; afterwards each row has its outcome.
-            settlements: What the outcomes mean, with what is published on ack.
+            settlements: Converts the outcomes to settlements, including messages published on ack.
+
+        Returns:
+            The rows whose outcome the flush must write, never an ack. They include rows that were
+                lost before the handler started, so that their keys are released.
         """
-        block = _Block(rows)
-        renew_at = self._renew_at(rows)
+        block = _TransactionRun(rows)
+        renewal_time = self._get_renewal_time(rows)
         try:
             async with self._store.transaction() as transaction:
                 block.transaction = transaction
                 await self._lock(block, transaction)
                 await self._run(block, transaction, run)
-                block.left = await self._commit(transaction, block.rows, settlements)
+                block.unwritten_rows = await self._commit(transaction, block.rows, settlements)
         except BaseException as error:
-            if not block.started and isinstance(error, Exception):
-                return await self._not_started(rows, error)
-            await self._broken_off(block, error)
+            if not block.is_started and isinstance(error, Exception):
+                return await self._release_not_started(rows, error)
+            await self._handle_failure(block, error)
             raise
-        left = block.left
-        if left and not transaction.proven:
-            left = await self._ended.settle(transaction.locked, left)
-        self._tell_abandoned(left)
-        if left and self._clock.monotonic() > renew_at:
-            await self._renew(left)
-        await self._name_what_is_missing(transaction, left)
-        return [*left, *block.lost]
+        unwritten_rows = block.unwritten_rows
+        if unwritten_rows and not transaction.proven:
+            unwritten_rows = await self._ended_transactions.settle(
+                transaction.locked, unwritten_rows
+            )
+        self._log_abandoned(unwritten_rows)
+        if unwritten_rows and self._clock.monotonic() > renewal_time:
+            await self._renew(unwritten_rows)
+        await self._add_missing_rights(transaction, unwritten_rows)
+        return [*unwritten_rows, *block.lost_rows]
 
-    def _renew_at(self, rows: Rows) -> float:
-        """When a third of the lease of `rows` is over: then an outcome that waits for the flush
-        needs a renewal.
+    def _get_renewal_time(self, rows: Rows) -> float:
+        """Return the time when a third of the lease of `rows` is over.
+
+        After that time, an outcome that waits for the flush needs a renewal.
         """
         lease = prefetch_lease(self._lease) if any(row.prefetched for row in rows) else self._lease
         return min(row.renewed_monotonic for row in rows) + lease / 3
 
-    async def _broken_off(self, block: "_Block", error: BaseException) -> None:
-        """`error` ended the block: what it means depends on how far that has come."""
+    async def _handle_failure(self, block: "_TransactionRun", error: BaseException) -> None:
+        """Settle `rows` after `error` ended the run, depending on the progress."""
         rows = block.rows
-        left = block.left
-        if not block.started:
+        unwritten_rows = block.unwritten_rows
+        if not block.is_started:
             if isinstance(error, asyncio.CancelledError):
-                _release(rows)
+                _release_unstarted(rows)
             return
-        if left is not None and len(left) < len(rows):
-            # Committed, though its connection did not come back.
-            self._inflight.drop([row for row in rows if row not in left])
+        if unwritten_rows is not None and len(unwritten_rows) < len(rows):
+            # Committed, although an error came when the connection was returned.
+            self._inflight.drop([row for row in rows if row not in unwritten_rows])
         else:
-            _abandon(rows)  # rolled back: the flush must not ack it
-        none_committed = left is None or left == rows
+            _abandon_committing(rows)  # rolled back: the flush must not write the acks
+        none_committed = unwritten_rows is None or unwritten_rows == rows
         if none_committed and isinstance(error, Exception | asyncio.CancelledError):
-            await self._cut_off(block.transaction, rows)
+            await self._resolve_cut_off(block.transaction, rows)
 
     async def _run(
         self,
-        block: "_Block",
+        block: "_TransactionRun",
         transaction: "HandlerTransaction",
         run: Callable[[Rows], Awaitable[None]],
     ) -> None:
@@ -156,7 +160,7 @@ class TransactionalDeliveries:
         except asyncio.CancelledError as error:
             if cancelled():
                 raise
-            for row in block.rows:  # the handler's own, and its failure
+            for row in block.rows:  # the handler cancelled itself, which is its failure
                 row.settle_as(Nack(error=error))
         finally:
             current.reset(token)
@@ -164,41 +168,44 @@ class TransactionalDeliveries:
             if isinstance(row.outcome, Nack | Reject) and row.outcome.error is not None:
                 transaction.note(row.outcome.error)
 
-    async def _lock(self, block: "_Block", transaction: "HandlerTransaction") -> None:
-        """Lock the rows whose lease is still held; the others do not start."""
+    async def _lock(self, block: "_TransactionRun", transaction: "HandlerTransaction") -> None:
+        """Lock the rows whose lease is still held; the other rows do not start."""
         rows = block.rows
-        held = await transaction.lock([(row.id, row.lease_token) for row in rows], self._lease)
-        block.rows = [row for row in rows if row.id in held]
-        block.lost = [row for row in rows if row.id not in held]
-        self._lost(block.lost)
-        for row in block.lost:
+        locked_ids = await transaction.lock(
+            [(row.id, row.lease_token) for row in rows], self._lease
+        )
+        block.rows = [row for row in rows if row.id in locked_ids]
+        block.lost_rows = [row for row in rows if row.id not in locked_ids]
+        self._report_lost(block.lost_rows)
+        for row in block.lost_rows:
             row.settle_anew(Release())
-        block.started = True
+        block.is_started = True
         self._failures = 0
 
     async def _renew(self, rows: Rows) -> None:
-        """No renewal got past the lock, so the lease may have run out: hold it until the outcome is
-        written.
-        """
-        asked = self._clock.monotonic()
+        """Renew the leases until the outcome is written: no renewal got past the lock."""
+        started_at = self._clock.monotonic()
         try:
-            held = await self._store.renew([(row.id, row.lease_token) for row in rows], self._lease)
+            renewed_ids = await self._store.renew(
+                [(row.id, row.lease_token) for row in rows], self._lease
+            )
         except StoreError:
-            return  # the flush finds out what is lost
+            return  # the flush finds out which rows are lost
         for row in rows:
-            if row.id in held:
-                row.renewed(asked, shorter=False)
+            if row.id in renewed_ids:
+                row.renewed(started_at, shorter=False)
 
-    async def _not_started(self, rows: Rows, error: Exception) -> Rows:
+    async def _release_not_started(self, rows: Rows, error: Exception) -> Rows:
         self._failures += 1
         pause = backoff(self._failures, self._clock)
-        known = isinstance(error, StoreError)
-        if not known or is_told(self._failures):
+        is_store_error = isinstance(error, StoreError)
+        if not is_store_error or is_told(self._failures):
             self._log(
-                logging.WARNING if known else logging.ERROR,
+                logging.WARNING if is_store_error else logging.ERROR,
                 f"no transaction for the handler of messages {[row.id for row in rows]}, which "
-                f"are given back; again in {pause:.1f} s: {error if known else repr(error)}",
-                exc_info=None if known else error,
+                f"are given back; again in {pause:.1f} s: "
+                f"{error if is_store_error else repr(error)}",
+                exc_info=None if is_store_error else error,
                 message_id=rows[0].id,
             )
         for row in rows:
@@ -212,90 +219,93 @@ class TransactionalDeliveries:
         rows: Rows,
         settlements: Callable[[Rows], list[Settlement]],
     ) -> Rows:
-        """Commit what the handler did, if it acked; the rows whose outcome the flush writes."""
+        """Commit if the handler acked; return the rows whose outcome the flush writes."""
         if not rows:
             return []
         await transaction.shut()
-        if not any(map(_commits, rows)):
+        if not any(map(_is_committing, rows)):
             await transaction.prove()
             return rows
         if any(row.lease_lost for row in rows):
-            return self._abandoned(rows)
-        later = list(filter(self._keeps_key, rows))
-        batch = settlements([row for row in rows if row not in later])
+            return self._abandon_unit(rows)
+        later_rows = list(filter(self._has_pending_key, rows))
+        batch = settlements([row for row in rows if row not in later_rows])
         try:
             with self._inflight.writing(batch) as writing:
                 result = await transaction.commit(batch)
                 if not result.lost:
                     self._inflight.answered(writing, result)
         except Exception as error:  # noqa: BLE001 - a constraint, checked at the session's flush
-            return self._not_committed(transaction, rows, error)
-        self._lost([row for row in rows if row.id in result.lost])
-        return self._abandoned(rows) if result.lost else later
+            return self._handle_failed_commit(transaction, rows, error)
+        self._report_lost([row for row in rows if row.id in result.lost])
+        return self._abandon_unit(rows) if result.lost else later_rows
 
-    def _keeps_key(self, row: ClaimedMessage) -> bool:
-        """Whether `row` has a key (policy Once) that is given back, or spent, before its outcome is
-        written.
+    def _has_pending_key(self, row: ClaimedMessage) -> bool:
+        """Return True if `row` has a key of policy Once and no final outcome.
+
+        Such a key must be released or consumed before the outcome is written.
         """
-        return self._once and row.policy_key is not None and not _ends(row)
+        return self._has_once_policy and row.policy_key is not None and not _is_final(row)
 
-    def _not_committed(
+    def _handle_failed_commit(
         self, transaction: "HandlerTransaction", rows: Rows, error: Exception
     ) -> Rows:
-        """What the failed COMMIT means for `rows`; those whose outcome the flush writes."""
+        """Settle `rows` after a failed COMMIT; return the rows whose outcome the flush writes."""
         if isinstance(error, UnknownOutcomeError):
-            self._unknown(rows, error)
+            self._lose_unknown(rows, error)
             if isinstance(error.__cause__, asyncio.CancelledError):
                 raise error.__cause__ from None
             return []
         if not isinstance(error, TransientStoreError):
-            return _failed(rows, error)
+            return _nack_committing(rows, error)
         transaction.note(error)
-        # The handler sent nothing for so long that the server ended its session: it may do that
+        # The handler sent nothing for so long that the server ended its session. It may do that
         # every time, so it counts as an attempt.
         if transaction.was_silent(error):
-            return _failed(rows, error)
-        return self._passing(rows, error)
+            return _nack_committing(rows, error)
+        return self._retry_later(rows, error)
 
-    async def _cut_off(self, transaction: "HandlerTransaction | None", rows: Rows) -> None:
-        """The handler was cut off: it may have committed the transaction before, unknown to us."""
-        ours = [row for row in rows if not row.lease_lost]
-        if ours and transaction is not None and not transaction.proven:
-            await self._ended.settle(transaction.locked, ours)
+    async def _resolve_cut_off(self, transaction: "HandlerTransaction | None", rows: Rows) -> None:
+        """Find out whether the handler, which was cut off, committed the transaction before."""
+        held_rows = [row for row in rows if not row.lease_lost]
+        if held_rows and transaction is not None and not transaction.proven:
+            await self._ended_transactions.settle(transaction.locked, held_rows)
 
-    def _lost(self, rows: Rows) -> None:
+    def _report_lost(self, rows: Rows) -> None:
         self._inflight.lose(rows, "transaction", "nothing that its handler did is committed")
 
-    def _abandoned(self, rows: Rows) -> Rows:
-        """A row of the batch has lost its lease, so that nothing was committed: the acked ones go
-        back.
+    def _abandon_unit(self, rows: Rows) -> Rows:
+        """Abandon the acked rows of a batch in which a row has lost its lease: nothing was
+        committed.
         """
-        lost = [row.id for row in rows if row.lease_lost]
-        back = [row for row in rows if row.outcome is None or _commits(row)]
-        for row in back:
+        lost_ids = [row.id for row in rows if row.lease_lost]
+        abandoned_rows = [row for row in rows if row.outcome is None or _is_committing(row)]
+        for row in abandoned_rows:
             row.settle_anew(Abandon())
-        if others := [row.id for row in back if not row.lease_lost]:
-            self._log(logging.WARNING, broken_text(others, lost), message_id=others[0])
+        if held_ids := [row.id for row in abandoned_rows if not row.lease_lost]:
+            self._log(logging.WARNING, format_broken(held_ids, lost_ids), message_id=held_ids[0])
         return rows
 
-    def _passing(self, rows: Rows, error: TransientStoreError) -> Rows:
-        """The handler has succeeded, and all of it is rolled back: it runs again.
+    def _retry_later(self, rows: Rows, error: TransientStoreError) -> Rows:
+        """Run the handler of `rows` again: the work succeeded, but is rolled back.
 
         Not under policy Once, by which the handler of a message with a key runs once, whatever
         becomes of its COMMIT.
         """
-        if self._once and any(row.policy_key is not None for row in rows):
-            return _failed(rows, error)
+        if self._has_once_policy and any(row.policy_key is not None for row in rows):
+            return _nack_committing(rows, error)
         deliveries = max(row.deliveries_count for row in rows)
         pause = backoff(FIRST_PAUSE + deliveries - 1, self._clock)
         for row in rows:
-            if row.outcome is None or _commits(row):
+            if row.outcome is None or _is_committing(row):
                 row.settle_anew(Abandon(pause, error))
         return rows
 
-    async def _name_what_is_missing(self, transaction: "HandlerTransaction", rows: Rows) -> None:
-        """Say in the errors of `rows` what was denied to the commit: another connection is asked,
-        so not before the end of ours.
+    async def _add_missing_rights(self, transaction: "HandlerTransaction", rows: Rows) -> None:
+        """Add the rights that the commit lacked to the errors of `rows`.
+
+        The query uses another connection, so it must wait until the transaction's connection is
+        back.
         """
         denied = transaction.denied
         if denied is None or not rows:
@@ -305,58 +315,59 @@ class TransactionalDeliveries:
             if isinstance(row.outcome, Nack) and row.outcome.error is denied:
                 row.settle_anew(replace(row.outcome, error=error))
 
-    def _tell_abandoned(self, rows: Rows) -> None:
-        back = [
+    def _log_abandoned(self, rows: Rows) -> None:
+        abandoned = [
             (row.id, row.outcome)
             for row in rows
             if isinstance(row.outcome, Abandon)
             and row.outcome.error is not None
             and not row.lease_lost
         ]
-        if not back:
+        if not abandoned:
             return
-        first, outcome = back[0]
+        first, outcome = abandoned[0]
         self._log(
             logging.WARNING,
-            f"messages {[i for i, _ in back]} go back: what their handler did "
+            f"messages {[i for i, _ in abandoned]} go back: what their handler did "
             f"could not be committed and is rolled back; it runs again in {outcome.delay:.1f} s: "
             f"{outcome.error}",
             message_id=first,
         )
 
-    def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
-        """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs
-        out.
+    def _lose_unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
+        """Lose `rows`, whose COMMIT was not answered: either all or nothing was committed.
+
+        Nothing more may be written. If nothing was committed, the leases expire.
         """
         self._inflight.lose(rows, "transaction", str(error))
 
 
-def _commits(row: ClaimedMessage) -> bool:
-    """Whether its outcome commits the transaction of `row`."""
+def _is_committing(row: ClaimedMessage) -> bool:
+    """Return True if the outcome of `row` commits the transaction."""
     return isinstance(row.outcome, Ack | Relocate)
 
 
-def _ends(row: ClaimedMessage) -> bool:
-    """Whether its outcome is the last one of `row`."""
+def _is_final(row: ClaimedMessage) -> bool:
+    """Return True if the outcome of `row` is final."""
     return isinstance(row.outcome, Ack | Relocate | Reject | Discard)
 
 
-def _release(rows: Rows) -> None:
-    """The handler of `rows` has not started."""
+def _release_unstarted(rows: Rows) -> None:
+    """Release `rows`, whose handler has not started."""
     for row in rows:
         row.settle_as(Release())
 
 
-def _abandon(rows: Rows) -> None:
-    """What the handler of `rows` did is rolled back, and so are its acks."""
+def _abandon_committing(rows: Rows) -> None:
+    """Abandon the acked rows, because the work of their handler is rolled back."""
     for row in rows:
-        if _commits(row):
+        if _is_committing(row):
             row.settle_anew(Abandon())
 
 
-def _failed(rows: Rows, error: Exception) -> Rows:
-    """What the handler did is rolled back, so its acks are void; the retry strategy decides."""
+def _nack_committing(rows: Rows, error: Exception) -> Rows:
+    """Nack the acked rows, whose work is rolled back; the retry strategy decides what follows."""
     for row in rows:
-        if row.outcome is None or _commits(row):
+        if row.outcome is None or _is_committing(row):
             row.settle_anew(Nack(error=error))
     return rows

@@ -1,4 +1,4 @@
-"""One delivery (or one batch of them): limits, the handler, the outcome, the settlement."""
+"""A worker: check the limits of a message or batch, run the handler, settle the outcome."""
 
 import asyncio
 import logging
@@ -15,35 +15,35 @@ from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
 from faststream_sqlbroker.flow.deliver.batching import BatchFiller
-from faststream_sqlbroker.flow.deliver.delivery import Deliveries, Handle
+from faststream_sqlbroker.flow.deliver.delivery import DeliveryRunner, Handle
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.policies import KeyClaims, PolicyStarts, missed_slot
+from faststream_sqlbroker.flow.deliver.policies import KeyClaims, PolicyStarts, has_missed_slot
 from faststream_sqlbroker.flow.deliver.prefetch import least_left, prefetch_lease
-from faststream_sqlbroker.flow.deliver.settlements import Settlements, refusal, refusal_text
+from faststream_sqlbroker.flow.deliver.settlements import Settlements, format_refusal, get_refusal
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.flow.loop import Log, cancelled
-from faststream_sqlbroker.flow.own_context import begin
+from faststream_sqlbroker.flow.own_context import start_coroutine
 from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
-PAUSE_AFTER_BUG = 10.0
-"""Seconds until a message comes back after an error around its handler that is none of the
-database's."""
-Step = Callable[[ClaimedMessage, CurrentDelivery], Awaitable[float]]
-"""Delivers a row, and what else belongs to its delivery; when it ended (monotonic seconds)."""
-TURN = 0.001
-"""Seconds after which the event loop gets a turn: handlers that never suspend would starve it. In
-such turns the answers of the database are read, and the next claim and flush are sent: with 5 ms
-these wait so long that a tenth fewer messages are handled. A turn costs 5 µs."""
+ERROR_PAUSE = 10.0
+"""Seconds until a message comes back after an error around its handler that is not a database
+error.
+"""
+DeliverStep = Callable[[ClaimedMessage, CurrentDelivery], Awaitable[float]]
+"""Delivers a row, or a batch that begins with it; returns when that ended (monotonic seconds)."""
+TURN_SECONDS = 0.001
+"""Seconds after which the event loop gets a turn, because handlers that never suspend would starve
+it. In such turns the database's answers are read, and the next claim and flush are sent. With 5 ms
+these wait so long that 10 % fewer messages are handled. A turn costs 5 µs.
+"""
 
 
-class Worker(Deliveries):
-    """Takes rows from the buffer and runs the handler on them, one at a time (a batch counts as
-    one).
-    """
+class Worker(DeliveryRunner):
+    """Runs the handler on rows from the buffer, a message or batch at a time."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Worker(Deliveries):
         on_idle: Callable[[], None],
         keys: KeyClaims | None = None,
     ) -> None:
-        """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None.
+        """Run FastStream's pipeline by `handle`; afterwards each row's `outcome` is set, or None.
 
-        `hold` renews leases of rows that have waited. `must_end` tells whether a cancellation of
+        `renew` renews leases of rows that have waited. `must_end` returns True if a cancellation of
         a worker's task is meant to end it. With `first` messages are removed before they start;
         with `keys` each key is claimed before.
         """
@@ -73,161 +73,169 @@ class Worker(Deliveries):
         self._handle = handle
         self._log = log
         self._rules = rules
-        self._hold = hold
+        self._renew = hold
         self._clock = inflight.clock
         self._stopping = stopping
         self._must_end = must_end
         self._on_idle = on_idle
         self._settlements = Settlements(rules, log, self._clock)
-        # A row may wait until `least_left` of its lease is left; then it is renewed first.
+        # A row may wait until `get_min_remaining` seconds of its lease remain; then it is renewed
+        # first.
         lease = settings.release_stuck_timeout
-        self._longest_full = lease - least_left(lease)
-        self._longest_wait = prefetch_lease(lease) - least_left(lease)
+        self._max_full_wait = lease - least_left(lease)
+        self._max_prefetch_wait = prefetch_lease(lease) - least_left(lease)
         self._transactional = None
         if settings.transactional:
             self._transactional = TransactionalDeliveries(
                 store, inflight, settings, log, stopping=stopping
             )
-        self._first = first
+        self._ack_first = first
         self._policies = None
         if settings.policies:
             self._policies = PolicyStarts(
                 store, inflight, self._settlements, settings.policies, log, stopping, keys
             )
         self._batches = BatchFiller(inflight, settings) if settings.batch else None
-        is_plain = first is None and self._only_slots and _takes_one_message(settings)
-        self._step: Step = self._deliver_plain if is_plain else self._deliver_from
+        is_plain = first is None and self._has_only_slots and _is_single_message(settings)
+        self._step: DeliverStep = self._deliver_plain if is_plain else self._deliver_from
         limit = settings.max_deliveries
-        self._most_deliveries = float("inf") if limit is None else limit
-        self._taken: Sequence[ClaimedMessage] = ()
+        self._max_deliveries = float("inf") if limit is None else limit
+        self._current_rows: Sequence[ClaimedMessage] = ()
 
     @property
-    def _only_slots(self) -> bool:
-        """Whether policies ask no more of a worker than to wait for slots."""
-        return self._policies is None or self._policies.only_slots
+    def _has_only_slots(self) -> bool:
+        """True if policies require a worker only to wait for slots."""
+        return self._policies is None or self._policies.has_only_slots
 
     async def _wait_for_slot(self, row: ClaimedMessage) -> None:
         if self._policies is not None:
             await self._policies.wait_for_slot(row)
 
     async def run(self) -> None:
-        """Work until the sentinel None is taken from the buffer."""
-        here = self._place()
+        """Deliver rows until the sentinel None comes from the buffer."""
+        current_delivery = self._create_current_delivery()
         monotonic = self._clock.monotonic
         inflight = self._inflight
         waiting = inflight.waiting.items
         step = self._step
-        turn_ends = monotonic() + TURN
+        turn_ends = monotonic() + TURN_SECONDS
         while True:
-            # While enough rows wait, a row costs no call: `_next` suspends or asks for more.
-            asks = inflight.wants_room and len(waiting) <= inflight.low_water + 1
-            row = waiting.popleft() if waiting and not asks else await self._next()
+            # While enough rows wait, take the row without a call: `_get_next` suspends or requests
+            # more.
+            needs_more = inflight.wants_room and len(waiting) <= inflight.low_water + 1
+            row = waiting.popleft() if waiting and not needs_more else await self._next()
             if row is None:
                 return
             try:
-                now = await step(row, here)
+                now = await step(row, current_delivery)
             except BaseException:
-                self._taken = self._taken or (row,)
+                self._current_rows = self._current_rows or (row,)
                 raise
             if now >= turn_ends:
-                here.forget_cancels()
+                current_delivery.forget_cancels()
                 await asyncio.sleep(0)
-                turn_ends = monotonic() + TURN
+                turn_ends = monotonic() + TURN_SECONDS
 
-    def give_back_taken(self, error: BaseException) -> None:
-        """Give back what it had taken when `error` ended it."""
-        taken = [row for row in self._taken if self._inflight.has_no_outcome(row)]
-        if taken:
-            self._failed(taken, error)
+    def release_current(self, error: BaseException) -> None:
+        """Release the rows of the current delivery after `error` has ended the worker."""
+        unsettled = [row for row in self._current_rows if self._inflight.has_no_outcome(row)]
+        if unsettled:
+            self._handle_error(unsettled, error)
 
     async def run_one(self) -> None:
-        """Deliver what waits first, and what belongs to its delivery; something must wait."""
-        here = self._place()
+        """Deliver the first waiting row, and the rest of the batch. At least 1 row must wait."""
+        current_delivery = self._create_current_delivery()
         row = self._inflight.waiting.get_nowait()
         try:
             if row is not None:
-                await self._step(row, here)
+                await self._step(row, current_delivery)
         finally:
-            # Tasks keep their contexts, and so this place.
-            self._inflight.places.pop(here.worker, None)
+            # Tasks keep their contexts, and so this object.
+            self._inflight.current_deliveries.pop(current_delivery.worker, None)
 
-    def _place(self) -> CurrentDelivery:
-        """Where this task works."""
-        here = CurrentDelivery(self._store, self._must_end)
+    def _create_current_delivery(self) -> CurrentDelivery:
+        """Create and register the current delivery of this task."""
+        delivery = CurrentDelivery(self._store, self._must_end)
         if self._policies is not None:
-            here.take_slots = partial(self._policies.take_slots, must=self._first is not None)
-        current_delivery.set(here)
+            delivery.take_slots = partial(
+                self._policies.acquire_slots, must=self._ack_first is not None
+            )
+        current_delivery.set(delivery)
         current.set(None)  # a handler with a transaction may have started this subscriber
-        self._inflight.places[here.worker] = here
-        return here
+        self._inflight.current_deliveries[delivery.worker] = delivery
+        return delivery
 
-    async def _deliver_from(self, first: ClaimedMessage, here: CurrentDelivery) -> float:
-        """Run the handler on `first`, or on a batch that begins with it; the time of its end."""
-        # Counted from here: while `first` waits for its slot, the worker is not free.
+    async def _deliver_from(
+        self, first: ClaimedMessage, current_delivery: CurrentDelivery
+    ) -> float:
+        """Run the handler on `first`, or on a batch that begins there; return the end time."""
+        # Counted from here: while `first` waits for its slot, the worker is busy.
         self._inflight.busy += 1
-        self._taken = [first]
+        self._current_rows = [first]
         try:
             await self._wait_for_slot(first)
             rows = [first] if self._batches is None else await self._batches.fill(first)
-            self._taken = rows
-            rows = await self._held(rows)
-            began = self._clock.monotonic()
-            ready = [row for row in rows if self._may_start(row)]
-            if not ready:
-                return began
+            self._current_rows = rows
+            rows = await self._renew_old(rows)
+            started_at = self._clock.monotonic()
+            startable = [row for row in rows if self._may_start(row)]
+            if not startable:
+                return started_at
             try:
-                await self.deliver(ready, here)
+                await self.deliver(startable, current_delivery)
             except BaseException as error:  # noqa: BLE001 - raised again, or logged
-                self._raise_or_log(ready, error)
+                self._raise_or_log(startable, error)
             now = self._clock.monotonic()
-            self._inflight.times.ended(began, now)
+            self._inflight.times.ended(started_at, now)
             return now
         finally:
             self._inflight.busy -= 1
 
     async def _deliver_plain(  # noqa: C901 - a call less for each message
-        self, row: ClaimedMessage, here: CurrentDelivery
+        self, row: ClaimedMessage, current_delivery: CurrentDelivery
     ) -> float:
-        """`_deliver_from` where the handler takes one message, after which its outcome is known,
-        and nothing else.
+        """Run the handler on a single message, if the outcome is known afterwards and nothing else
+        is needed.
 
-        The same steps, without a call, a list or a coroutine that a message can do without.
+        The same steps as in `_deliver_from`, but without any call, list or coroutine that a message
+        can do without.
         """
         inflight = self._inflight
         monotonic = self._clock.monotonic
         if row.slot is not None and row.slot.earliest > monotonic():
             await self._wait_for_slot(row)
-        began = monotonic()
-        if began - row.renewed_monotonic > self._longest_wait:
-            if not await self._held([row]):
-                return began
-            began = monotonic()
+        started_at = monotonic()
+        if started_at - row.renewed_monotonic > self._max_prefetch_wait:
+            if not await self._renew_old([row]):
+                return started_at
+            started_at = monotonic()
         if not self._may_start(row):
-            return began
+            return started_at
         if row.slot is not None and not inflight.slots.start(row):
-            self._may_start(row)  # which settles it
-            return began
-        here.delivery = row
-        here.began = began
-        # Set before the handler suspends: a claim that runs then sees that this worker is taken.
+            self._may_start(row)  # settles the row
+            return started_at
+        current_delivery.delivery = row
+        current_delivery.began = started_at
+        # Set before the handler suspends: a claim that runs meanwhile sees that this worker is
+        # busy.
         inflight.running += 1
         try:
             try:
-                suspended = begin(self._handle(row))
+                suspended = start_coroutine(self._handle(row))
                 if suspended is not None:
                     await suspended
-                if here.cancelling():
-                    await self.raise_own_cancel([row], here)
+                if current_delivery.cancelling():
+                    await self.raise_own_cancel([row], current_delivery)
             except BaseException as error:  # noqa: BLE001 - raised again
-                self.end_early([row], here, error)
+                self.handle_early_end([row], current_delivery, error)
             finally:
-                # Before the outcome is queued: a task that the handler left behind may publish
-                # later, and what it added then would not be written.
+                # Set before the outcome is queued: a task that the handler left behind may publish
+                # later, and its messages would not be written.
                 row.no_chain = ENDED
                 inflight.running -= 1
                 inflight.slots.tell(row)
                 now = monotonic()
-                inflight.times.ended(began, now)
+                inflight.times.ended(started_at, now)
                 if (
                     row.outcome.__class__ is Ack
                     and not row.chained
@@ -239,14 +247,14 @@ class Worker(Deliveries):
                         Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep)
                     )
                 else:
-                    here.end_cancel()
+                    current_delivery.end_cancel()
                     inflight.finish_all(self._settlements([row]))
         except BaseException as error:  # noqa: BLE001 - raised again, or logged
             self._raise_or_log([row], error)
         return now
 
     async def _next(self) -> ClaimedMessage | None:
-        """The next row, or the sentinel; asks for more where few are left."""
+        """Return the next row or the sentinel; request more rows where few are left."""
         waiting = self._inflight.waiting
         if waiting.empty():
             self._on_idle()
@@ -257,37 +265,39 @@ class Worker(Deliveries):
             self._inflight.made_room()
         return row
 
-    async def _held(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Renew those of `rows` that have waited so long that little is left of their leases; what
-        may start.
-        """
-        # Short leases are of one length, and a blocked event loop outlasts any: every row is looked
-        # at.
+    async def _renew_old(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
+        """Renew rows whose lease is almost over; return the rows that may start."""
+        # Short leases have one length, and a blocked event loop may outlast any of them: check
+        # every row.
         now = self._clock.monotonic()
-        longest = self._longest_wait
-        full = self._longest_full
-        old = [r for r in rows if now - r.renewed_monotonic > (longest if r.prefetched else full)]
-        if not old:
+        max_prefetch_wait = self._max_prefetch_wait
+        max_wait = self._max_full_wait
+        old_rows = [
+            r
+            for r in rows
+            if now - r.renewed_monotonic > (max_prefetch_wait if r.prefetched else max_wait)
+        ]
+        if not old_rows:
             return rows
         try:
-            await self._hold(old)
+            await self._renew(old_rows)
         except BaseException as error:
-            # Whether they are still ours is not known, so they must not start.
-            self._inflight.give_back(old)
-            others = [row for row in rows if row not in old]
+            # It is unknown whether the leases are still held, so the rows must not start.
+            self._inflight.give_back(old_rows)
+            other_rows = [row for row in rows if row not in old_rows]
             if _must_raise(error):
-                self._inflight.give_back(others)
+                self._inflight.give_back(other_rows)
                 raise
             if not isinstance(error, StoreError):
-                self._failed(old, error)
-            return others
+                self._handle_error(old_rows, error)
+            return other_rows
         return [row for row in rows if not row.lease_lost]
 
     @override
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         if _must_raise(error):
             raise error
-        self._failed(rows, error)
+        self._handle_error(rows, error)
 
     @override
     def _may_start(self, row: ClaimedMessage) -> bool:
@@ -295,70 +305,70 @@ class Worker(Deliveries):
             row.outcome is None
             and not row.attempts_count
             and row.expires_at is None
-            and not missed_slot(row, self._clock)
-            and row.deliveries_count <= self._most_deliveries
+            and not has_missed_slot(row, self._clock)
+            and row.deliveries_count <= self._max_deliveries
             and not row.lease_lost
             and row.cancelled is None
             and not self._stopping()
         ):
-            return True  # nearly all of them
+            return True  # nearly all rows
         try:
-            return self._settle_or_start(row)
+            return self._check_start(row)
         except Exception as error:  # noqa: BLE001 - the others of the batch go on
-            self._failed([row], error)
+            self._handle_error([row], error)
             return False
 
-    def _failed(self, rows: list[ClaimedMessage], error: BaseException) -> None:
-        """Something around the handler has failed: give back what has no outcome, for later."""
+    def _handle_error(self, rows: list[ClaimedMessage], error: BaseException) -> None:
+        """Release unsettled rows for a later delivery, after an error around the handler."""
         unsettled = [row for row in rows if self._inflight.has_no_outcome(row)]
         if isinstance(error, asyncio.CancelledError) and not unsettled:
-            return  # the handler's own, and its failure
+            return  # the handler cancelled itself, which is its failure
         for row in unsettled:
-            later = settle(row, Abandon(), self._rules, ended_after=0.0, attempted=False)
-            later.delay = PAUSE_AFTER_BUG
-            self._inflight.finish(later)
+            settlement = settle(row, Abandon(), self._rules, ended_after=0.0, attempted=False)
+            settlement.delay = ERROR_PAUSE
+            self._inflight.finish(settlement)
         self._log(
             logging.CRITICAL,
             f"messages {[row.id for row in rows]}: {error!r} outside of the handler; those "
-            f"without an outcome come back in {PAUSE_AFTER_BUG} seconds",
+            f"without an outcome come back in {ERROR_PAUSE} seconds",
             exc_info=error,
             message_id=rows[0].id,
         )
 
-    def _settle_or_start(self, row: ClaimedMessage) -> bool:
+    def _check_start(self, row: ClaimedMessage) -> bool:
         if row.lease_lost:
             return False
-        outcome = self._refusal(row)
+        outcome = self._get_refusal(row)
         if outcome is None:
             return True
-        if missed_slot(row, self._clock):
+        if has_missed_slot(row, self._clock):
             self._inflight.slots.start(row)  # counts it as missed
         self._inflight.slots.tell(row)
         if isinstance(outcome, Reject):
-            self._log(logging.ERROR, refusal_text(row, outcome), message_id=row.id)
+            self._log(logging.ERROR, format_refusal(row, outcome), message_id=row.id)
         if not row.lease_lost:
-            self._inflight.finish(self._settlements.one(row, outcome, attempted=False))
+            self._inflight.finish(self._settlements.settle_row(row, outcome, attempted=False))
         return False
 
-    def _refusal(self, row: ClaimedMessage) -> Outcome | None:
-        """What `row` ends in without a handler; None if the handler may start."""
+    def _get_refusal(self, row: ClaimedMessage) -> Outcome | None:
+        """Return the outcome of `row` if the handler must not start, else None."""
         if self._stopping():
             return Release()
-        outcome = refusal(row, self._rules, self._most_deliveries, self._clock)
-        return Release() if outcome is None and missed_slot(row, self._clock) else outcome
+        outcome = get_refusal(row, self._rules, self._max_deliveries, self._clock)
+        return Release() if outcome is None and has_missed_slot(row, self._clock) else outcome
 
     @override
-    def _must_not_start(self, row: ClaimedMessage) -> bool:
-        return row.lease_lost or self._refusal(row) is not None
+    def _is_refused(self, row: ClaimedMessage) -> bool:
+        return row.lease_lost or self._get_refusal(row) is not None
 
 
-def _takes_one_message(settings: ConsumerSettings) -> bool:
-    """Whether a handler gets a single message, and nothing else is done around the call."""
+def _is_single_message(settings: ConsumerSettings) -> bool:
+    """Return True if the handler gets a single message, and the call needs nothing else."""
     return settings.handler_timeout is None and not (
         settings.batch or settings.transactional or settings.task_per_message
     )
 
 
 def _must_raise(error: BaseException) -> bool:
-    """Whether `error`, or the cancellation of the worker's task, ends the worker."""
+    """Return True if `error`, or the cancellation of the worker's task, ends the worker."""
     return isinstance(error, KeyboardInterrupt | SystemExit) or cancelled()

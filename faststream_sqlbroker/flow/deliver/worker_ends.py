@@ -11,26 +11,27 @@ from weakref import WeakSet
 
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.own_context import give_up
+from faststream_sqlbroker.flow.own_context import abandon_task
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT
 
 CANCEL_GRACE = 1.0
-"""Seconds a cancelled handler gets to end, so that its messages are given back."""
-CLEAN_UP = 5.0
-"""Seconds that one which is abandoned then may still clean up before it is closed; a transaction is
-not kept open for that."""
+"""Seconds for a cancelled handler to end, so that its messages are released."""
+CLEAN_UP_TIMEOUT = 5.0
+"""Seconds for an abandoned handler to clean up before it is closed; a transaction is not kept open
+for that.
+"""
 
 Workers = set[asyncio.Task[None]]
 
 
-def at_least_grace(graceful_timeout: float | None) -> float | None:
-    """Return `graceful_timeout`, or what a cancelled handler gets if that is longer."""
+def get_grace_timeout(graceful_timeout: float | None) -> float | None:
+    """Return `graceful_timeout`, or the grace of a cancelled handler if that is longer."""
     return None if graceful_timeout is None else max(graceful_timeout, CANCEL_GRACE)
 
 
-class WorkerEnds:
-    """Ends the workers of one life of a subscriber."""
+class WorkerShutdown:
+    """Stops the workers that a start of a subscriber has created."""
 
     def __init__(
         self,
@@ -42,9 +43,7 @@ class WorkerEnds:
         transactional: bool,
         ack_first: bool,
     ) -> None:
-        """Workers that are cancelled or abandoned are added to `cancelled`; `handlers` are the
-        names of their handlers.
-        """
+        """Add cancelled and abandoned workers to `cancelled`; `handlers` are names for the log."""
         self._inflight = inflight
         self._log = log
         self._cancelled = cancelled
@@ -52,20 +51,18 @@ class WorkerEnds:
         self._transactional = transactional
         self._ack_first = ack_first
 
-    async def end(self, workers: Sequence[asyncio.Task[None]], timeout: float | None) -> Workers:
-        """End what can be ended of `workers`, whose handlers get `timeout` seconds; the others,
-        which are abandoned.
-        """
-        # Those of a closed event loop have ended with it.
+    async def stop(self, workers: Sequence[asyncio.Task[None]], timeout: float | None) -> Workers:
+        """Stop `workers`, whose handlers get `timeout` seconds; return the abandoned workers."""
+        # Workers of a closed event loop have ended with it.
         workers = [worker for worker in workers if not worker.get_loop().is_closed()]
         if not workers:
             return set()
         _, running = await asyncio.wait(workers, timeout=timeout)
         cancelled: Workers = set()
-        for _ in range(2):  # some have left their thread while others were cancelled
-            # What a thread works on must not be given back.
+        for _ in range(2):  # some leave their thread while others are cancelled
+            # Messages that a thread works on must not be released.
             pending = {worker for worker in running - cancelled if not worker.done()}
-            if cancellable := {w for w in pending if self._thread_of(w) is None}:
+            if cancellable := {w for w in pending if self._find_thread_function(w) is None}:
                 await self._cancel(cancellable, timeout)
                 cancelled |= cancellable
         abandoned = {worker for worker in running if not worker.done()}
@@ -73,29 +70,38 @@ class WorkerEnds:
             self._abandon(worker)
         return abandoned
 
-    async def close(self, abandoned: Workers) -> None:
+    async def close_abandoned(self, abandoned: Workers) -> None:
         """Let handlers of `abandoned` workers clean up, and close those that go on for longer."""
-        at_once = {worker for worker in abandoned if self._thread_of(worker) is not None}
+        at_once = {worker for worker in abandoned if self._find_thread_function(worker) is not None}
         if self._transactional:
             at_once = abandoned
         for worker in at_once:
             self._close(worker)
-        if others := abandoned - at_once:
-            _, running = await asyncio.wait(others, timeout=CLEAN_UP)
+        if other_workers := abandoned - at_once:
+            _, running = await asyncio.wait(other_workers, timeout=CLEAN_UP_TIMEOUT)
             for worker in running:
                 self._close(worker)
         if abandoned:
             await asyncio.wait(abandoned, timeout=CANCEL_GRACE)
 
     def _close(self, worker: "asyncio.Task[None]") -> None:
-        here = self._inflight.places.get(worker)
-        for task in {worker, worker if here is None or here.task is None else here.task}:
-            give_up(task)
+        current_delivery = self._inflight.current_deliveries.get(worker)
+        for task in {
+            worker,
+            worker
+            if current_delivery is None or current_delivery.task is None
+            else current_delivery.task,
+        }:
+            abandon_task(task)
 
-    def _thread_of(self, worker: "asyncio.Task[None]") -> str | None:
-        """The name of the function that it waits for, if that runs in a thread."""
-        here = self._inflight.places.get(worker)
-        return here.threads[-1] if here is not None and here.threads else None
+    def _find_thread_function(self, worker: "asyncio.Task[None]") -> str | None:
+        """Return the name of the function that `worker` waits for, if that runs in a thread."""
+        current_delivery = self._inflight.current_deliveries.get(worker)
+        return (
+            current_delivery.threads[-1]
+            if current_delivery is not None and current_delivery.threads
+            else None
+        )
 
     async def _cancel(self, running: Workers, graceful_timeout: float | None) -> None:
         self._log(
@@ -106,33 +112,37 @@ class WorkerEnds:
         for worker in running:
             self._cancelled.add(worker)
             worker.cancel()
-        # A transaction that was cut off is asked about; what the answer means is then written by
-        # the last flush.
+        # The result of a transaction that was cut off is queried; the last flush then writes the
+        # outcome.
         shielded = SHIELDED_TIMEOUT if self._transactional else 0.0
         await asyncio.wait(running, timeout=CANCEL_GRACE + shielded)
 
     def _abandon(self, worker: "asyncio.Task[None]") -> None:
-        """For what the handler of `worker` works on, it is as if the process had died."""
-        here = self._inflight.places.get(worker)
-        self._tell_abandoned(here, self._thread_of(worker))
+        """Abandon `worker`, whose messages are treated as if the process had died."""
+        current_delivery = self._inflight.current_deliveries.get(worker)
+        self._log_abandoned(current_delivery, self._find_thread_function(worker))
         self._cancelled.add(worker)
-        if here is not None:
-            self._inflight.drop(here.handled)
+        if current_delivery is not None:
+            self._inflight.drop(current_delivery.handled_rows)
 
-    def _tell_abandoned(self, here: CurrentDelivery | None, function: str | None) -> None:
-        why = "it swallows its cancellation"
+    def _log_abandoned(
+        self, current_delivery: CurrentDelivery | None, function: str | None
+    ) -> None:
+        reason = "it swallows its cancellation"
         if function is not None:
-            why = "it runs in a thread, which nothing can cancel"
-        if here is None or not (rows := here.handled):
-            self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {why}")
+            reason = "it runs in a thread, which nothing can cancel"
+        if current_delivery is None or not (rows := current_delivery.handled_rows):
+            self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {reason}")
             return
         name = function or " or ".join(self._handlers)
-        took = self._inflight.clock.monotonic() - here.began
+        elapsed = self._inflight.clock.monotonic() - current_delivery.began
         queues = ", ".join(sorted({repr(row.queue) for row in rows}))
-        later = "listed by admin.unknown()" if self._ack_first else "back when their leases end"
+        destination = (
+            "listed by admin.unknown()" if self._ack_first else "back when their leases end"
+        )
         self._log(
             logging.ERROR,
-            f"the handler {name!r} is abandoned after {took:.1f} s: {why}; its messages "
-            f"{[row.id for row in rows]} of queue {queues} are {later}",
+            f"the handler {name!r} is abandoned after {elapsed:.1f} s: {reason}; its messages "
+            f"{[row.id for row in rows]} of queue {queues} are {destination}",
             message_id=rows[0].id,
         )
