@@ -1,1 +1,1 @@
-"""What is done apart from subscribers: locks, schedules, requests, held messages, the archive."""
+"""Work besides subscribers: locks, schedules, requests, reserved messages, the archive."""

@@ -1,8 +1,7 @@
-"""The archive's upkeep, in one process of the fleet: remove old messages, make partitions ahead of
-time.
+"""Archive maintenance in one process of the fleet: remove old messages, add partitions in advance.
 
-The processes agree on that one by a lock, as for metrics. A process that has lost the lock without
-knowing removes at most what another one would: every row that goes is old by the database's clock.
+The processes elect that one by a lock, as for metrics. A process that has lost the lock without
+knowing removes at most what another one would: every removed row is old by the database's clock.
 """
 
 import logging
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 PRUNE_INTERVAL = 60.0
 """Seconds between two passes over the archive."""
 PRUNE_LEASE = 300.0
-"""Seconds for which the lock is taken at each step, so that it outlives the longest of them."""
+"""Seconds of the lock's lease, renewed at each step, so that it outlives the longest step."""
 
 
 class RetentionLoop(FleetLoop):
-    """Prunes from time to time, in one process of the fleet."""
+    """Prunes the archive periodically, in a single process of the fleet."""
 
     def __init__(self, store: "Store", retention: Retention, log: Log, clock: Clock) -> None:
         super().__init__(store, PRUNE_LOCK, "retention", log, clock)
@@ -38,8 +37,8 @@ class RetentionLoop(FleetLoop):
 
     @override
     async def tick(self) -> float:
-        """Prune once, if this process is the one to do it; seconds until the next time."""
-        # Another process has it, or had it a moment ago and has died: its lease runs out.
+        """Prune once if this process holds the lock; return the seconds until the next time."""
+        # Another process holds the lock, or died while holding it: then the lease expires.
         if not await self.acquire(PRUNE_LEASE):
             return PRUNE_INTERVAL
         pruned = await self._pruner.prune(keep=partial(self.extend, PRUNE_LEASE))
@@ -62,17 +61,17 @@ class RetentionLoop(FleetLoop):
 
 
 PARTITION_LOCK = "sqlbroker.partitions"
-"""The key of the lock."""
+"""Key of the lock."""
 PARTITION_INTERVAL = 3_600.0
-"""Seconds between two looks: partitions are made days ahead."""
+"""Seconds between two checks: partitions are added days in advance."""
 PARTITION_LEASE = 600.0
-"""Seconds for which the lock is taken; a look takes less than one."""
+"""Seconds of the lock's lease; a check takes less than one."""
 
 
 class PartitionLoop(FleetLoop):
-    """Makes partitions of the archive ahead of time.
+    """Adds partitions of the archive in advance.
 
-    Nothing waits for it: what has no partition goes to the DEFAULT one.
+    Nothing waits for it: rows without a partition go to the DEFAULT one.
     """
 
     def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
@@ -81,7 +80,9 @@ class PartitionLoop(FleetLoop):
 
     @override
     async def tick(self) -> float:
-        """Add what is missing, if this process is to do it; seconds until the next time."""
+        """Add missing partitions if this process holds the lock; return the seconds until the next
+        time.
+        """
         if not await self.acquire(PARTITION_LEASE):
             return PARTITION_INTERVAL
         try:

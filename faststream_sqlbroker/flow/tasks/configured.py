@@ -1,4 +1,4 @@
-"""What a configuration names is made once, by the first that needs it."""
+"""Lazy creation of the objects that a configuration names."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,42 +8,45 @@ from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.flow.loop import backoff
 
 BY_CONFIGURATION = "configuration"
-"""Who the audit says has made what the configuration names."""
+"""Name in the audit for objects that were created by the configuration."""
 
 
 class Configured:
-    """Makes it; while that fails, it is tried again with growing pauses, not by each request."""
+    """Creates configured objects once, at the first use.
+
+    After a failure it is tried again with growing pauses, not by each request.
+    """
 
     def __init__(self, make: Callable[[], Awaitable[None]], clock: Clock) -> None:
-        """`make` makes all of it, also what is there already."""
+        """Create everything by `make`, which must accept objects that exist already."""
         self._make = make
         self._clock = clock
-        self._made = False
+        self._is_done = False
         self._failures = 0
         self._error: SqlBrokerError | None = None
-        self._again_at = 0.0
-        self._turn = asyncio.Lock()
+        self._retry_at = 0.0
+        self._lock = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Make it, unless it is made.
+        """Create the objects, unless that is done.
 
         Raises:
-            SqlBrokerError: it cannot be made; during a pause, what was raised before it.
+            SqlBrokerError: they cannot be created. During a pause, the last error is raised again.
         """
-        if self._made:
+        if self._is_done:
             return
-        async with self._turn:
-            # Another request may have made it while this one waited for its turn.
-            if self._made:
+        async with self._lock:
+            # Another request may have done it while this one waited for the lock.
+            if self._is_done:
                 return
-            if self._error is not None and self._clock.monotonic() < self._again_at:
-                # The same error is raised many times: its traceback must not grow.
+            if self._error is not None and self._clock.monotonic() < self._retry_at:
+                # The same error object is raised many times: its traceback must not grow.
                 raise self._error.with_traceback(None)
             try:
                 await self._make()
             except SqlBrokerError as error:
                 self._failures += 1
                 self._error = error
-                self._again_at = self._clock.monotonic() + backoff(self._failures, self._clock)
+                self._retry_at = self._clock.monotonic() + backoff(self._failures, self._clock)
                 raise
-            self._made = True
+            self._is_done = True

@@ -1,6 +1,4 @@
-"""When a schedule fires: cron expressions in a time zone, and what becomes of missed fire
-times.
-"""
+"""Fire times of schedules: cron expressions in a time zone, and missed fire times."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,31 +11,33 @@ from faststream_sqlbroker.core.times import find_zone
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 ON_TIME = timedelta(seconds=60)
-"""A fire time is missed when it is this late: a deployment or a failover is no reason to leave one
-out."""
-MOST_MISSED = 1_000
-"""Fire times that are published at most after a time without a process (missed="all"): the newest.
+"""A fire time counts as missed when it is this late: a deployment or a failover is no reason to
+skip one.
 """
-LONGEST_EXPRESSION = 255
-"""Characters; the length of the column that keeps it."""
+MOST_MISSED = 1_000
+"""Maximum fire times that are published after a time without a process (missed="all"): the latest
+ones.
+"""
+MAX_EXPRESSION_LENGTH = 255
+"""Characters; the length of the column that stores the expression."""
 
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 _TICK = timedelta(microseconds=1)
-"""The databases' resolution of time: the first moment after another."""
+"""Resolution of the databases' timestamps: the smallest step from one to the next."""
 
 
 class Cron:
-    """A cron expression in a time zone; two are the same if their texts are."""
+    """A cron expression in a time zone; two are equal if their texts are."""
 
     def __init__(self, expression: str, tz: str) -> None:
-        """Read both.
+        """Parse the expression and the time zone.
 
         Raises:
-            SetupError: an expression that is none, or that never comes true; an unknown zone.
+            SetupError: the expression is invalid or never comes true, or the zone is unknown.
             MissingExtraError: cronsim is not installed.
         """
         self._simulate, refusal = _cronsim()
-        if not isinstance(expression, str) or len(expression) > LONGEST_EXPRESSION:
+        if not isinstance(expression, str) or len(expression) > MAX_EXPRESSION_LENGTH:
             raise SetupError(
                 f"a schedule's cron expression cannot be {short(expression)}: {_EXPRESSION}"
             )
@@ -45,7 +45,7 @@ class Cron:
         self.tz = tz
         self.zone = find_zone(tz, "a schedule's")
         try:
-            never = self.after(_SOME_DAY) is None
+            is_empty = self.after(_SOME_DAY) is None
         except (
             refusal,
             ArithmeticError,
@@ -58,57 +58,61 @@ class Cron:
                 f"a schedule's cron expression cannot be {short(expression)} ({error}): "
                 f"{_EXPRESSION}"
             ) from error
-        if never:
+        if is_empty:
             raise SetupError(
                 f"the cron expression {short(expression)} never comes true: {_EXPRESSION}"
             )
 
     @property
     def definition(self) -> tuple[str, str]:
-        """Expression and zone."""
+        """Expression and time zone."""
         return self.expression, self.tz
 
-    def after(self, moment: datetime) -> datetime | None:
-        """The first fire time after `moment` (UTC); None if there is none within 50 years."""
-        return next(self._following(moment), None)
+    def after(self, timestamp: datetime) -> datetime | None:
+        """Return the first fire time after `timestamp` (UTC); None if there is none within 50
+        years.
+        """
+        return next(self._iter_fire_times(timestamp), None)
 
-    def _following(self, moment: datetime) -> Iterator[datetime]:
-        """The fire times after `moment`, rising."""
-        for found in self._simulate(self.expression, moment.astimezone(self.zone)):
-            # In an hour that summer time repeats the simulation may go back to its first pass.
-            fire_at = found.astimezone(timezone.utc)
-            if fire_at > moment:
-                moment = fire_at
+    def _iter_fire_times(self, timestamp: datetime) -> Iterator[datetime]:
+        """Yield the fire times after `timestamp`, ascending."""
+        for local_time in self._simulate(self.expression, timestamp.astimezone(self.zone)):
+            # In the hour that a clock change repeats, the simulation may return to the first pass.
+            fire_at = local_time.astimezone(timezone.utc)
+            if fire_at > timestamp:
+                timestamp = fire_at
                 yield fire_at
 
-    def newest(self, first: datetime, until: datetime, most: int) -> list[datetime]:
-        """The newest `most` fire times from `first`, which is one, to `until`, rising.
+    def newest(self, first: datetime, until: datetime, limit: int) -> list[datetime]:
+        """Return the latest `limit` fire times from `first` (included) to `until`, ascending.
 
-        Looked for from the end, so that a long time costs no more than a short one.
+        The search starts at the end, so that a long time costs no more than a short one.
         """
         span = ON_TIME
         while True:
-            begin = max(first, until - span)
-            found = deque([first] if begin == first else [], most)
-            for fire_at in self._following(begin):
+            start = max(first, until - span)
+            fire_times = deque([first] if start == first else [], limit)
+            for fire_at in self._iter_fire_times(start):
                 if fire_at > until:
                     break
-                found.append(fire_at)
-            if begin == first or len(found) >= most:
-                return list(found)
+                fire_times.append(fire_at)
+            if start == first or len(fire_times) >= limit:
+                return list(fire_times)
             span *= 4
 
     def due(self, first: datetime, until: datetime, missed: Missed) -> list[datetime]:
-        """What to publish of the fire times from `first`, itself one, to `until`; in order."""
+        """Return the fire times to publish from `first` (included) to `until`, in order."""
         if missed == "all":
             return self.newest(first, until, MOST_MISSED)
         on_time = until - ON_TIME + _TICK
         if first >= on_time:
             return self.newest(first, until, MOST_MISSED)
-        found = [
-            at for at in self.newest(first, until, round(ON_TIME.total_seconds())) if at >= on_time
+        fire_times = [
+            fire_at
+            for fire_at in self.newest(first, until, round(ON_TIME.total_seconds()))
+            if fire_at >= on_time
         ]
-        return found if found or missed == "skip" else self.newest(first, until, 1)
+        return fire_times if fire_times or missed == "skip" else self.newest(first, until, 1)
 
 
 _EXPRESSION = (

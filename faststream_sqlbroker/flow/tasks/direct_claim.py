@@ -1,4 +1,4 @@
-"""Single messages for the application: taken, waited for, and settled."""
+"""Single messages for the application: claimed, waited for, and settled."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_clai
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.flow.deliver.settlements import refusal, refusal_text
+from faststream_sqlbroker.flow.deliver.settlements import format_refusal, get_refusal
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.01
-"""Seconds between the first two looks at queues without a due message, with jitter; each following
-pause is half as long again."""
+"""Seconds between the first two polls of queues without a due message, with jitter; each following
+pause is half as long again.
+"""
 LAST_PAUSE = 0.5
-"""Most seconds between two such looks."""
+"""Maximum seconds between two such polls."""
 RELEASE_INTERVAL = 1.0
-"""Seconds between two looks for expired leases while there is enough to take."""
+"""Seconds between two searches for expired leases while there are enough messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectClaimRequest:
-    """What to take, and how it ends."""
+    """The messages to claim, and the rules of their settlement."""
 
     queues: tuple[str, ...]
     lease: float
@@ -47,20 +48,20 @@ class DirectClaimRequest:
     rules: SettleRules
     most_deliveries: float
     remove: bool
-    """Whether it is removed at once, as acked."""
+    """True if messages are removed at once, as acked."""
     listen: bool = False
-    """Whether to take a connection for the wake-ups of other processes, where there are any."""
+    """True to use a connection for the wake-ups of other processes, where there are any."""
     limit: int = 1
-    """How many at most."""
+    """Maximum number of messages."""
 
 
 async def as_claimed(claimed: T) -> T:
-    """`claimed`: nothing is to be read of it."""
+    """Return `claimed` unchanged, for callers that do not convert messages."""
     return claimed
 
 
 class DirectClaimer:
-    """Takes messages one by one for one broker."""
+    """Claims single messages for a broker."""
 
     def __init__(
         self,
@@ -78,20 +79,21 @@ class DirectClaimer:
         self.clock = wakeups.clock
         self.correlation_ids = store.correlation_ids
         self.polls = True
-        """Whether a wait looks again and again; a test says when there may be something."""
-        self._turns = count()
-        self._released: dict[tuple[str, ...], float] = {}
+        """False in tests, which say when there may be a message; a wait then does not poll."""
+        self._rotation = count()
+        self._released_at: dict[tuple[str, ...], float] = {}
 
     async def take(
         self,
-        wanted: DirectClaimRequest,
+        request: DirectClaimRequest,
         wait: float | None,
         read: Callable[[ClaimedMessage], Awaitable[T]],
     ) -> T | None:
-        """The first due message as `read` makes it; None if there was none for `wait` seconds
-        (None: no limit).
+        """Claim the first due message and return the result of `read`.
 
-        Cancelled, or if it cannot be known, what was leased is given back; what was removed stays
+        None is returned if there was none for `wait` seconds (None: no limit).
+
+        After a cancellation or an unknown result, the lease is released; a removed message stays
         removed.
 
         Raises:
@@ -109,18 +111,17 @@ class DirectClaimer:
             arrived.set()
 
         if wait != 0:
-            self._wakeups.register(wanted.queues, hint, listen=wanted.listen)
+            self._wakeups.register(request.queues, hint, listen=request.listen)
         try:
             while True:
-                # Cleared before the claim, so that a hint that comes during the claim leads to
-                # another.
+                # Cleared before the claim, so that a hint during the claim leads to another claim.
                 arrived.clear()
-                # Read before the claim, so that the last claim begins after the deadline.
-                late = deadline is not None and clock.monotonic() >= deadline
-                found, again = await self.take_now(wanted, lambda rows: read(rows[0]))
-                if found is not None or late:
-                    return found
-                step = inf if again is None else again
+                # Checked before the claim, so that the last claim starts after the deadline.
+                is_late = deadline is not None and clock.monotonic() >= deadline
+                result, retry_in = await self.claim_now(request, lambda rows: read(rows[0]))
+                if result is not None or is_late:
+                    return result
+                step = inf if retry_in is None else retry_in
                 if self.polls:
                     step = min(clock.jitter(pause), LAST_PAUSE, step)
                 end = clock.monotonic() + step
@@ -133,97 +134,102 @@ class DirectClaimer:
         finally:
             self._wakeups.unregister(hint)
 
-    async def take_now(
-        self, wanted: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
+    async def claim_now(
+        self, request: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
     ) -> tuple[T | None, float | None]:
-        """Up to `wanted.limit` due messages, in the same lease, as `read` makes them, without
-        waiting; without any, the seconds until the next one is due (None: not known).
+        """Claim up to `request.limit` due messages, in a lease, without waiting.
 
-        Cancelled, or if it cannot be known, what was leased is given back.
+        After a cancellation or an unknown result, the lease is released.
+
+        Returns:
+            The messages as `read` converts them. Without any, None and the seconds until the next
+                one is due (None: unknown).
 
         Raises:
             UnknownOutcomeError: a message may have been removed.
             StoreError: the database refused or could not be reached.
         """
         while True:
-            found, again = await self._claim(wanted, read)
-            if found is not None or again != 0:
-                return found, again
+            result, retry_in = await self._try_claim(request, read)
+            if result is not None or retry_in != 0:
+                return result, retry_in
 
-    async def _claim(
-        self, wanted: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
+    async def _try_claim(
+        self, request: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
     ) -> tuple[T | None, float | None]:
-        """`take_now`; 0 seconds, if there was only what must not be taken, or no answer."""
+        """Send a claim; return 0 seconds if all rows were refused, or if there was no answer."""
         token = uuid4()
-        queues = self._in_turn(wanted.queues)
-        again = None
+        queues = self._rotate_queues(request.queues)
+        retry_in = None
 
         async def give_back() -> None:
-            if not wanted.remove:
+            if not request.remove:
                 await self._store.release_claim(queues, token)
 
         async def work() -> T | None:
-            nonlocal again
-            rows, again = await self._take(wanted, queues, token)
+            nonlocal retry_in
+            rows, retry_in = await self._send_claim(request, queues, token)
             return await read(rows) if rows else None
 
         try:
-            return await self.shielded.run(work(), give_back), again
+            return await self.shielded.run(work(), give_back), retry_in
         except UnknownOutcomeError:
-            if wanted.remove:
+            if request.remove:
                 raise
-            # Fenced by the token: afterwards nothing is leased, and the next look is a new one.
+            # Fenced by the token: afterwards nothing is leased, and the next claim is a new one.
             await give_back()
             return None, 0.0
 
-    def _in_turn(self, queues: tuple[str, ...]) -> tuple[str, ...]:
+    def _rotate_queues(self, queues: tuple[str, ...]) -> tuple[str, ...]:
         # Each claim begins with the next queue, so that a full queue does not starve the others.
-        first = next(self._turns) % len(queues)
+        first = next(self._rotation) % len(queues)
         return queues[first:] + queues[:first]
 
-    async def _take(
-        self, wanted: DirectClaimRequest, queues: Sequence[str], token: UUID
+    async def _send_claim(
+        self, request: DirectClaimRequest, queues: Sequence[str], token: UUID
     ) -> tuple[list[ClaimedMessage], float | None]:
-        asked = self.clock.monotonic()
+        started_at = self.clock.monotonic()
 
         def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
-            note_claimed([row], asked)
-            outcome = refusal(row, wanted.rules, wanted.most_deliveries, self.clock)
+            note_claimed([row], started_at)
+            outcome = get_refusal(row, request.rules, request.most_deliveries, self.clock)
             if outcome is not None:
                 row.settle_anew(outcome)
-                ended = settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False)
-                return ended, False
-            if wanted.remove:
-                return settle(row, Ack(), wanted.rules, ended_after=0.0), True
+                settlement = settle(row, outcome, request.rules, ended_after=0.0, attempted=False)
+                return settlement, False
+            if request.remove:
+                return settle(row, Ack(), request.rules, ended_after=0.0), True
             return None, True
 
-        release = asked - self._released.get(wanted.queues, float("-inf")) >= RELEASE_INTERVAL
-        taken = await self._store.takes.take(
+        release = (
+            started_at - self._released_at.get(request.queues, float("-inf")) >= RELEASE_INTERVAL
+        )
+        claimed = await self._store.takes.take(
             queues,
-            wanted.lease,
+            request.lease,
             token,
             judge,
             release=release,
-            archive=wanted.rules.retain_on_reject,
-            limit=wanted.limit,
+            archive=request.rules.retain_on_reject,
+            limit=request.limit,
         )
         if release:
-            self._released = {
-                q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL
+            self._released_at = {
+                q: at for q, at in self._released_at.items() if started_at - at < RELEASE_INTERVAL
             }
-            self._released[wanted.queues] = asked
-        self._metrics.taken([*taken.refused, *taken.rows], taken.written)
-        for row in taken.refused:
+            self._released_at[request.queues] = started_at
+        self._metrics.record_claim([*claimed.refused, *claimed.rows], claimed.written)
+        for row in claimed.refused:
             if isinstance(row.outcome, Reject):
-                self._log(logging.ERROR, refusal_text(row, row.outcome), message_id=row.id)
-        return taken.rows, taken.again
+                self._log(logging.ERROR, format_refusal(row, row.outcome), message_id=row.id)
+        return claimed.rows, claimed.again
 
     async def settle(self, settlement: Settlement, replaced: "Replaced | None", queue: str) -> bool:
-        """Write what a reservation from `queue` ended in; whether its lease was still held.
+        """Write the outcome of a reservation from `queue`; return True if the lease was still held.
 
         Raises:
             NotSupportedError: the caller is a handler with transactional=True on SQLite.
-            UnknownOutcomeError, StoreError: as `write_end`.
+            UnknownOutcomeError, StoreError: as `write_settlement`.
         """
         refuse_in_handler(self._store.dialect, self._store.engine, "settling a reservation")
 
@@ -231,15 +237,15 @@ class DirectClaimer:
             result = await self._store.takes.settle(settlement, replaced)
             return settlement if result.settled else None
 
-        return await self.write_end(write, settlement.id, queue) is not None
+        return await self.write_settlement(write, settlement.id, queue) is not None
 
-    async def write_end(
+    async def write_settlement(
         self, write: Callable[[], Awaitable[Settlement | None]], message_id: int, queue: str
     ) -> Settlement | None:
-        """What `write` has written of a message from `queue`; None: its lease is another's.
+        """Write the settlement of a message from `queue`; return None if the lease is lost.
 
-        `write` is fenced by the lease, so that twice is once: it is repeated if it is not known
-        whether it was written.
+        `write` is fenced by the lease, so that writing twice has the effect of once. It is repeated
+        if its result is unknown.
 
         Raises:
             UnknownOutcomeError: it may have been written, or the lease may be gone.
@@ -250,7 +256,7 @@ class DirectClaimer:
         except UnknownOutcomeError as error:
             written = await write()
             if written is None:
-                self._metrics.lost(queue, unknown=True)
+                self._metrics.record_lost(queue, unknown=True)
                 msg = (
                     f"what became of message {message_id} is not known: {error}; repeated, it "
                     "found nothing to write any more: it was written the first time, or the lease "
@@ -258,15 +264,15 @@ class DirectClaimer:
                 )
                 raise UnknownOutcomeError(msg) from error
         if written is None:
-            self._metrics.lost(queue, unknown=False)
+            self._metrics.record_lost(queue, unknown=False)
             return None
-        self._metrics.settled(written, queue)
+        self._metrics.record_settled(written, queue)
         if not written.leaves and not written.delay:
             self._wakeups.published([written.queue or queue])
         return written
 
     async def extend(self, rows: Sequence[ClaimedMessage], lease: float) -> set[int]:
-        """Lengthen the leases of `rows` to `lease` seconds from now; the ids of those still held.
+        """Extend the leases of `rows` to `lease` seconds from now; return the ids still held.
 
         Raises:
             NotSupportedError: the caller is a handler with transactional=True on SQLite.
@@ -274,8 +280,8 @@ class DirectClaimer:
                 for too long.
         """
         refuse_in_handler(self._store.dialect, self._store.engine, "extending a lease")
-        asked = self.clock.monotonic()
-        held = await self._store.renew([(row.id, row.lease_token) for row in rows], lease)
+        started_at = self.clock.monotonic()
+        held_ids = await self._store.renew([(row.id, row.lease_token) for row in rows], lease)
         for row in rows:
-            row.renewed(asked)
-        return held
+            row.renewed(started_at)
+        return held_ids

@@ -1,4 +1,4 @@
-"""A message that the application holds, which `reserve`, `get_one` or an iteration has leased."""
+"""Messages that the application has leased by `reserve`, `get_one` or an iteration."""
 
 import asyncio
 import logging
@@ -17,59 +17,60 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.messages.direct_claim import Replaced
 
 STOP_LIMIT = 3.0
-"""Most seconds that a stop waits for a running renewal, before it is cancelled."""
+"""Maximum seconds that a stop waits for a running renewal, before it is cancelled."""
 
 
 class Held:
-    """One message until it is settled or given back, which happens once.
+    """A leased message, which is settled or released once.
 
     Every write names the lease, so it changes nothing once another worker has the message.
 
     Raises (from every operation that writes):
         LeaseLostError: the lease is lost; nothing was written.
-        UnknownOutcomeError: the answer to the COMMIT was lost twice; it may be written.
+        UnknownOutcomeError: the answer to the COMMIT was lost twice; the outcome may be written.
         StoreError: nothing was written.
     """
 
     def __init__(
-        self, row: ClaimedMessage, wanted: DirectClaimRequest, claimer: DirectClaimer, advice: str
+        self, row: ClaimedMessage, request: DirectClaimRequest, claimer: DirectClaimer, hint: str
     ) -> None:
-        """`claimer` has leased `row` as `wanted`; `advice` says how to keep a lease."""
+        """Hold `row`, which `claimer` has leased for `request`; `hint` says how to keep a lease."""
         self.row = row
-        self.lease = wanted.lease
+        self.lease = request.lease
         self.ended: Outcome | None = None
-        """What was written."""
-        self._rules = wanted.rules
+        """The outcome that was written."""
+        self._rules = request.rules
         self._claimer = claimer
-        self._advice = advice
-        self._until = row.renewed_monotonic + wanted.lease
-        self._turn = asyncio.Lock()
+        self._hint = hint
+        self._leased_until = row.renewed_monotonic + request.lease
+        self._lock = asyncio.Lock()
 
     @property
     def open(self) -> bool:
-        """Whether it can be settled, as far as is known."""
+        """True if the message can be settled, as far as is known."""
         return self.ended is None and not self.row.lease_lost
 
     @property
-    def settling(self) -> bool:
-        """Whether its outcome is being written."""
-        return self._turn.locked()
+    def is_settling(self) -> bool:
+        """True while the outcome is being written."""
+        return self._lock.locked()
 
     @property
     def leased(self) -> bool:
-        """Whether the lease still runs, by this process's clock; the database is not asked."""
-        return self.open and self._claimer.clock.monotonic() < self._until
+        """True if the lease still runs, by this process's clock; the database is not queried."""
+        return self.open and self._claimer.clock.monotonic() < self._leased_until
 
     async def extend(self, seconds: float) -> None:
-        """Let the lease end `seconds` from now, never sooner than it does."""
+        """Extend the lease to `seconds` from now, never to an earlier time."""
         if self.row.lease_lost or not await self._claimer.extend([self.row], seconds):
-            raise self._lost()
-        self._until = max(self._until, self.row.renewed_monotonic + seconds)
+            raise self._create_lost_error()
+        self._leased_until = max(self._leased_until, self.row.renewed_monotonic + seconds)
 
     async def settle(
         self, outcome: Outcome, replaced: "Replaced | None" = None, error: str | None = None
     ) -> bool:
-        """Write `outcome`, even if the caller is cancelled; false if another was written before.
+        """Write `outcome`, even if the caller is cancelled; return False if another was written
+        before.
 
         `replaced` is a new body; `error` is stored in `last_error`.
         """
@@ -78,92 +79,98 @@ class Held:
     async def _settle(
         self, outcome: Outcome, replaced: "Replaced | None", error: str | None
     ) -> bool:
-        async with self._turn:
+        async with self._lock:
             row = self.row
             if row.lease_lost:
-                raise self._lost()
+                raise self._create_lost_error()
             if self.ended is not None:
                 return False
             ended_after = self._claimer.clock.monotonic() - row.claimed_monotonic
             settlement = settle(row, outcome, self._rules, ended_after=ended_after)
             settlement.error = settlement.error if error is None else error
             if not await self._claimer.settle(settlement, replaced, row.queue):
-                raise self._lost()
+                raise self._create_lost_error()
             self.ended = outcome
             if isinstance(outcome, Abandon):
-                # The next outcome that is chosen must not seem to be written.
+                # A later outcome must not seem to be written.
                 row.lose()
         return True
 
     async def give_back(self) -> None:
-        """Give it back, unless its outcome is written or being written.
+        """Release the message, unless the outcome is written or being written.
 
-        The delivery is charged, no attempt. If the database fails, the lease runs out.
+        The delivery is charged, but no attempt. If the database fails, the lease expires.
         """
-        if self.open and not self.settling:
+        if self.open and not self.is_settling:
             with suppress(StoreError, LeaseLostError):
                 await self.settle(Abandon())
 
     def lose(self) -> str:
-        """Note that its lease is lost; a text that says so."""
+        """Mark the lease as lost; return a message that says so."""
         row = self.row
         row.lose()
         return f"lease lost: message {row.id} of queue {row.queue!r} may have another worker"
 
-    def _lost(self) -> LeaseLostError:
-        return LeaseLostError(f"{self.lose()}, so nothing was written; {self._advice}")
+    def _create_lost_error(self) -> LeaseLostError:
+        return LeaseLostError(f"{self.lose()}, so nothing was written; {self._hint}")
 
 
 class Renewal:
-    """Renews the leases of messages that the application has pulled and still refers to."""
+    """Renews the leases of messages that the application has claimed and still refers to."""
 
     def __init__(
-        self, claimer: DirectClaimer, outages: Outages, log: Log, lease: float, longest: float
+        self, claimer: DirectClaimer, outages: Outages, log: Log, lease: float, max_lease: float
     ) -> None:
-        """To `lease` seconds after each third of that, for up to `longest` seconds."""
+        """Renew to `lease` seconds after each third of that, for up to `max_lease` seconds."""
         self._claimer = claimer
         self._outages = outages
         self._log = log
         self._lease = lease
-        self._longest = longest
-        self._all: WeakSet[Held] = WeakSet()
+        self._max_lease = max_lease
+        self._messages: WeakSet[Held] = WeakSet()
         self._loop = Loop("lease renewal", self.tick, log, claimer.clock)
 
-    def add(self, held: Held) -> None:
-        """Renew `held` as long as something refers to it and it is not settled."""
-        self._all.add(held)
+    def add(self, message: Held) -> None:
+        """Renew `message` as long as it is referenced and not settled."""
+        self._messages.add(message)
         if not self._loop.running:
             self._loop.start(self._outages)
         self._loop.wake()
 
     async def tick(self) -> float | None:
-        """Renew what is due; seconds until the next look, None if nothing is held.
+        """Renew due leases; return the seconds until the next tick, or None if nothing is held.
 
         Raises:
             StoreError: call again.
         """
         now = self._claimer.clock.monotonic()
         third = self._lease / 3
-        due = [held for held in self._open() if now >= held.row.renewed_monotonic + third]
-        for held in [h for h in due if h.row.claimed_monotonic < now + self._lease - self._longest]:
-            due.remove(held)
-            self._all.discard(held)
+        due = [
+            message for message in self._list_open() if now >= message.row.renewed_monotonic + third
+        ]
+        for message in [
+            message
+            for message in due
+            if message.row.claimed_monotonic < now + self._lease - self._max_lease
+        ]:
+            due.remove(message)
+            self._messages.discard(message)
             text = (
-                f"message {held.row.id} of queue {held.row.queue!r} was not settled for so long "
-                "that its lease is not renewed any more; it is delivered again when that has run "
-                "out"
+                f"message {message.row.id} of queue {message.row.queue!r} was not settled for so "
+                "long that its lease is not renewed any more; it is delivered again when that has "
+                "run out"
             )
-            self._log(logging.WARNING, text, message_id=held.row.id)
+            self._log(logging.WARNING, text, message_id=message.row.id)
         if due:
-            ids = await self._claimer.extend([held.row for held in due], self._lease)
-            for held in due:
-                if held.row.id not in ids and held.open and not held.settling:
-                    self._log(logging.WARNING, held.lose(), message_id=held.row.id)
-        return max(0.01, third / 4) if self._open() else None
+            ids = await self._claimer.extend([message.row for message in due], self._lease)
+            for message in due:
+                if message.row.id not in ids and message.open and not message.is_settling:
+                    self._log(logging.WARNING, message.lose(), message_id=message.row.id)
+        return max(0.01, third / 4) if self._list_open() else None
 
-    def _open(self) -> list[Held]:
-        return [held for held in self._all if held.open]
+    def _list_open(self) -> list[Held]:
+        return [message for message in self._messages if message.open]
 
     async def stop(self) -> None:
-        """Renew nothing any more."""
+        """Stop all renewals."""
         await self._loop.stop(STOP_LIMIT)

@@ -1,4 +1,4 @@
-"""Messages of any queue for clients over HTTP, which know a message by its id and its lease."""
+"""Messages of any queue for HTTP clients, which identify a message by its id and its lease."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
-SHORTEST_PAUSE = 0.02
-"""Seconds between two looks, even if something seems to be due that cannot be claimed."""
+MIN_PAUSE = 0.02
+"""Seconds between two polls, even if a message seems to be due that cannot be claimed."""
 FIRST_PAUSE = 0.05
-"""Seconds until the first look, with jitter; each following pause is half as long again."""
+"""Seconds until the first poll, with jitter; each following pause is half as long again."""
 LAST_PAUSE = 1.0
-"""Most seconds between two looks, also while wake-ups of other processes arrive: what those delay
-sends none, and a request may not wait for long."""
+"""Maximum seconds between two polls, also while wake-ups of other processes arrive: delayed
+messages send none, and a request may not wait for long.
+"""
 
 
-class Place:
-    """One request's place in the line of a queue."""
+class PollWaiter:
+    """A request that waits in the line of a queue."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -48,111 +49,117 @@ class Place:
 
 
 class LongPolls:
-    """The requests of one broker that wait: one look for all of them, and no connection for any.
+    """Waiting requests of a broker, served by a shared poll without further connections.
 
-    Each queue has a line of places. What may be due calls the first place of the line, whose
-    request then claims. Only a request that has found something calls the next one, so that a
+    Each queue has a line of waiters. A possibly due message calls the first waiter of the line,
+    whose request then claims. Only a request that has found something calls the next one, so that a
     message that many wait for costs one claim and not one for each of them.
     """
 
-    def __init__(self, store: "Store", wakeups: Wakeups, log: Log, *, looks: bool = True) -> None:
-        """Without `looks` only publishes of this process call."""
+    def __init__(self, store: "Store", wakeups: Wakeups, log: Log, *, polls: bool = True) -> None:
+        """Without `polls` only publishes of this process call waiters."""
         self._store = store
         self._wakeups = wakeups
         self._clock = wakeups.clock
-        self._looks = looks
-        self._lines: dict[str, dict[Place, None]] = {}
+        self._polls = polls
+        self._lines: dict[str, dict[PollWaiter, None]] = {}
         self._loop = Loop("long polls", self._tick, log, wakeups.clock)
-        self._ended = False
+        self._is_ended = False
         self._pause = FIRST_PAUSE
         self._look_at = inf
         self._due_at = inf
-        """When something is due of which the last look may not know."""
+        """Time of a due message that the last poll may not know (monotonic seconds)."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Let requests wait again after `end`."""
-        self._ended = False
+        self._is_ended = False
 
     def end(self) -> None:
-        """All requests that wait are answered now, and no other waits."""
-        self._ended = True
+        """Answer all waiting requests now, and let no other wait."""
+        self._is_ended = True
         for line in self._lines.values():
-            for place in line:
-                place.called.set()
+            for waiter in line:
+                waiter.called.set()
 
     async def stop(self) -> None:
-        """End, with the loop."""
+        """Answer all waiting requests and stop the loop."""
         self.end()
         await self._loop.stop()
 
-    def enter(self, queue: str) -> Place:
-        """A place at the end of the queue's line; `leave` must follow."""
-        place = Place(queue)
+    def enter(self, queue: str) -> PollWaiter:
+        """Add a waiter at the end of the queue's line; `leave` must follow."""
+        waiter = PollWaiter(queue)
         line = self._lines.setdefault(queue, {})
-        line[place] = None
+        line[waiter] = None
         if len(line) == 1:
             self._register()
-        # A request that comes again and again must not make each look come at once.
+        # Requests that keep coming must not make each poll come at once.
         self._look_at = min(self._look_at, self._clock.monotonic() + self._pause)
-        # Once it has ended none waits, and no loop is left behind that no one stops.
-        looks = self._looks and not self._ended
-        if looks and not self._loop.running:
+        # After `end` no request waits, and nothing would stop a loop started now.
+        has_polls = self._polls and not self._is_ended
+        if has_polls and not self._loop.running:
             self._loop.start(self._wakeups.outages)
         self._loop.wake()
-        return place
+        return waiter
 
-    def leave(self, place: Place, *, found: bool) -> None:
-        """Give the place up; if it has `found` something, there may be more for the next one."""
-        line = self._lines[place.queue]
-        del line[place]
-        # A call that this place has got after its claim belongs to the next one.
-        if found or place.called.is_set():
-            self._call(place.queue)
+    def leave(self, waiter: PollWaiter, *, found: bool) -> None:
+        """Remove the waiter; after a success (`found`) the next waiter is called, as there may be
+        more.
+        """
+        line = self._lines[waiter.queue]
+        del line[waiter]
+        # A call that came after this waiter's claim belongs to the next waiter.
+        if found or waiter.called.is_set():
+            self._call(waiter.queue)
         if not line:
-            del self._lines[place.queue]
+            del self._lines[waiter.queue]
             self._register()
 
-    def due(self, queue: str, seconds: float) -> None:
-        """Something in the queue is due in so many seconds: look then, if any request waits."""
+    def schedule_poll(self, queue: str, seconds: float) -> None:
+        """Schedule a poll for a message of the queue that is due in `seconds`, if any request
+        waits.
+        """
         if queue not in self._lines:
             return
-        due_at = self._clock.monotonic() + max(SHORTEST_PAUSE, seconds)
+        due_at = self._clock.monotonic() + max(MIN_PAUSE, seconds)
         self._due_at = min(self._due_at, due_at)
         if due_at < self._look_at:
             self._look_at = due_at
             self._loop.wake()
 
-    async def is_called(self, place: Place, deadline: float) -> bool:
-        """Wait until the place is called; false at the `deadline` (`monotonic` of the callers'
-        clock), and at the end.
+    async def wait_for_call(self, waiter: PollWaiter, deadline: float) -> bool:
+        """Wait until the waiter is called; return False at the `deadline`, and after `end`.
+
+        The deadline is a `monotonic` time of the callers' clock.
         """
-        if self._ended:
+        if self._is_ended:
             return False
         with suppress(TimeoutError):
             async with self._clock.callers.timeout_at(deadline):
-                await place.called.wait()
-        called = place.called.is_set() and not self._ended
-        # Before the claim that follows, so that a call during it leads to another one.
-        place.called.clear()
-        return called
+                await waiter.called.wait()
+        is_called = waiter.called.is_set() and not self._is_ended
+        # Cleared before the claim that follows, so that a call during the claim leads to another
+        # claim.
+        waiter.called.clear()
+        return is_called
 
     def _register(self) -> None:
-        # Registered again for each change: hints come with the queues that are waited for.
+        # Registered again for each change, because hints are filtered by queue.
         if self._lines:
             self._wakeups.register(list(self._lines), self._hint, listen=True)
         else:
             self._wakeups.unregister(self._hint)
 
     def _hint(self, queues: frozenset[str]) -> None:
-        # No queues stand for all of them.
+        # An empty set means all queues.
         for queue in queues or list(self._lines):
             self._call(queue)
 
     def _call(self, queue: str) -> None:
-        """Call the first of the line that is not called yet."""
-        for place in self._lines.get(queue, ()):
-            if not place.called.is_set():
-                place.called.set()
+        """Call the first waiter of the line that is not called yet."""
+        for waiter in self._lines.get(queue, ()):
+            if not waiter.called.is_set():
+                waiter.called.set()
                 return
 
     async def _tick(self) -> float | None:
@@ -161,33 +168,33 @@ class LongPolls:
             self._pause = FIRST_PAUSE
             self._look_at = inf
             return None
-        # Each new place wakes the loop, which may have nothing to do yet.
-        left = self._look_at - self._clock.monotonic()
-        if left > 0:
-            return left
+        # Each new waiter wakes the loop, which may have nothing to do yet.
+        wait = self._look_at - self._clock.monotonic()
+        if wait > 0:
+            return wait
         self._due_at = inf
-        found = await self._store.look_around(queues, queues)
-        due = {pair.queue for pair in found.pairs if pair.due_in <= 0}
-        ends_in = inf if found.lease_ends_in is None else found.lease_ends_in
-        # A claim that finds nothing gives back what has run out of time.
+        result = await self._store.look_around(queues, queues)
+        due = {pair.queue for pair in result.pairs if pair.due_in <= 0}
+        ends_in = inf if result.lease_ends_in is None else result.lease_ends_in
+        # A claim that finds nothing releases expired leases.
         for queue in due if ends_in > 0 else queues:
             self._call(queue)
         self._pause = min(LAST_PAUSE, self._pause * 1.5)
-        later = [pair.due_in for pair in found.pairs if pair.due_in > 0]
-        pause = min(self._clock.jitter(self._pause), ends_in, *later)
-        pause = max(SHORTEST_PAUSE, pause)
+        later_waits = [pair.due_in for pair in result.pairs if pair.due_in > 0]
+        pause = min(self._clock.jitter(self._pause), ends_in, *later_waits)
+        pause = max(MIN_PAUSE, pause)
         now = self._clock.monotonic()
         self._look_at = min(now + pause, self._due_at)
-        return max(SHORTEST_PAUSE, self._look_at - now)
+        return max(MIN_PAUSE, self._look_at - now)
 
 
-MOST_BYTES = 8 * 1024 * 1024
-"""Bytes of the bodies of one answer; the first may be larger."""
+MAX_BYTES = 8 * 1024 * 1024
+"""Maximum bytes of the bodies of one answer; the first body may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedMessage:
-    """A message that a client has leased, as it names it."""
+    """The key of a message that a client has leased."""
 
     queue: str
     id: int
@@ -195,7 +202,7 @@ class LeasedMessage:
 
 
 class QueueJobs:
-    """Leases, extends and settles messages for one broker.
+    """Leases, extends and settles messages for HTTP clients of a broker.
 
     Raises (from every operation):
         StoreError: the database refused or could not be reached.
@@ -210,123 +217,126 @@ class QueueJobs:
         *,
         claimer: DirectClaimer,
         rules: SettleRules,
-        most_deliveries: float,
+        max_deliveries: float,
         log: Log,
         recorder: Recorder | None,
-        looks: bool,
+        polls: bool,
     ) -> None:
-        """Publish by `write`, claim by `claimer`; `looks` as of `LongPolls`."""
+        """Publish by `write`, claim by `claimer`; `polls` as in `LongPolls`."""
         self.store = store
         self._wakeups = wakeups
         self._claimer = claimer
         self._write = write
         self._options = options
         self._rules = rules
-        self._most_deliveries = most_deliveries
+        self._max_deliveries = max_deliveries
         self._metrics = DirectMetrics(recorder)
         self._configured = Configured(self._configure, wakeups.clock)
-        self.polls = LongPolls(store, wakeups, log, looks=looks)
+        self.polls = LongPolls(store, wakeups, log, polls=polls)
 
     def start(self) -> None:
         """Let requests wait again after `stop`."""
-        self.polls.begin()
+        self.polls.start()
 
     async def begin(self) -> None:
-        """Make the tokens that the configuration names; without effect the second time."""
+        """Create the tokens that the configuration names; no effect the second time."""
         await self._configured.begin()
 
     async def _configure(self) -> None:
         for queue, tokens in self._options.queues.items():
-            given: dict[QueueRole, str | None] = {
+            role_tokens: dict[QueueRole, str | None] = {
                 "publish": tokens.publish,
                 "consume": tokens.consume,
             }
-            for role, token in given.items():
+            for role, token in role_tokens.items():
                 if token is not None:
                     await self.store.tokens.put_queue(queue, role, by=BY_CONFIGURATION, token=token)
 
     async def publish(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Publish `rows` together; their ids, None for one whose dedup_id its queue has."""
+        """Publish `rows` together; return their ids, or None for a dedup_id that exists already."""
         ids = await self._write(rows)
-        self._metrics.published(rows, ids)
+        self._metrics.record_published(rows, ids)
         for row in rows:
             if row.delay:
-                self.polls.due(row.queue, row.delay)
+                self.polls.schedule_poll(row.queue, row.delay)
         return ids
 
     async def reserve(
         self, queue: str, *, limit: int, lease: float, wait: float
     ) -> list[ClaimedMessage]:
-        """Lease up to `limit` due messages for `lease` seconds; wait for the first of them.
+        """Lease up to `limit` due messages for `lease` seconds; wait for the first message.
 
-        A cancelled call leases nothing. While it waits it holds no connection.
+        A cancelled call leases nothing. While the call waits it holds no connection.
         """
-        wanted = DirectClaimRequest(
+        request = DirectClaimRequest(
             queues=(queue,),
             lease=lease,
             rules=self._rules,
-            most_deliveries=self._most_deliveries,
+            most_deliveries=self._max_deliveries,
             remove=False,
             limit=limit,
         )
         wait = min(wait, self._options.wait)
         if wait <= 0:
-            rows, _ = await self._claimer.take_now(wanted, as_claimed)
-            return await self._of_size(queue, rows or [])
-        # The caller's time, which goes on also where a test lets that of the broker stand still.
+            rows, _ = await self._claimer.claim_now(request, as_claimed)
+            return await self._limit_size(queue, rows or [])
+        # The callers' clock: it runs even where a test stops the broker's clock.
         deadline = self._wakeups.clock.callers.monotonic() + wait
-        # Before the first claim, so that nothing is missed between it and the wait.
-        place = self.polls.enter(queue)
-        # One that is cut off during its claim leaves to the next one what it was called for.
-        found = True
+        # Enter before the first claim, so that nothing is missed between the claim and the wait.
+        waiter = self.polls.enter(queue)
+        # A request that is cut off during its claim passes its call on to the next waiter.
+        has_result = True
         try:
             while True:
-                rows, again = await self._claimer.take_now(wanted, as_claimed)
+                rows, retry_in = await self._claimer.claim_now(request, as_claimed)
                 if rows:
                     break
-                found = False
-                if again is not None:
-                    self.polls.due(queue, again)
-                if not await self.polls.is_called(place, deadline):
+                has_result = False
+                if retry_in is not None:
+                    self.polls.schedule_poll(queue, retry_in)
+                if not await self.polls.wait_for_call(waiter, deadline):
                     return []
-                found = True
+                has_result = True
         except StoreError:
-            # The others need not fail, too: the next look calls them.
-            found = False
+            # The other requests need not fail, too: the next poll calls them.
+            has_result = False
             raise
         finally:
-            self.polls.leave(place, found=found)
-        return await self._of_size(queue, rows)
+            self.polls.leave(waiter, found=has_result)
+        return await self._limit_size(queue, rows)
 
-    async def _of_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """The first of `rows`, as many as an answer may have; the others are given back."""
+    async def _limit_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
+        """Return the first of `rows`, up to the size of an answer; the rest is released."""
         size = 0
-        for number, row in enumerate(rows):
+        for position, row in enumerate(rows):
             size += len(row.payload)
-            if number and size > MOST_BYTES:
-                # The first ones are shown in any case: those that stay leased come back later.
+            if position and size > MAX_BYTES:
+                # If the release fails, the first rows are returned all the same; the rest comes
+                # back with its leases.
                 with suppress(StoreError):
-                    await self.give_back(queue, rows[number:])
-                return rows[:number]
+                    await self.give_back(queue, rows[position:])
+                return rows[:position]
         return rows
 
     async def give_back(self, queue: str, rows: Sequence[ClaimedMessage]) -> None:
-        """Leave `rows` as they were before their claim: no one has seen them."""
-        ends = [settle(row, Release(), self._rules, ended_after=0.0) for row in rows]
-        result = await self.store.settle(ends)
-        for end in ends:
-            if end.id in result.settled:
-                self._metrics.settled(end, queue)
+        """Release `rows` uncharged, as before the claim: no client has seen the messages."""
+        settlements = [settle(row, Release(), self._rules, ended_after=0.0) for row in rows]
+        result = await self.store.settle(settlements)
+        for settlement in settlements:
+            if settlement.id in result.settled:
+                self._metrics.record_settled(settlement, queue)
         self._wakeups.published([queue])
 
     async def extend(self, message: LeasedMessage, lease: float) -> datetime | None:
-        """Let the lease end `lease` seconds from now, never sooner than it does; its end by the
-        database's clock. None: it is another's.
+        """Extend the lease to `lease` seconds from now, never to an earlier time.
+
+        Returns:
+            The lease's end by the database's clock; None if the lease is lost.
         """
-        found: datetime | None = await self.store.takes.extend_held(
+        leased_until: datetime | None = await self.store.takes.extend_held(
             message.queue, message.id, message.token, lease
         )
-        return found
+        return leased_until
 
     async def settle(
         self,
@@ -336,33 +346,35 @@ class QueueJobs:
         replaced: "Callable[[ClaimedMessage], Replaced] | None" = None,
         error: str | None = None,
     ) -> Settlement | None:
-        """Write what the message has ended in; None: the lease is another's, nothing is written.
+        """Write the outcome of the message; return None if the lease is lost and nothing is
+        written.
 
-        `replaced` makes its new body; `error` is stored in `last_error`.
+        `replaced` creates its new body; `error` is stored in `last_error`.
 
         Raises:
             UnknownOutcomeError: it may have been written, or the lease may be gone.
         """
 
         def decide(row: ClaimedMessage, age: float) -> Settlement:
-            found = settle(row, outcome, self._rules, ended_after=age)
-            # Of a message that an operator has cancelled, it is told who and why.
+            settlement = settle(row, outcome, self._rules, ended_after=age)
+            # If an operator has cancelled the message, the stored error must name that operator.
             if error and row.cancelled is None:
-                found.error = error
-            return found
+                settlement.error = error
+            return settlement
 
         async def write() -> Settlement | None:
-            found: Settlement | None = await self.store.takes.settle_held(
+            settlement: Settlement | None = await self.store.takes.settle_held(
                 message.queue, message.id, message.token, decide, replaced
             )
-            return found
+            return settlement
 
-        written = await self._claimer.write_end(write, message.id, message.queue)
+        written = await self._claimer.write_settlement(write, message.id, message.queue)
         if written is not None and not written.leaves and written.delay:
-            # No other process is told of what is due later: its next look finds it.
-            self.polls.due(message.queue, written.delay)
+            # Messages that are due later are not notified: only the next poll of another process
+            # finds them.
+            self.polls.schedule_poll(message.queue, written.delay)
         return written
 
     async def stop(self) -> None:
-        """Answer the requests that wait, and end the loop."""
+        """Answer the waiting requests, and stop the loop."""
         await self.polls.stop()

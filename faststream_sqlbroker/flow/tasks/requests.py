@@ -1,8 +1,8 @@
-"""Requests: publish a message and wait for the reply to it.
+"""Requests: publish a message and wait for the reply.
 
-A process has one queue for the replies to all its requests. One loop reads it while a request
-waits, hands each reply to its request, and deletes it. A reply that no request waits for any more
-is deleted, too: at once if it is read here, else by a heartbeat when it has expired
+A process has one queue for the replies to all its requests. While a request waits, one loop reads
+the queue, hands each reply to its request, and deletes it. A reply that no request waits for any
+more is deleted, too: at once if it is read here, else by a heartbeat after its expiry
 (`database.parts.replies`).
 """
 
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 REPLY_ID = "reply_id"
-"""Header of a request and of its reply: which request of the process it is."""
+"""Header of a request and of its reply: the request's id in the process."""
 REPLY_WITHIN = "reply_within"
 """Header of a request: seconds from its publishing after which no reply is wanted."""
 
 POLL = 0.01
-"""Seconds between two looks for replies where no wake-up comes from other processes."""
+"""Seconds between two polls for replies where no wake-up comes from other processes."""
 LISTENING_POLL = 0.25
-"""Seconds between two looks where one comes: it may be lost."""
+"""Seconds between two polls where wake-ups come: one may be lost."""
 LONGEST_TIMEOUT = 86_400.0
-"""Seconds that a request waits at most."""
+"""Maximum seconds that a request waits."""
 SHORTEST_EXPIRY = 0.001
 """Seconds; a request cannot expire at once."""
-SPARE = 600.0
-"""Seconds for which the queue of replies stays noted after the last reply can have come."""
+QUEUE_GRACE = 600.0
+"""Seconds for which the reply queue stays registered after the last possible reply."""
 LEAVE_TIMEOUT = 2.0
-"""Most seconds that a stop waits to clear the queue; what is left then expires."""
+"""Maximum seconds that a stop waits to clear the queue; remaining replies expire."""
 
 
 def request_timeout(timeout: Duration | None) -> float:
-    """How long a request waits, in seconds; None is `LONGEST_TIMEOUT`, which nothing exceeds.
+    """Return the timeout of a request in seconds; None means `MAX_TIMEOUT`, the upper limit.
 
     Raises:
         SetupError: it is not a valid duration, or negative.
@@ -68,25 +68,25 @@ def request_timeout(timeout: Duration | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplyAddress:
-    """Where the reply to one request is to go: headers of the request."""
+    """The address for the reply to a request, sent in the headers."""
 
     queue: str
     id: str
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class _PendingRequest:
     correlation_id: str | None
     reply: "asyncio.Future[ClaimedMessage]"
 
 
 class Requests:
-    """The requests of one broker in this process."""
+    """The requests of a broker in this process."""
 
     def __init__(
         self, store: "Store", publisher: Publisher, wakeups: Wakeups, rights: Rights, log: Log
     ) -> None:
-        """Nothing runs, and no queue is named, before the first request."""
+        """Start nothing, and name no queue, before the first request."""
         self._store = store
         self._publisher = publisher
         self._wakeups = wakeups
@@ -96,21 +96,21 @@ class Requests:
         self._ids = count(1)
         self._queue = ""
         self._process = 0
-        """The process that has named the queue: after a fork the child needs one of its own."""
-        self._pending: dict[str, _Pending] = {}
+        """The process that has named the queue: after a fork the child needs a queue of its own."""
+        self._pending: dict[str, _PendingRequest] = {}
         self._loop: Loop | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._hinted = False
-        """Whether a reply may have come since the last look."""
+        self._has_hint = False
+        """True if a reply may have come since the last poll."""
         self._look_at = inf
-        """When to look without a hint (monotonic seconds)."""
-        self._noted_until = float("-inf")
-        self._noting = LoopSemaphore()
-        self._unanswered = False
-        """Whether a reply may come that no request waits for."""
+        """Time of the next poll without a hint (monotonic seconds)."""
+        self._registered_until = float("-inf")
+        self._register_lock = LoopSemaphore()
+        self._has_unanswered = False
+        """True if a reply may come that no request waits for."""
 
     def address(self) -> ReplyAddress:
-        """An address for the reply to a new request."""
+        """Create an address for the reply to a new request."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._forget_queue()
@@ -122,14 +122,14 @@ class Requests:
     async def ask(
         self, row: NewMessage, address: ReplyAddress, correlation_id: str | None, timeout: float
     ) -> ClaimedMessage:
-        """Publish `row` in a transaction of its own, and wait for the reply.
+        """Publish `row` in a separate transaction, and wait for the reply.
 
-        A caller that is cancelled waits for nothing any more; its reply is deleted when it comes.
+        A cancelled caller stops waiting; its reply is deleted when it comes.
 
         Args:
             row: The request; its headers name `address`.
-            address: Made by `address`, for this request only.
-            correlation_id: Of the request. A reply without a `reply_id` is known by it.
+            address: Created by `create_address`, for this request only.
+            correlation_id: The request's. It identifies a reply without a `reply_id`.
             timeout: Seconds, publishing included.
 
         Raises:
@@ -144,25 +144,25 @@ class Requests:
         self._refuse_own_transaction()
         self._start(address.queue)
         reply: asyncio.Future[ClaimedMessage] = asyncio.get_running_loop().create_future()
-        self._pending[address.id] = _Pending(correlation_id, reply)
+        self._pending[address.id] = _PendingRequest(correlation_id, reply)
         answered = False
         try:
             async with self._clock.timeout(timeout):
-                await self._note_queue(address.queue, timeout)
-                # A request that is dropped would be waited for in vain.
+                await self._register_queue(address.queue, timeout)
+                # Nobody would ever answer a dropped request.
                 [message_id] = await self._publisher.publish([row], droppable=False, at_once=True)
                 if message_id is None:
                     raise PublishError(_NOT_STORED)
-                self._look_within(self._poll)
-                found = await reply
+                self._poll_within(self._poll_interval)
+                reply_row = await reply
                 answered = True
-                return found
+                return reply_row
         except TimeoutError as error:
             msg = f"no reply to the request to queue {row.queue!r} within {timeout} s"
             raise TimeoutError(msg) from error
         finally:
             self._pending.pop(address.id, None)
-            self._unanswered |= not answered
+            self._has_unanswered |= not answered
 
     def _refuse_own_transaction(self) -> None:
         refuse_in_handler(self._store.dialect, self._store.engine, "request")
@@ -171,7 +171,7 @@ class Requests:
         running = asyncio.get_running_loop()
         if self._event_loop is not running:
             self._store.refuse_other_loop()
-            # What another event loop left behind has ended with it.
+            # Requests of another event loop have ended with it.
             self._event_loop = running
             self._pending.clear()
             self._loop = None
@@ -181,14 +181,14 @@ class Requests:
             self._wakeups.register([queue], self._hint, listen=True)
 
     def _hint(self, _queues: frozenset[str]) -> None:
-        self._hinted = True
+        self._has_hint = True
         self._wake()
 
     @property
-    def _poll(self) -> float:
+    def _poll_interval(self) -> float:
         return LISTENING_POLL if self._wakeups.listening else POLL
 
-    def _look_within(self, seconds: float) -> None:
+    def _poll_within(self, seconds: float) -> None:
         look_at = self._clock.monotonic() + seconds
         if look_at < self._look_at:
             self._look_at = look_at
@@ -198,42 +198,41 @@ class Requests:
         if self._loop is not None:
             self._loop.wake()
 
-    async def _note_queue(self, queue: str, timeout: float) -> None:
-        """Note that `queue` is used until a reply to a request of now can no longer come."""
-        if self._noted_until >= self._clock.monotonic() + timeout + SPARE / 2:
+    async def _register_queue(self, queue: str, timeout: float) -> None:
+        """Register `queue` until no reply to a current request can come any more."""
+        if self._registered_until >= self._clock.monotonic() + timeout + QUEUE_GRACE / 2:
             return
-        async with self._noting:
+        async with self._register_lock:
             now = self._clock.monotonic()
-            if self._noted_until < now + timeout + SPARE / 2:
+            if self._registered_until < now + timeout + QUEUE_GRACE / 2:
                 await self._rights.check(frozenset({Activity.REQUEST}))
-                await self._store.replies.note_queue(queue, timeout + SPARE)
-                self._noted_until = now + timeout + SPARE
+                await self._store.replies.note_queue(queue, timeout + QUEUE_GRACE)
+                self._registered_until = now + timeout + QUEUE_GRACE
 
     async def tick(self) -> float | None:
-        """Hand over the replies that have come; seconds until the next look, None: no request
-        waits.
+        """Hand over the replies; return the seconds until the next poll, or None without requests.
 
         Raises:
             StoreError: the replies are still there; call again.
         """
-        left = self._look_at - self._clock.monotonic()
-        if not self._hinted and (left > 0 or not self._pending):
-            return self._next_look(left)
-        self._hinted = False
+        wait = self._look_at - self._clock.monotonic()
+        if not self._has_hint and (wait > 0 or not self._pending):
+            return self._schedule_poll(wait)
+        self._has_hint = False
         replies = await self._store.replies.read(self._queue)
         for row in replies:
             self._hand_over(row)
         if replies:
-            # The callers that wait go on before the replies are deleted.
+            # Let the waiting callers continue before the replies are deleted.
             await asyncio.sleep(0)
             await self._store.replies.remove([row.id for row in replies])
         if len(replies) >= MAX_REPLIES:
-            self._hinted = True
+            self._has_hint = True
             return 0.0
-        return self._next_look(self._poll)
+        return self._schedule_poll(self._poll_interval)
 
-    def _next_look(self, seconds: float) -> float | None:
-        """Look again after `seconds`; never if no request waits, or none is published yet."""
+    def _schedule_poll(self, seconds: float) -> float | None:
+        """Schedule a poll after `seconds`; none if no request waits, or none is published yet."""
         if not self._pending or seconds == inf:
             self._look_at = inf
             return None
@@ -248,9 +247,9 @@ class Requests:
             correlation_id = headers.get("correlation_id")
             pending = next(
                 (
-                    each
-                    for each in self._pending.values()
-                    if each.correlation_id == correlation_id and not each.reply.done()
+                    candidate
+                    for candidate in self._pending.values()
+                    if candidate.correlation_id == correlation_id and not candidate.reply.done()
                 ),
                 None,
             )
@@ -259,7 +258,7 @@ class Requests:
             pending.reply.set_result(row)
 
     async def stop(self) -> None:
-        """End the requests that still wait, and delete the replies that are left."""
+        """End the waiting requests, and delete the remaining replies."""
         loop, self._loop = self._loop, None
         if loop is None or self._event_loop is not asyncio.get_running_loop():
             return
@@ -267,18 +266,18 @@ class Requests:
         for pending in self._pending.values():
             if not pending.reply.done():
                 pending.reply.set_exception(BrokerStoppedError(_STOPPED))
-                self._unanswered = True
+                self._has_unanswered = True
         await loop.stop(LEAVE_TIMEOUT)
-        # A late reply is removed by a heartbeat, which finds the queue as long as it is noted.
+        # A heartbeat removes late replies, because the queue stays registered for a while.
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(LEAVE_TIMEOUT):
-                await self._store.replies.leave_queue(self._queue, forget=not self._unanswered)
+                await self._store.replies.leave_queue(self._queue, forget=not self._has_unanswered)
         self._forget_queue()
 
     def _forget_queue(self) -> None:
         self._queue = ""
-        self._noted_until = float("-inf")
-        self._unanswered = False
+        self._registered_until = float("-inf")
+        self._has_unanswered = False
 
 
 _NOT_STORED = (
