@@ -1,4 +1,4 @@
-"""One subscriber's life: its loops, from start to drain."""
+"""The life of one subscriber: its loops and workers, from start to drain."""
 
 import asyncio
 import logging
@@ -18,18 +18,18 @@ from faststream_sqlbroker.flow.deliver.delivery import Handle
 from faststream_sqlbroker.flow.deliver.fetch import Fetcher
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper, ProgressNotes, StuckReleaser
+from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper, ProgressWriter, StuckReleaser
 from faststream_sqlbroker.flow.deliver.outcomes import MOST_APART
 from faststream_sqlbroker.flow.deliver.policies import key_claims_of
 from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.deliver.worker import Worker
-from faststream_sqlbroker.flow.deliver.worker_ends import WorkerEnds, Workers, at_least_grace
+from faststream_sqlbroker.flow.deliver.worker_ends import Workers, WorkerShutdown, get_grace_timeout
 from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from faststream_sqlbroker.flow.fleet.registration import Registration
-from faststream_sqlbroker.flow.fleet.rights import Rights, outcomes_of
-from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, persist
+from faststream_sqlbroker.flow.fleet.rights import Rights, get_required_activities
+from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, retry_until
 from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
@@ -40,16 +40,17 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.flow.debug_log import DebugLog
 
 FINAL_FLUSH_TIMEOUT = 10.0
-"""Most seconds for the last flush; what is not written by then comes back when its lease runs out.
+"""Maximum seconds for the last flush; outcomes that are not written by then come back with their
+leases.
 """
 
 
 class Consumer:
-    """Fetch, work, flush, renew and release for one subscriber.
+    """The loops of a subscriber: fetch, work, flush, renew and release.
 
-    `start` and `stop` may be repeated. `stop` hands back what was not started, lets running
-    handlers end for the graceful timeout, cancels the rest, and writes every outcome. Handlers that
-    go on all the same are abandoned: their messages stay leased.
+    `start` and `stop` may be repeated. `stop` releases what was not started, lets running handlers
+    end within the graceful timeout, cancels the rest, and writes every outcome. Handlers that go on
+    all the same are abandoned: their messages stay leased.
     """
 
     def __init__(
@@ -72,23 +73,25 @@ class Consumer:
         housekeeping: Housekeeping | None = None,
         debug: "DebugLog | None" = None,
     ) -> None:
-        """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
+        """Take the subscriber's `settings`; `handle` gets a row, or a tuple of rows with
+        batch=True.
 
-        `encode` makes the bodies that handlers move their messages with. `heartbeat` tells the
-        fleet of it, and which queues are paused; `paused` starts it without claiming. `rights`
-        tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
-        a thread: cancelling would only stop waiting for it. `handlers` are their names. `recorder`
-        is told of each claim, of each write of outcomes and of what is rare. The subscribers of a
-        broker share its `lookout` and `housekeeping`. `debug` tells of single messages.
+        `encode` creates the bodies with which handlers move their messages. `heartbeat` announces
+        the subscriber to the fleet and returns the paused queues; `paused` starts it without
+        claiming. `rights` holds it while its outcomes cannot be written. `cancellable` is False for
+        handlers that run in a thread: a cancellation would only end the wait for the thread.
+        `handlers` are their names. `recorder` gets each claim, each write of outcomes and rare
+        events. The subscribers of a broker share its `lookout` and `housekeeping`. `debug` logs
+        single messages.
         """
         self._store = store
         self._wakeups = wakeups
         self._settings = settings
         self._debug = debug
-        self._handle = handle if debug is None else debug.handling(handle)
+        self._handle = handle if debug is None else debug.wrap_handler(handle)
         self._log = log
         self._ack_first = ack_first
-        self._cancellable = cancellable
+        self._is_cancellable = cancellable
         self._handlers = handlers
         self._encode = encode
         self._heartbeat = heartbeat
@@ -101,7 +104,7 @@ class Consumer:
         self.registration = Registration(
             settings,
             paused=paused,
-            on_change=self._reopened,
+            on_change=self._on_queues_changed,
             on_cancel=self._cancel_messages,
             clock=wakeups.clock,
         )
@@ -110,36 +113,37 @@ class Consumer:
         self._stop_task: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
         self._cancelled_workers: WeakSet[asyncio.Task[Any]] = WeakSet()
-        """Those that this consumer has cancelled."""
+        """Workers that this consumer has cancelled."""
         self._loop_end: asyncio.Task[Any] | None = None
-        """It waits for ever, so only our stop or the end of the event loop cancels it."""
+        """A task that waits for ever, so only a stop or the end of the event loop cancels it."""
         self._dead_workers = 0
-        """Workers that have died and are not replaced yet."""
+        """Number of workers that have died and are not replaced yet."""
         self._build()
 
     def _build(self) -> None:
-        """Make the parts of one life: nothing of an earlier one, whose handlers may still run in
-        threads, reaches them.
+        """Build the parts of a life of the subscriber.
+
+        Nothing of an earlier life, whose handlers may still run in threads, reaches them.
         """
         s = self._settings
         log = self._log
         store = self._store
         clock = self._wakeups.clock
         signals = Signals()
-        self.inflight = held = Inflight(log, clock, signals, self._metrics)
-        held.debug = self._debug
-        held.slots.start_is_final = self._cancellable and not s.batch
+        self.inflight = inflight = Inflight(log, clock, signals, self._metrics)
+        inflight.debug = self._debug
+        inflight.slots.start_is_final = self._is_cancellable and not s.batch
         if self._heartbeat is not None:
-            held.ended = self.registration.ended
+            inflight.ended = self.registration.ended
         self._keeper = LeaseKeeper(
-            store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
+            store, inflight, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
-        self._cancels = Cancels(
-            held, self._rules, log, cancellable=self._cancellable, ack_first=self._ack_first
+        self._canceller = Cancels(
+            inflight, self._rules, log, cancellable=self._is_cancellable, ack_first=self._ack_first
         )
-        self._keys = key_claims_of(store, s.policies)
-        self._ends = WorkerEnds(
-            held,
+        self._key_claimer = key_claims_of(store, s.policies)
+        self._shutdown = WorkerShutdown(
+            inflight,
             log,
             self._cancelled_workers,
             handlers=self._handlers,
@@ -147,12 +151,12 @@ class Consumer:
             ack_first=self._ack_first,
         )
         ids = store.correlation_ids
-        progress = ProgressNotes(store, log, clock).note
+        progress = ProgressWriter(store, log, clock).write
         holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids, progress)
-        self._fetcher = Fetcher(store, held, s, log, self.registration, holder, self._lookout)
+        self._fetcher = Fetcher(store, inflight, s, log, self.registration, holder, self._lookout)
         self._flusher = Flusher(
             store,
-            held,
+            inflight,
             log,
             batch_size=s.flush_batch_size,
             interval=s.flush_interval,
@@ -165,15 +169,15 @@ class Consumer:
             log,
             interval=s.release_stuck_interval,
             archive=s.retain_in_archive_on_reject,
-            told=s.told_only,
-            released=self._released,
+            notify_only=s.told_only,
+            released=self._on_released,
             lookout=self._lookout,
             housekeeping=self._housekeeping,
             metrics=self._metrics,
         )
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log, clock)
         self._flush_loop = Loop("flush", self._flush_tick, log, clock)
-        self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log, clock)
+        self._quarantine_loop = Loop("repeat", self._flusher.repeater.tick, log, clock)
         self._lease_loop = Loop("lease", self._keeper.tick, log, clock)
         self._scan_loop = Loop("scan", self._fetcher.ready.scan_in_background, log, clock)
         self._release_loop = Loop("release-stuck", releaser.tick, log, clock)
@@ -181,18 +185,18 @@ class Consumer:
         self._starts_loop: Loop | None = None
         listeners = Signals(
             room=self._fetch_loop.wake,
-            looked=self._fetch_loop.wake,
+            shared_poll_done=self._fetch_loop.wake,
             scans_slow=self._scan_loop.wake,
             outcome_added=self._flusher.outcome_added,
             flush_now=self._flusher.hurry,
             flush_due=self._flush_loop.wake,
-            apart_added=self._repeat_loop.wake,
+            outcome_quarantined=self._quarantine_loop.wake,
             chained=self._wakeups.published,
         )
         if self._ack_first:
             self._first = FirstAcks(
                 store,
-                held,
+                inflight,
                 self._rules,
                 log,
                 lease=s.release_stuck_timeout,
@@ -201,9 +205,9 @@ class Consumer:
             self._starts_loop = Loop("starts", self._first.tick, log, clock)
             listeners = replace(listeners, starts_ended=self._starts_loop.wake)
         if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
-            # What was written may have kept back the next message of its key, or of all.
+            # A written outcome may have held back the next message of its key, or of all keys.
             listeners = replace(listeners, settled=self._hint)
-        # The parts call the loops, which call the parts: one side is known only now.
+        # The parts call the loops, and the loops call the parts, so the listeners exist only now.
         signals.connect(listeners)
 
     @property
@@ -211,7 +215,7 @@ class Consumer:
         loops = (
             self._fetch_loop,
             self._flush_loop,
-            self._repeat_loop,
+            self._quarantine_loop,
             self._lease_loop,
             self._release_loop,
             self._scan_loop,
@@ -220,17 +224,17 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether every loop's last tick succeeded, no worker is dead, nothing is missing, and few
-        outcomes are refused or set apart.
+        """True if all loops and workers are healthy, no right is missing, and few outcomes are
+        quarantined.
         """
-        fine = all(loop.healthy for loop in self._loops) and not self._dead_workers
-        fine = fine and not any(w.done() for w in self._workers)
-        fine = fine and not self.registration.held and self._flusher.repeater.healthy
-        return fine and self.inflight.apart_count < MOST_APART
+        is_healthy = all(loop.healthy for loop in self._loops) and not self._dead_workers
+        is_healthy = is_healthy and not any(worker.done() for worker in self._workers)
+        is_healthy = is_healthy and not self.registration.is_held and self._flusher.repeater.healthy
+        return is_healthy and self.inflight.apart_count < MOST_APART
 
     @property
     def health(self) -> "SubscriberHealth":
-        """The subscriber, as an operator sees it."""
+        """Health of the subscriber as reported to operators."""
         from faststream_sqlbroker.core.health import SubscriberHealth  # noqa: PLC0415
 
         now = self._wakeups.clock.monotonic()
@@ -249,71 +253,74 @@ class Consumer:
 
     @property
     def stopping(self) -> bool:
-        """Whether it is about to stop, or has stopped."""
+        """True if the subscriber is about to stop, or has stopped."""
         return self._stopping
 
     @property
     def orphaned(self) -> bool:
-        """Whether the event loop that it ran in was closed before its stop had ended.
+        """True if the subscriber's event loop was closed before the stop had ended.
 
         `stop` then writes what is left, in the event loop that runs.
         """
-        return self._fetch_loop.orphaned or _cut_off(self._stop_task)
+        return self._fetch_loop.is_orphaned or _is_cut_off(self._stop_task)
 
     async def start(self) -> None:
-        """Start the loops and the workers; returns at once."""
+        """Start the loops and the workers; return at once."""
         if not self._stopping:
             return
         self._begin(known=self._heartbeat is None)
         s = self._settings
         self._loop_end = asyncio.create_task(asyncio.Event().wait(), name="sqlbroker-loop-end")
-        for n in range(s.max_workers):
-            work = self._keep_working(n)
-            self._workers.append(asyncio.create_task(work, name=f"sqlbroker-worker-{n}"))
+        for number in range(s.max_workers):
+            work = self._run_worker(number)
+            self._workers.append(asyncio.create_task(work, name=f"sqlbroker-worker-{number}"))
         for loop in self._loops:
             loop.start(self._wakeups.outages)
         self._lookout.join(self._fetcher, self._release_loop.wake)
         listen = s.wakeup != "poll"
-        self._wakeups.register(s.queues, self._hint, listen=listen, told_only=s.told_only)
+        self._wakeups.register(s.queues, self._hint, listen=listen, notify_only=s.told_only)
         if self._heartbeat is not None:
             self._heartbeat.join(self.registration)
         if self._rights is not None:
             archive = self._store.dialect.has_archive
             self._rights.join(
-                self.registration, outcomes_of(s, ack_first=self._ack_first, archive=archive)
+                self.registration,
+                get_required_activities(s, ack_first=self._ack_first, archive=archive),
             )
 
     def _begin(self, *, known: bool) -> None:
-        """Begin a life; `known`: nothing tells which queues are paused, or it has."""
+        """Start a life; `pauses_known` is True if the paused queues are known, or nothing reports
+        them.
+        """
         self.registration.begin(known=known)
         self._build()
         self._stopping = False
         self._stop_task = None
 
-    async def _keep_working(self, number: int) -> None:
-        """Run a worker until it is to end, and replace it whenever it dies before."""
+    async def _run_worker(self, number: int) -> None:
+        """Run a worker until the stop, and replace the worker whenever it dies before."""
         clock = self._wakeups.clock
         inflight = self.inflight
         deaths = 0
         while True:
             worker = self._make_worker()
-            began = clock.monotonic()
+            started_at = clock.monotonic()
             try:
                 if deaths:
                     await self._pause_after(deaths)
-                    began = clock.monotonic()
+                    started_at = clock.monotonic()
                 return await worker.run()
             except (Exception, asyncio.CancelledError) as error:
                 try:
                     task = asyncio.current_task()
                 except RuntimeError:
-                    raise error from None  # it is closed after its event loop has ended
-                # After a stop that could not end it, a start has made other workers.
+                    raise error from None  # the coroutine is closed after its event loop has ended
+                # After a stop that could not end this worker, a start has created other workers.
                 if self._must_end_worker(task) or self.inflight is not inflight:
                     raise
-                lived_long = clock.monotonic() - began > LAST_BACKOFF
+                lived_long = clock.monotonic() - started_at > LAST_BACKOFF
                 deaths = 1 if lived_long else deaths + 1
-                self._worker_died(number, worker, error, deaths)
+                self._handle_worker_death(number, worker, error, deaths)
 
     async def _pause_after(self, deaths: int) -> None:
         self._dead_workers += 1
@@ -322,17 +329,21 @@ class Consumer:
         finally:
             self._dead_workers -= 1
 
-    def _worker_died(self, number: int, worker: Worker, error: BaseException, deaths: int) -> None:
+    def _handle_worker_death(
+        self, number: int, worker: Worker, error: BaseException, deaths: int
+    ) -> None:
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()
-        worker.give_back_taken(error)
+        worker.release_current(error)
         if is_told(deaths):
             was_cancelled = isinstance(error, asyncio.CancelledError)
-            how = "was cancelled, but not by the broker" if was_cancelled else f"failed: {error!r}"
+            cause = (
+                "was cancelled, but not by the broker" if was_cancelled else f"failed: {error!r}"
+            )
             self._log(
                 logging.WARNING if was_cancelled else logging.CRITICAL,
-                f"worker {number} {how}; another one takes its place ({deaths} times in a row)",
+                f"worker {number} {cause}; another one takes its place ({deaths} times in a row)",
                 exc_info=None if was_cancelled else error,
             )
 
@@ -342,9 +353,10 @@ class Consumer:
         task.cancel()
 
     def _must_end_worker(self, task: "asyncio.Task[Any] | None") -> bool:
-        """Whether the cancellation of `task` is meant to end it as a worker.
+        """Return True if the cancellation of `task` is meant to end the worker.
 
-        Another one comes from its handler. The end of the event loop cancels all tasks together.
+        Any other cancellation comes from its handler. The end of the event loop cancels all tasks
+        together.
         """
         if task in self._cancelled_workers:
             return True
@@ -359,25 +371,25 @@ class Consumer:
             self._handle,
             self._log,
             rules=self._rules,
-            hold=self._keeper.hold_for_start,
+            hold=self._keeper.renew_for_start,
             first=self._first,
             stopping=lambda: self._stopping,
             must_end=self._must_end_worker,
             on_idle=self._flusher.hurry,
-            keys=self._keys,
+            keys=self._key_claimer,
         )
 
     def pause(self, paused: bool) -> None:
-        """Claim no more and give back what has not started; False ends that."""
+        """Stop claiming and release what has not started; False resumes."""
         self.registration.pause(paused)
         if self._heartbeat is not None:
             self._heartbeat.wake()
 
     def request_stop(self, graceful_timeout: float | None = None) -> "asyncio.Task[None]":
-        """Begin the stop in the background, as the task returned; safe inside a handler."""
+        """Start the stop in the background and return the task; safe inside a handler."""
         self._stopping = True
         self.registration.end()
-        if self._stop_task is None or _cut_off(self._stop_task):
+        if self._stop_task is None or _is_cut_off(self._stop_task):
             self._stop_task = asyncio.create_task(self._stop(graceful_timeout))
         return self._stop_task
 
@@ -396,17 +408,17 @@ class Consumer:
         self._fetcher.hint(queues)
         self._fetch_loop.wake()
 
-    def _released(self) -> None:
+    def _on_released(self) -> None:
         self._fetcher.ready.scan_soon()
         self._scan_loop.wake()
         self._hint()
 
     def _cancel_messages(self, requests: Sequence[CancelRequest]) -> None:
-        self._cancels.asked(requests)
+        self._canceller.asked(requests)
 
-    def _reopened(self) -> None:
+    def _on_queues_changed(self) -> None:
         self._fetcher.reopened()
-        self._released()
+        self._on_released()
 
     async def _leave(self) -> None:
         if self._rights is not None:
@@ -416,49 +428,51 @@ class Consumer:
 
     async def _flush_tick(self) -> float | None:
         wait = await self._flusher.tick()
-        # Claims stop while too many outcomes wait: some were written.
+        # Claims pause while too many outcomes wait; this tick may have written some.
         self.inflight.made_room()
         return wait
 
     async def _stop(self, graceful_timeout: float | None) -> None:
         self._wakeups.unregister(self._hint)
         self._lookout.leave(self._fetcher)
-        self._end_input()
+        self._release_input()
         _, abandoned = await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
-        # In a closed event loop it has ended, and to cancel it would fail.
+        # In a closed event loop the task has ended, and cancelling it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
-        await asyncio.gather(self._end_writes(), self._leave(), self._ends.close(abandoned))
+        await asyncio.gather(
+            self._end_writes(), self._leave(), self._shutdown.close_abandoned(abandoned)
+        )
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
-        # The running claim is waited for, so that its rows are known and can be given back.
-        limit = at_least_grace(graceful_timeout)
-        # A look only reads: nothing is lost if it is cut off, and it may be slow.
+        # Wait for a claim in progress, so that its rows are known and can be released.
+        limit = get_grace_timeout(graceful_timeout)
+        # A poll only reads: nothing is lost if it is cut off, and it may be slow.
         loops = (
             self._fetch_loop.stop(limit),
             self._release_loop.stop(limit),
             self._scan_loop.stop(0),
         )
         await asyncio.gather(*loops)
-        self._end_input()
+        self._release_input()
 
-    def _end_input(self) -> None:
-        """Give back what has not started; each worker ends when it comes to its sentinel."""
+    def _release_input(self) -> None:
+        """Release unstarted rows; each worker ends when it reaches its sentinel."""
         self.inflight.give_back_waiting()
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
 
     async def _end_workers(self, graceful_timeout: float | None) -> Workers:
-        """End what can be ended; the others, which are abandoned."""
+        """Stop the workers; return the workers that had to be abandoned."""
         workers, self._workers = self._workers, []
-        return await self._ends.end(workers, graceful_timeout)
+        return await self._shutdown.stop(workers, graceful_timeout)
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
-        # Each is bounded by itself: what hangs, or is refused, keeps none of the others from being
-        # written.
+        # Each has its own time limit: a part that hangs, or is refused, does not keep the others
+        # from being written.
         await asyncio.gather(
             self._lease_loop.stop(limit),
             self._end_outcomes(limit),
@@ -469,13 +483,13 @@ class Consumer:
     async def _end_outcomes(self, limit: float) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + limit
-        # A loop that was cancelled is waited for, or it would outlive the stop.
+        # Wait for a cancelled loop, or it would outlive the stop.
         await self._flush_loop.stop(limit)
-        # What is repeated may hang for long: the others do not wait for it.
-        repeating = self._repeat_loop.stop(max(0.0, deadline - clock()))
-        await asyncio.gather(repeating, self._flusher.empty_until(deadline))
+        # Quarantined outcomes may hang for long: the other outcomes do not wait for them.
+        repeating = self._quarantine_loop.stop(max(0.0, deadline - clock()))
+        await asyncio.gather(repeating, self._flusher.flush_until(deadline))
         if (
-            not await persist(self._final_flush, deadline, self.inflight.clock)
+            not await retry_until(self._final_flush, deadline, self.inflight.clock)
             and self.inflight.unwritten
         ):
             self._log(
@@ -499,7 +513,7 @@ class Consumer:
 
     async def _end_unanswered(self, limit: float) -> None:
         deadline = asyncio.get_running_loop().time() + limit
-        if not await persist(self._fetcher.release_unanswered, deadline, self.inflight.clock):
+        if not await retry_until(self._fetcher.release_unanswered, deadline, self.inflight.clock):
             self._log(
                 logging.WARNING,
                 "claims without an answer could not be given back while stopping; what they may "
@@ -507,8 +521,8 @@ class Consumer:
             )
 
 
-def _cut_off(stop: "asyncio.Task[None] | None") -> bool:
-    """Whether `stop` was cut off by the end of its event loop."""
+def _is_cut_off(stop: "asyncio.Task[None] | None") -> bool:
+    """Return True if the end of the event loop cut off `stop`."""
     return (
         stop is not None and stop.get_loop().is_closed() and (not stop.done() or stop.cancelled())
     )

@@ -1,7 +1,7 @@
-"""Tells of single messages that have the debug header: each step, and how long it took.
+"""Debug log of single messages that have the debug header: each step and its duration.
 
-A broker without `debug_header` makes none of this. With it a claim looks for the header's name in
-the text of the headers, which costs what a search in a short text does.
+A broker without `debug_header` creates none of this. With it a claim searches the text of the
+headers for the header's name, which is cheap for short texts.
 """
 
 import json
@@ -18,56 +18,56 @@ from faststream_sqlbroker.core.text import load_headers, short, visible
 from faststream_sqlbroker.exceptions import SetupError
 
 CORRELATION_ID = "correlation_id"
-"""The header of the parser's."""
-MOST_A_MINUTE = 60
+"""Header that the parser uses."""
+MAX_PER_MINUTE = 60
 """Messages of this process, of all its brokers: a producer can ask for any number."""
 MINUTE = 60.0
 """Seconds."""
-LONGEST = 100
-"""Characters of a name that are told."""
+MAX_NAME_LENGTH = 100
+"""Maximum characters of a logged name."""
 _HEADER = re.compile(r"[A-Za-z0-9._-]{1,100}")
 Handle = Callable[[Any], Coroutine[Any, Any, Any]]
-Tell = Callable[[str, int | None, str], None]
+LogDebug = Callable[[str, int | None, str], None]
 """Called with a text, the message's id and its queue."""
 P = ParamSpec("P")
 
 
-def _harmless(step: Callable[P, None]) -> Callable[P, None]:
-    """`step`, which raises nothing: it is called in the middle of what becomes of a message.
+def _suppress_errors(step: Callable[P, None]) -> Callable[P, None]:
+    """Wrap `step` to raise nothing, because messages are being processed during the call.
 
-    A logger may raise: loguru fills in what is in braces, also those of a header. Then a message
-    that was claimed would be held and never be handled, or its outcome never be written.
+    A logger may raise: loguru fills in braces, including those of a header. Then a claimed message
+    would be held and never handled, or its outcome never written.
     """
 
     @wraps(step)
-    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
         with suppress(Exception):
             step(*args, **kwargs)
 
-    return told
+    return run
 
 
 class PerMinute:
-    """Admits a number of messages in each minute."""
+    """A limit on the number of messages per minute."""
 
-    def __init__(self, most: int = MOST_A_MINUTE, clock: Clock | None = None) -> None:
-        self._most = most
+    def __init__(self, max_count: int = MAX_PER_MINUTE, clock: Clock | None = None) -> None:
+        self._max_count = max_count
         self._clock = clock or Clock()
         self._admitted: deque[float] = deque()
         self._refused_at = float("-inf")
 
-    def admit(self) -> bool:
-        """Whether another message is admitted."""
+    def is_admitted(self) -> bool:
+        """Return True and count the message if the limit allows another message."""
         now = self._clock.monotonic()
         while self._admitted and self._admitted[0] <= now - MINUTE:
             self._admitted.popleft()
-        if len(self._admitted) >= self._most:
+        if len(self._admitted) >= self._max_count:
             return False
         self._admitted.append(now)
         return True
 
-    def may_complain(self) -> bool:
-        """Whether to tell of a refusal: once a minute."""
+    def can_log_refusal(self) -> bool:
+        """Return True if a refusal may be logged: once a minute."""
         now = self._clock.monotonic()
         if now < self._refused_at + MINUTE:
             return False
@@ -76,89 +76,89 @@ class PerMinute:
 
 
 OF_THIS_PROCESS = PerMinute()
-"""Shared by its brokers."""
+"""Limit that all brokers of the process share."""
 
 
-class _Watched(NamedTuple):
+class _WatchedMessage(NamedTuple):
     name: str
     at: float
 
 
 class DebugLog:
-    """One broker's; its steps are called with whole batches, and pick out what is to be told."""
+    """The debug log of a broker, which selects the watched messages from whole batches."""
 
     def __init__(
-        self, header: str, tell: Tell, clock: Clock, limit: PerMinute = OF_THIS_PROCESS
+        self, header: str, log_debug: LogDebug, clock: Clock, limit: PerMinute = OF_THIS_PROCESS
     ) -> None:
-        """Watch messages with `header`, whatever its value, but none, false, 0 or empty text."""
+        """Watch messages with `header`, unless the value is none, false, 0 or empty text."""
         self._header = header
-        # As it stands in JSON: a text without it cannot have the header.
-        self._mark = json.dumps(header, ensure_ascii=False)
-        self._tell = tell
+        # The encoded name: a text without it cannot have the header.
+        self._encoded_header = json.dumps(header, ensure_ascii=False)
+        self._log_debug = log_debug
         self._clock = clock
         self._limit = limit
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _WatchedMessage] = {}
 
-    # -- who is watched ----------------------------------------------------------------------------
+    # -- watched messages --------------------------------------------------------------------------
 
     def _asks(self, stored: Any) -> bool:
-        """Whether stored headers ask to be told."""
-        if stored is None or (isinstance(stored, str) and self._mark not in stored):
+        """Return True if stored headers request the debug log."""
+        if stored is None or (isinstance(stored, str) and self._encoded_header not in stored):
             return False
         return bool(load_headers(stored).get(self._header))
 
     def _watch(self, message_id: int, queue: str, stored: Any) -> bool:
         if message_id in self._watched:
             return True
-        if not self._limit.admit():
-            if self._limit.may_complain():
-                text = f"debug: more than {MOST_A_MINUTE} messages a minute ask for it"
-                self._tell(f"{text}; the others are not told", None, "")
+        if not self._limit.is_admitted():
+            if self._limit.can_log_refusal():
+                text = f"debug: more than {MAX_PER_MINUTE} messages a minute ask for it"
+                self._log_debug(f"{text}; the others are not told", None, "")
             return False
         correlation = load_headers(stored).get(CORRELATION_ID)
-        more = "" if correlation is None else f", correlation id {_clean(correlation)}"
-        name = f"message {message_id} of {_clean(queue)}{more}"
-        if len(self._watched) >= 10 * MOST_A_MINUTE:
-            # What was published here and handled elsewhere never ends here.
+        suffix = "" if correlation is None else f", correlation id {_format_name(correlation)}"
+        name = f"message {message_id} of {_format_name(queue)}{suffix}"
+        if len(self._watched) >= 10 * MAX_PER_MINUTE:
+            # A message that was published here and handled elsewhere never ends here.
             del self._watched[next(iter(self._watched))]
-        self._watched[message_id] = _Watched(name, self._clock.monotonic())
+        self._watched[message_id] = _WatchedMessage(name, self._clock.monotonic())
         return True
 
-    @_harmless
-    def _step(self, message_id: int, text: str, queue: str = "") -> None:
-        known = self._watched.get(message_id)
-        if known is None:
+    @_suppress_errors
+    def _log_step(self, message_id: int, text: str, queue: str = "") -> None:
+        watched = self._watched.get(message_id)
+        if watched is None:
             return
         now = self._clock.monotonic()
-        self._watched[message_id] = _Watched(known.name, now)
-        since = (now - known.at) * 1000
-        self._tell(f"debug: {known.name}: {text} (+{since:.1f} ms)", message_id, queue)
+        self._watched[message_id] = _WatchedMessage(watched.name, now)
+        since = (now - watched.at) * 1000
+        self._log_debug(f"debug: {watched.name}: {text} (+{since:.1f} ms)", message_id, queue)
 
-    def _end(self, message_id: int) -> None:
+    def _forget(self, message_id: int) -> None:
         self._watched.pop(message_id, None)
 
-    # -- the steps ---------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
-    @_harmless
+    @_suppress_errors
     def published(
-        self, rows: Sequence[NewMessage], ids: Sequence[int | None], took: float, where: str
+        self, rows: Sequence[NewMessage], ids: Sequence[int | None], duration: float, where: str
     ) -> None:
-        """`rows` were inserted."""
+        """Log inserted `rows`."""
         for row, message_id in zip(rows, ids, strict=True):
             if not self._asks(row.headers):
                 continue
             if message_id is None:
-                queue = _clean(row.queue)
+                queue = _format_name(row.queue)
                 text = "not stored: its dedup_id is there already, or its queue is full"
-                self._tell(f"debug: a message for {queue}: {text}", None, queue)
+                self._log_debug(f"debug: a message for {queue}: {text}", None, queue)
             elif self._watch(message_id, row.queue, row.headers):
                 due = "now" if row.delay is None and row.next_attempt_at is None else "later"
-                text = f"published{where} in {took * 1000:.1f} ms, priority {row.priority}"
-                self._step(message_id, f"{text}, due {due}", row.queue)
+                text = f"published{where} in {duration * 1000:.1f} ms, priority {row.priority}"
+                self._log_step(message_id, f"{text}, due {due}", row.queue)
 
-    @_harmless
-    def claimed(self, rows: Iterable[ClaimedMessage]) -> None:
-        """`rows` were leased."""
+    @_suppress_errors
+    def log_claimed(self, rows: Iterable[ClaimedMessage]) -> None:
+        """Log leased `rows`."""
         for row in rows:
             if not self._asks(row.stored_headers):
                 continue
@@ -171,78 +171,86 @@ class DebugLog:
                 if row.slot is not None:
                     wait = max(0.0, row.slot.earliest - row.claimed_monotonic)
                     text += f"; its policies let it start in {wait * 1000:.0f} ms"
-                self._step(row.id, text, row.queue)
+                self._log_step(row.id, text, row.queue)
 
-    @_harmless
+    @_suppress_errors
     def decided(self, queue: str, decisions: Mapping[int, str], stored: Mapping[int, Any]) -> None:
-        """Policies have decided of messages without a lease; the claim is not committed yet."""
+        """Log the decisions of policies on messages without a lease; the claim is not committed
+        yet.
+        """
         for message_id, text in decisions.items():
             headers = stored.get(message_id)
             if self._asks(headers) and self._watch(message_id, queue, headers):
-                self._step(message_id, f"policies: {text}", queue)
+                self._log_step(message_id, f"policies: {text}", queue)
 
-    def handling(self, handle: Handle) -> Handle:
-        """`handle`, told before and after."""
+    def wrap_handler(self, handle: Handle) -> Handle:
+        """Wrap `handle` to log the start and the end of the call."""
 
-        async def told(delivery: Any) -> Any:
+        async def handle_logged(delivery: Any) -> Any:
             rows = [delivery] if isinstance(delivery, ClaimedMessage) else list(delivery)
-            ours = [row for row in rows if row.id in self._watched]
-            if not ours:
+            watched_rows = [row for row in rows if row.id in self._watched]
+            if not watched_rows:
                 return await handle(delivery)
-            for row in ours:
-                self._step(row.id, f"attempt {row.attempts_count + 1} begins", row.queue)
+            for row in watched_rows:
+                self._log_step(row.id, f"attempt {row.attempts_count + 1} begins", row.queue)
             try:
                 return await handle(delivery)
             finally:
-                for row in ours:
-                    how = "without an outcome" if row.outcome is None else _kind(row.outcome)
-                    self._step(row.id, f"attempt ended: {how}", row.queue)
+                for row in watched_rows:
+                    result = (
+                        "without an outcome"
+                        if row.outcome is None
+                        else _format_outcome(row.outcome)
+                    )
+                    self._log_step(row.id, f"attempt ended: {result}", row.queue)
 
-        return told
+        return handle_logged
 
-    @_harmless
-    def settled(self, settlements: Iterable[Settlement]) -> None:
-        """Deliveries have ended, and wait to be written."""
-        for each in settlements:
-            if each.id in self._watched:
-                self._step(each.id, f"settled: {_what(each)}, waits for the flush")
+    @_suppress_errors
+    def log_settled(self, settlements: Iterable[Settlement]) -> None:
+        """Log deliveries that have ended, and wait to be written."""
+        for settlement in settlements:
+            if settlement.id in self._watched:
+                self._log_step(
+                    settlement.id, f"settled: {_format_settlement(settlement)}, waits for the flush"
+                )
 
-    @_harmless
-    def writing(self, settlements: Iterable[Settlement]) -> None:
-        """They are sent to the database."""
-        for each in settlements:
-            if each.id in self._watched:
-                self._step(each.id, "flush: sent to the database")
+    @_suppress_errors
+    def log_writing(self, settlements: Iterable[Settlement]) -> None:
+        """Log settlements that are sent to the database."""
+        for settlement in settlements:
+            if settlement.id in self._watched:
+                self._log_step(settlement.id, "flush: sent to the database")
 
-    @_harmless
-    def written(self, settlements: Iterable[Settlement], result: SettleResult) -> None:
-        """The database has answered."""
-        for each in settlements:
-            if each.id not in self._watched:
+    @_suppress_errors
+    def log_written(self, settlements: Iterable[Settlement], result: SettleResult) -> None:
+        """Log the database's answer."""
+        for settlement in settlements:
+            if settlement.id not in self._watched:
                 continue
-            if each.id in result.lost:
-                self._step(each.id, "its lease was lost: nothing was written")
-                self._end(each.id)
-            elif each.id in result.settled:
-                where = "in the archive" if each.archive else "and kept nowhere"
-                end = f", {where}" if each.leaves else ""
-                self._step(each.id, f"written: {_what(each)}{end}")
-                if each.leaves:
-                    self._end(each.id)
+            if settlement.id in result.lost:
+                self._log_step(settlement.id, "its lease was lost: nothing was written")
+                self._forget(settlement.id)
+            elif settlement.id in result.settled:
+                where = "in the archive" if settlement.archive else "and kept nowhere"
+                suffix = f", {where}" if settlement.leaves else ""
+                self._log_step(settlement.id, f"written: {_format_settlement(settlement)}{suffix}")
+                if settlement.leaves:
+                    self._forget(settlement.id)
 
-    @_harmless
-    def lost(self, rows: Iterable[ClaimedMessage], phase: str) -> None:
-        """Leases are gone."""
+    @_suppress_errors
+    def log_lost(self, rows: Iterable[ClaimedMessage], phase: str) -> None:
+        """Log lost leases."""
         for row in rows:
             if row.id in self._watched:
-                self._step(row.id, f"its lease was lost, as seen by {phase}", row.queue)
+                self._log_step(row.id, f"its lease was lost, as seen by {phase}", row.queue)
 
 
 def checked_header(name: object) -> str:
-    """The name of a debug header.
+    """Return `name` if a debug header may have this name.
 
     Raises:
-        SetupError: it is none.
+        SetupError: the name is invalid.
     """
     if not isinstance(name, str) or not _HEADER.fullmatch(name):
         raise SetupError(
@@ -252,23 +260,23 @@ def checked_header(name: object) -> str:
     return name
 
 
-def _what(each: Settlement) -> str:
-    state = "as before the claim" if each.state is None else each.state.name
-    more = [
-        None if each.reason is None else f"reason {_clean(each.reason)}",
-        None if each.queue is None else f"moved to {_clean(each.queue)}",
-        None if each.delay is None else f"due in {each.delay:.3f} s",
-        None if each.unit is None else f"{len(each.unit.on_ack)} published with it",
+def _format_settlement(settlement: Settlement) -> str:
+    state = "as before the claim" if settlement.state is None else settlement.state.name
+    details = [
+        None if settlement.reason is None else f"reason {_format_name(settlement.reason)}",
+        None if settlement.queue is None else f"moved to {_format_name(settlement.queue)}",
+        None if settlement.delay is None else f"due in {settlement.delay:.3f} s",
+        None if settlement.unit is None else f"{len(settlement.unit.on_ack)} published with it",
     ]
-    return ", ".join([state, *(part for part in more if part is not None)])
+    return ", ".join([state, *(part for part in details if part is not None)])
 
 
-def _kind(outcome: Any) -> str:
+def _format_outcome(outcome: Any) -> str:
     error = getattr(outcome, "error", None)
     kind = type(outcome).__name__
-    # The class alone: the text of an error may quote the body.
+    # Only the class: the text of an error may quote the body.
     return kind if error is None else f"{kind} for {type(error).__name__}"
 
 
-def _clean(value: object) -> str:
-    return repr(visible(str(value)[:LONGEST]))
+def _format_name(value: object) -> str:
+    return repr(visible(str(value)[:MAX_NAME_LENGTH]))

@@ -1,4 +1,4 @@
-"""What the loops of one subscriber tell of their work, and the recorder that is told.
+"""Metrics of one subscriber's loops, and the recorder that gets them.
 
 Each call stands for a batch, or for something rare. Without a recorder nothing is computed.
 """
@@ -30,48 +30,48 @@ from faststream_sqlbroker.core.metrics import (
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.flow.loop import Log, is_told
 
-Held = Mapping[int, ClaimedMessage]
+HeldRows = Mapping[int, ClaimedMessage]
 
 
 class SubscriberMetrics:
-    """Is told, and forgets."""
+    """Metrics that are ignored, for brokers without a recorder."""
 
     on = False
-    """Whether anything is recorded: else the caller need not find out what to tell."""
+    """True if anything is recorded; else the caller need not compute the values."""
 
     def claimed(self, rows: Sequence[ClaimedMessage]) -> None:
-        """A claim has leased `rows`."""
+        """Record that a claim has leased `rows`."""
 
     def claim_took(self, seconds: float) -> None:
-        """So long took a claim, whatever it has found."""
+        """Record the duration of a claim, whatever the result."""
 
-    def settled(self, parts: Sequence[Settlement], done: Collection[int], held: Held) -> None:
-        """Those of `parts` whose ids are in `done` are written; `held` has still all of them."""
+    def settled(self, parts: Sequence[Settlement], done: Collection[int], held: HeldRows) -> None:
+        """Record the settlements of `parts` whose ids are in `done`; `held` still has all rows."""
 
-    def flush_took(self, seconds: float) -> None:
-        """So long took a write of outcomes."""
+    def record_flush_duration(self, seconds: float) -> None:
+        """Record the duration of a write of outcomes."""
 
-    def lost(self, queue: str, *, unknown: bool) -> None:
-        """A delivery from `queue` could not be settled; `unknown`: perhaps it was before."""
+    def record_lost(self, queue: str, *, unknown: bool) -> None:
+        """Record a delivery from `queue` that was not settled; `unknown` if that is uncertain."""
 
-    def released(self, count: int) -> None:
-        """So many leases had run out and were given back."""
+    def record_released(self, count: int) -> None:
+        """Record the number of released leases that had expired."""
 
-    def gave_back(self, count: int) -> None:
-        """So many messages of a claim were given back: their bodies were too large."""
+    def record_surplus(self, count: int) -> None:
+        """Record the number of claimed messages that were released because of their size."""
 
-    def lease_margin(self, seconds: float) -> None:
-        """So much is left of the shortest lease."""
+    def record_lease_margin(self, seconds: float) -> None:
+        """Record the remaining seconds of the shortest lease."""
 
-    def policy_wait(self, wait: str, seconds: float) -> None:
-        """A policy makes wait: `claim`, `slot` or `rest`."""
+    def record_policy_wait(self, wait: str, seconds: float) -> None:
+        """Record a wait because of a policy: `claim`, `slot` or `rest`."""
 
-    def slots_used(self, counts: Mapping[str, int]) -> None:
-        """What became of slots: `started`, `missed` or `unused`."""
+    def record_slots(self, counts: Mapping[str, int]) -> None:
+        """Record the use of slots: `started`, `missed` or `unused`."""
 
 
 class GuardedRecorder:
-    """A recorder that cannot disturb its caller: what it raises is logged."""
+    """A recorder that cannot disturb the caller: errors are logged."""
 
     def __init__(self, recorder: Recorder, log: Log) -> None:
         """Pass everything on to `recorder`."""
@@ -81,15 +81,15 @@ class GuardedRecorder:
         self.sample_interval = recorder.sample_interval
 
     def count(self, metric: Metric, labels: Labels, amount: int) -> None:
-        """As the recorder's."""
+        """Count, as the recorder does."""
         self._call(self._recorder.count, metric, labels, amount)
 
     def observe(self, metric: Metric, labels: Labels, value: float) -> None:
-        """As the recorder's."""
+        """Observe a value, as the recorder does."""
         self._call(self._recorder.observe, metric, labels, value)
 
     def gauge(self, metric: Metric, values: Mapping[Labels, float]) -> None:
-        """As the recorder's."""
+        """Set a gauge, as the recorder does."""
         self._call(self._recorder.gauge, metric, values)
 
     def _call(self, method: Callable[..., None], metric: Metric, *values: Any) -> None:
@@ -106,19 +106,19 @@ class GuardedRecorder:
 
 
 class RecordedMetrics(SubscriberMetrics):
-    """Is told, and tells a recorder."""
+    """Metrics that are passed to a recorder."""
 
     on = True
 
     def __init__(self, recorder: Recorder, queues: Sequence[str]) -> None:
-        """Of the subscriber of `queues`."""
+        """Record for the subscriber of `queues`."""
         self._recorder = recorder
-        self._only = queues[0] if len(queues) == 1 else None
-        self._name = (subscriber_name(queues),)
-        self._begin(queues)
+        self._single_queue = queues[0] if len(queues) == 1 else None
+        self._name = (format_subscriber_name(queues),)
+        self._init_counters(queues)
 
-    def _begin(self, queues: Sequence[str]) -> None:
-        """Let counters be seen at 0: the growth of one that begins at 1 is not known."""
+    def _init_counters(self, queues: Sequence[str]) -> None:
+        """Set counters to 0: the growth of a counter that begins at 1 is unknown."""
         self._recorder.count(RELEASED, self._name, 0)
         self._recorder.count(SURPLUS, self._name, 0)
         for queue in queues:
@@ -128,57 +128,59 @@ class RecordedMetrics(SubscriberMetrics):
             self._recorder.count(LOST, (queue, "lost"), 0)
 
     def claimed(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Count them by queue."""
-        self._count(CLAIMED, self._by_queue(rows))
+        """Count the rows by queue."""
+        self._count(CLAIMED, self._count_by_queue(rows))
 
     def claim_took(self, seconds: float) -> None:
-        """Observe it."""
+        """Observe the duration."""
         self._recorder.observe(CLAIM_SECONDS, self._name, seconds)
 
-    def settled(self, parts: Sequence[Settlement], done: Collection[int], held: Held) -> None:
-        """Count them by queue, outcome and reason."""
+    def settled(self, parts: Sequence[Settlement], done: Collection[int], held: HeldRows) -> None:
+        """Count the settlements by queue, outcome and reason."""
         written = parts if len(parts) == len(done) else [s for s in parts if s.id in done]
         counts: Counter[tuple[str, str, str]]
-        if self._only is not None:
-            counts = Counter({(self._only, *what): n for what, n in count_settled(written).items()})
+        if self._single_queue is not None:
+            counts = Counter(
+                {(self._single_queue, *labels): n for labels, n in count_settled(written).items()}
+            )
         else:
-            counts = Counter((_queue_of(s, held), *settled_as(s)) for s in written)
+            counts = Counter((_find_queue(s, held), *settled_as(s)) for s in written)
         self._count(SETTLED, counts)
         for (queue, outcome, _), n in counts.items():
             if outcome == "retried":
                 self._recorder.count(RETRIED, (queue,), n)
 
-    def flush_took(self, seconds: float) -> None:
-        """Observe it."""
+    def record_flush_duration(self, seconds: float) -> None:
+        """Observe the duration."""
         self._recorder.observe(FLUSH_SECONDS, self._name, seconds)
 
-    def lost(self, queue: str, *, unknown: bool) -> None:
-        """Count it."""
+    def record_lost(self, queue: str, *, unknown: bool) -> None:
+        """Count the delivery."""
         self._recorder.count(LOST, (queue, "unknown" if unknown else "lost"), 1)
 
-    def released(self, count: int) -> None:
-        """Count them."""
+    def record_released(self, count: int) -> None:
+        """Count the leases."""
         self._recorder.count(RELEASED, self._name, count)
 
-    def gave_back(self, count: int) -> None:
-        """Count them."""
+    def record_surplus(self, count: int) -> None:
+        """Count the messages."""
         self._recorder.count(SURPLUS, self._name, count)
 
-    def lease_margin(self, seconds: float) -> None:
-        """Observe it."""
+    def record_lease_margin(self, seconds: float) -> None:
+        """Observe the remaining time."""
         self._recorder.observe(LEASE_MARGIN, self._name, max(0.0, seconds))
 
-    def policy_wait(self, wait: str, seconds: float) -> None:
-        """Observe it."""
+    def record_policy_wait(self, wait: str, seconds: float) -> None:
+        """Observe the wait."""
         self._recorder.observe(POLICY_WAIT, (*self._name, wait), seconds)
 
-    def slots_used(self, counts: Mapping[str, int]) -> None:
-        """Count them."""
+    def record_slots(self, counts: Mapping[str, int]) -> None:
+        """Count the slots."""
         self._count(SLOTS, {(*self._name, use): n for use, n in counts.items()})
 
-    def _by_queue(self, rows: Sequence[ClaimedMessage]) -> Mapping[tuple[str], int]:
-        if self._only is not None:
-            return {(self._only,): len(rows)} if rows else {}
+    def _count_by_queue(self, rows: Sequence[ClaimedMessage]) -> Mapping[tuple[str], int]:
+        if self._single_queue is not None:
+            return {(self._single_queue,): len(rows)} if rows else {}
         return Counter((row.queue,) for row in rows)
 
     def _count(self, metric: Metric, counts: Mapping[Any, int]) -> None:
@@ -187,32 +189,34 @@ class RecordedMetrics(SubscriberMetrics):
 
 
 class DirectMetrics:
-    """What direct claims and pulls tell of their messages, one at a time."""
+    """Metrics of direct claims and HTTP consumers, for a message at a time."""
 
     def __init__(self, recorder: Recorder | None) -> None:
-        """None: nothing is recorded."""
+        """Record nothing if `recorder` is None."""
         self._recorder = recorder
 
-    def taken(self, rows: Sequence[ClaimedMessage], written: Sequence[Settlement]) -> None:
-        """A claim has leased `rows`, and has settled some of them as `written`."""
+    def record_claim(self, rows: Sequence[ClaimedMessage], written: Sequence[Settlement]) -> None:
+        """Record that a claim has leased `rows`, and has settled some rows as `written`."""
         if self._recorder is None:
             return
         queue_of = {row.id: row.queue for row in rows}
         for queue in queue_of.values():
             self._recorder.count(CLAIMED, (queue,), 1)
         for settlement in written:
-            self.settled(settlement, queue_of[settlement.id])
+            self.record_settled(settlement, queue_of[settlement.id])
 
-    def published(self, rows: Sequence[NewMessage], ids: Sequence[int | None]) -> None:
-        """A request has stored those of `rows` that have an id."""
+    def record_published(self, rows: Sequence[NewMessage], ids: Sequence[int | None]) -> None:
+        """Record that a request has stored the rows that have an id."""
         if self._recorder is None:
             return
-        stored = (row.queue for row, each in zip(rows, ids, strict=True) if each is not None)
+        stored = (
+            row.queue for row, message_id in zip(rows, ids, strict=True) if message_id is not None
+        )
         for queue, amount in Counter(stored).items():
             self._recorder.count(PUBLISHED_OVER_HTTP, (queue,), amount)
 
-    def settled(self, settlement: Settlement, queue: str) -> None:
-        """`settlement` of a message from `queue` is written."""
+    def record_settled(self, settlement: Settlement, queue: str) -> None:
+        """Record that `settlement` of a message from `queue` is written."""
         if self._recorder is None:
             return
         outcome, reason = settled_as(settlement)
@@ -220,23 +224,23 @@ class DirectMetrics:
         if outcome == "retried":
             self._recorder.count(RETRIED, (queue,), 1)
 
-    def lost(self, queue: str, *, unknown: bool) -> None:
-        """A message from `queue` could not be settled; `unknown`: perhaps it was before."""
+    def record_lost(self, queue: str, *, unknown: bool) -> None:
+        """Record a message from `queue` that was not settled; `unknown` if that is uncertain."""
         if self._recorder is not None:
             self._recorder.count(LOST, (queue, "unknown" if unknown else "lost"), 1)
 
 
-def subscriber_name(queues: Iterable[str]) -> str:
-    """The label `subscriber`: its queues."""
+def format_subscriber_name(queues: Iterable[str]) -> str:
+    """Return the label `subscriber`: the names of the queues."""
     return ",".join(queues)
 
 
 def metrics_of(recorder: Recorder | None, queues: Sequence[str]) -> SubscriberMetrics:
-    """What the loops of a subscriber of `queues` tell."""
+    """Create the metrics for a subscriber of `queues`."""
     return SubscriberMetrics() if recorder is None else RecordedMetrics(recorder, queues)
 
 
-def _queue_of(settlement: Settlement, held: Held) -> str:
-    # A later delivery of the same message may be held in its place: of the same queue.
+def _find_queue(settlement: Settlement, held: HeldRows) -> str:
+    # A later delivery of the same message may be held instead: it has the same queue.
     row = held.get(settlement.id)
     return "" if row is None else row.queue

@@ -1,10 +1,10 @@
-"""Runs each call of a handler in a context of its own: what it sets in context variables is not
-there for the next message.
+"""A context of its own for each handler call: context variables do not reach the next message.
 
-One task runs many messages, so they would share its context. A task for each costs far more than a
-copy of the context. `asyncio.current_task()` stays the worker's.
+One task runs many messages, so they would share its context. A task for each message costs far more
+than a copy of the context. `asyncio.current_task()` stays the worker's.
 
-As the handler's coroutine is run here, it can be closed here, if it goes on after its cancellation.
+Because this module runs the handler's coroutine, it can also close it, if the coroutine goes on
+after its cancellation.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from typing import Any
 from weakref import WeakSet
 
 MAX_CLOSES = 20
-"""A coroutine may wait again when it is closed, once for each `async with` and `finally`."""
-_given_up: "WeakSet[asyncio.Task[Any] | None]" = WeakSet()
+"""Maximum tries to close a coroutine: it may wait again, once for each `async with` and `finally`.
+
+"""
+_abandoned_tasks: "WeakSet[asyncio.Task[Any] | None]" = WeakSet()
 
 
-class Suspended:
-    """A coroutine that waits for its first future, and goes on in its own context when it is
-    awaited.
-    """
+class SuspendedCoroutine:
+    """A coroutine that waits for a future, and continues in a separate context when awaited."""
 
     __slots__ = ("_coroutine", "_future", "_run")
 
@@ -40,49 +40,50 @@ class Suspended:
         try:
             while True:
                 try:
-                    sent = yield future
+                    value = yield future
                 except GeneratorExit:
                     run(coroutine.close)
                     raise
                 except BaseException as error:  # noqa: BLE001 - it is the coroutine's
-                    if asyncio.current_task() in _given_up:
+                    if asyncio.current_task() in _abandoned_tasks:
                         break
                     future = run(coroutine.throw, error)
                 else:
-                    future = run(coroutine.send, sent)
-        except StopIteration as ended:
-            return ended.value
-        run(_close, coroutine)
+                    future = run(coroutine.send, value)
+        except StopIteration as stop:
+            return stop.value
+        run(_close_coroutine, coroutine)
         raise asyncio.CancelledError
 
 
-def begin(coroutine: Coroutine[Any, Any, Any]) -> Suspended | None:
-    """Run `coroutine` in a copy of the running context until it suspends; None if it has ended.
+def start_coroutine(coroutine: Coroutine[Any, Any, Any]) -> SuspendedCoroutine | None:
+    """Run `coroutine` in a copy of the context until it suspends; return None if it has ended.
 
-    The caller awaits what is returned. A handler that never suspends costs no more than the copy.
+    The caller awaits the result. A handler that never suspends costs no more than the copy.
     """
     context = copy_context()
     try:
         future = context.run(coroutine.send, None)
     except StopIteration:
         return None
-    return Suspended(coroutine, context.run, future)
+    return SuspendedCoroutine(coroutine, context.run, future)
 
 
 async def closable(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await `coroutine` in the running context, so that `give_up` closes it."""
+    """Await `coroutine` in the running context, so that `abandon_task` can close it."""
     try:
         future = coroutine.send(None)
-    except StopIteration as ended:
-        return ended.value
-    return await Suspended(coroutine, _call, future)
+    except StopIteration as stop:
+        return stop.value
+    return await SuspendedCoroutine(coroutine, _call, future)
 
 
-def give_up(task: "asyncio.Task[Any]") -> None:
-    """Cancel `task` if it still runs, but close what it awaits as `Suspended`: GeneratorExit is
-    raised there.
+def abandon_task(task: "asyncio.Task[Any]") -> None:
+    """Cancel `task` if still running, and close the awaited coroutine.
+
+    Inside of a `SuspendedCoroutine` GeneratorExit is raised.
     """
-    _given_up.add(task)
+    _abandoned_tasks.add(task)
     task.cancel()
 
 
@@ -90,7 +91,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
+def _close_coroutine(coroutine: Coroutine[Any, Any, Any]) -> None:
     for _ in range(MAX_CLOSES):
         with suppress(Exception):  # it waits again, or fails
             coroutine.close()

@@ -10,7 +10,7 @@ from faststream_sqlbroker.database.messages.handler import (
     refuse_in_handler,
     transaction_to_join,
 )
-from faststream_sqlbroker.flow.publish_on_ack import due_queues, join
+from faststream_sqlbroker.flow.publish_on_ack import due_queues, join_ack
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """Writes messages and sends the hints that follow them."""
+    """Writes messages and sends hints for subscribers."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Publisher:
         limits: "PublishLimits | None" = None,
         debug: "DebugLog | None" = None,
     ) -> None:
-        """Write to `store`, within `limits`; `debug` tells of single messages."""
+        """Write to `store`, within `limits`; `debug` logs single messages."""
         self._debug = debug
         self._store = store
         self._wakeups = wakeups
         self._limits = limits
-        self._one_writer = store.dialect.one_writer
+        self._has_one_writer = store.dialect.one_writer
 
     def publish(
         self,
@@ -48,13 +48,15 @@ class Publisher:
         droppable: bool = True,
         at_once: bool = False,
     ) -> Coroutine[Any, Any, list[int | None]]:
-        """Insert `rows`; their ids in the order given, None where a dedup_id exists already, or
-        where the row was dropped, as its queue is full.
+        """Insert `rows`; return their ids in the order given.
+
+        The id is None where a dedup_id exists already, or where the row was dropped because its
+        queue is full.
 
         With `connection` the messages belong to the caller's transaction, which is neither begun,
         committed nor flushed here. In a handler with a transaction they belong to that one, unless
-        they are to be written `at_once`. Else they are committed when this returns. With
-        `droppable` false a full queue that drops raises.
+        they are to be written `at_once`. Otherwise they are committed when this returns. If
+        `droppable` is False, a full queue that drops raises instead.
 
         Raises:
             PublishError: the connection cannot be used, the handler's transaction has ended, or a
@@ -65,19 +67,19 @@ class Publisher:
         """
         transaction: Any = connection
         if connection is None and current.get() is not None:
-            transaction = self._transaction_to_join(at_once=at_once)
+            transaction = self._find_transaction(at_once=at_once)
         if self._limits is None:
             return self._write(rows, connection=transaction)
-        return self._admitted(self._limits, rows, connection=transaction, droppable=droppable)
+        return self._write_limited(self._limits, rows, connection=transaction, droppable=droppable)
 
-    def _transaction_to_join(self, *, at_once: bool) -> HandlerTransaction | None:
+    def _find_transaction(self, *, at_once: bool) -> HandlerTransaction | None:
         store = self._store
         if at_once:
             refuse_in_handler(store.dialect, store.engine, "with_ack=False", _OR_JOIN)
             return None
         return transaction_to_join(store.dialect, store.engine)
 
-    async def _admitted(
+    async def _write_limited(
         self,
         limits: "PublishLimits",
         rows: Sequence[NewMessage],
@@ -88,34 +90,36 @@ class Publisher:
         if not rows:
             return []
         limits.check_payload(rows)
-        counted: Any = connection
+        count_connection: Any = connection
         if isinstance(connection, HandlerTransaction):
-            # Where others can write, they make room while it waits.
-            counted = connection.connection if self._one_writer else None
-        kept = await limits.admit(
+            # Where others can write, they free capacity while this call waits.
+            count_connection = connection.connection if self._has_one_writer else None
+        admitted = await limits.admit(
             rows,
-            connection=self._counting_on(counted),
-            waits=counted is None,
+            connection=self._counting_on(count_connection),
+            can_wait=count_connection is None,
             droppable=droppable,
         )
-        if kept is None:
+        if admitted is None:
             return await self._write(rows, connection=connection)
-        return spread(kept, await self._write(only(rows, kept), connection=connection))
+        return spread(admitted, await self._write(only(rows, admitted), connection=connection))
 
     def _counting_on(self, connection: Any) -> Any:
-        """The caller's connection on which to count; None: the broker's own."""
+        """Return the caller's connection on which to count; None for the broker's own."""
         return connection
 
     async def _write(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         if self._debug is None:
-            return await self._written(rows, connection=connection)
-        began = self._wakeups.clock.monotonic()
-        ids = await self._written(rows, connection=connection)
+            return await self._insert_rows(rows, connection=connection)
+        started_at = self._wakeups.clock.monotonic()
+        ids = await self._insert_rows(rows, connection=connection)
         where = "" if connection is None else " in the caller's transaction, not committed yet,"
-        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - began, where)
+        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - started_at, where)
         return ids
 
-    async def _written(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
+    async def _insert_rows(
+        self, rows: Sequence[NewMessage], *, connection: Any
+    ) -> list[int | None]:
         if not rows:
             return []
         due = due_queues(rows)
@@ -125,44 +129,44 @@ class Publisher:
                 self._wakeups.published(due)
             return ids
         ids = await self._store.insert_in(connection, rows)
-        transaction = _transaction_of(connection)
+        transaction = _find_sync_transaction(connection)
         if due and transaction is not None:
             self._wakeups.published_in(transaction, due)
         return ids
 
     async def wait_for_room(self, queue: str) -> None:
-        """Wait until `queue` has fewer due messages than its `max_depth`.
+        """Wait until `queue` has fewer due messages than `max_depth`.
 
         Raises:
             QueueFullError: that took longer than the limit's timeout.
             StoreError: the queue could not be counted.
         """
         if self._limits is not None:
-            await self._limits.wait_for_room(queue)
+            await self._limits.wait_for_capacity(queue)
 
     def join(
         self, rows: Sequence[NewMessage], delivery: Sequence[ClaimedMessage], *, required: bool
     ) -> bool:
-        """Leave `rows` to the transaction that settles `delivery`, which is being handled; whether
-        it was possible.
+        """Add `rows` to the transaction that settles `delivery`; return True if that was possible.
+
+        The delivery must be the one that is being handled.
 
         Raises:
-            PublishError: it was not, and `required`; or one of `rows` is larger than the database
-                or `max_payload` takes.
+            PublishError: it was not possible although `required`; or one of `rows` is larger than
+                the database or `max_payload` allows.
         """
-        self._refuse_too_large(rows)
-        return join(self._store, delivery, rows, required=required)
+        self._check_sizes(rows)
+        return join_ack(self._store, delivery, rows, required=required)
 
     def check_size(self, row: NewMessage) -> None:
-        """Refuse a row that is written later, with an ack, if it is known to be larger than the
-        database takes.
+        """Refuse a row that is too large for the database, before it is written with an ack.
 
         Raises:
-            MessageTooLargeError: it is, or it is larger than `max_payload`.
+            MessageTooLargeError: it is too large, or larger than `max_payload`.
         """
-        self._refuse_too_large([row])
+        self._check_sizes([row])
 
-    def _refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
+    def _check_sizes(self, rows: Sequence[NewMessage]) -> None:
         if self._limits is not None:
             self._limits.check_payload(rows)
         self._store.refuse_too_large(rows)
@@ -170,7 +174,7 @@ class Publisher:
     def publish_sync(
         self, rows: Sequence[NewMessage], *, connection: "Connection | Session"
     ) -> list[int | None]:
-        """Insert `rows` in a synchronous caller's transaction; subscribers find them by polling.
+        """Insert `rows` in a synchronous caller's transaction; subscribers must poll for new rows.
 
         Raises:
             PublishError: as `publish`.
@@ -180,20 +184,20 @@ class Publisher:
         if self._limits is None:
             return self._write_sync(rows, connection=connection)
         self._limits.check_payload(rows)
-        kept = self._limits.admit_sync(rows, connection=self._counting_on(connection))
-        if kept is None:
+        admitted = self._limits.admit_sync(rows, connection=self._counting_on(connection))
+        if admitted is None:
             return self._write_sync(rows, connection=connection)
-        return spread(kept, self._write_sync(only(rows, kept), connection=connection))
+        return spread(admitted, self._write_sync(only(rows, admitted), connection=connection))
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         if not rows:
             return []
         if self._debug is None:
             return self._store.insert_sync(connection, rows)
-        began = self._wakeups.clock.monotonic()
+        started_at = self._wakeups.clock.monotonic()
         ids = self._store.insert_sync(connection, rows)
         where = " in the caller's transaction, not committed yet,"
-        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - began, where)
+        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - started_at, where)
         return ids
 
 
@@ -203,19 +207,21 @@ _OR_JOIN = (
 )
 
 
-def only(rows: Sequence[NewMessage], kept: Sequence[bool]) -> list[NewMessage]:
-    """Those of `rows` that are kept."""
-    return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept]
+def only(rows: Sequence[NewMessage], admitted: Sequence[bool]) -> list[NewMessage]:
+    """Return the rows that were admitted."""
+    return [row for row, is_admitted in zip(rows, admitted, strict=True) if is_admitted]
 
 
-def spread(kept: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
-    """`ids` of the rows that were kept, and None for the others."""
-    of_kept = iter(ids)
-    return [next(of_kept) if is_kept else None for is_kept in kept]
+def spread(admitted: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
+    """Return an id per row, with None for the rows that were not admitted."""
+    remaining_ids = iter(ids)
+    return [next(remaining_ids) if is_admitted else None for is_admitted in admitted]
 
 
-def _transaction_of(connection: Any) -> Any:
-    """The synchronous transaction object that turns inactive when the caller's transaction ends."""
+def _find_sync_transaction(connection: Any) -> Any:
+    """Return the synchronous transaction object, which turns inactive when the caller's transaction
+    ends.
+    """
     sync_session = getattr(connection, "sync_session", None)
     if sync_session is not None:
         return sync_session.get_transaction()

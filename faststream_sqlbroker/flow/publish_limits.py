@@ -1,7 +1,8 @@
-"""What a publish is held to before its messages are written: `max_payload` and `max_depth`.
+"""Limits of a publish before its messages are written: `max_payload` and `max_depth`.
 
-What is written with an ack is held to `max_payload` alone: if it waited for room, so would the
-settlement of a message that has been handled, and a forward could wait for itself.
+Messages that are written with an ack are limited by `max_payload` alone: if they waited for
+capacity, so would the settlement of a message that has been handled, and a forward could wait for
+itself.
 """
 
 import logging
@@ -17,34 +18,35 @@ from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import MessageTooLargeError, QueueFullError
 from faststream_sqlbroker.flow.loop import Log
 
-TELL_EVERY = 10.0
-"""Seconds between two lines of the log about dropped messages of one queue."""
+LOG_INTERVAL = 10.0
+"""Seconds between two log lines about dropped messages of one queue."""
 
 
-class Counting(Protocol):
-    """What counts a queue up to a limit: an asynchronous or a synchronous store."""
+class DepthStore(Protocol):
+    """A store that counts a queue up to a limit: asynchronous or synchronous."""
 
     depths: Any
 
 
-class _Gate:
-    """What one process knows of one queue."""
+class _QueueDepth:
+    """The known depth of a queue in this process."""
 
     def __init__(self, limit: MaxDepth) -> None:
         self.limit = limit
         self.depth = DepthEstimate(limit.messages)
-        self.turn = LoopSemaphore(1)
-        """Who counts, or waits for room: the others wait behind it, in the order of their calls."""
-        self.dropped = 0
-        self.told_at = float("-inf")
+        self.count_lock = LoopSemaphore(1)
+        """Held by the caller that counts or waits for capacity; the others wait in the order of
+        their calls."""
+        self.dropped_count = 0
+        self.logged_at = float("-inf")
 
 
 class PublishLimits:
-    """The limits of one broker; a broker without limits has none of these."""
+    """The publish limits of a broker; a broker without limits has no such object."""
 
     def __init__(
         self,
-        store: Counting,
+        store: DepthStore,
         depths: Mapping[str, MaxDepth],
         max_payload: int | None,
         *,
@@ -52,18 +54,18 @@ class PublishLimits:
         clock: Clock | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """Nothing is counted before the first publish.
+        """Count nothing before the first publish.
 
         Args:
             store: Counts.
             depths: Limits by queue.
-            max_payload: Most bytes of a body; None: no limit of the broker.
-            log: Is told of dropped messages.
+            max_payload: Maximum bytes of a body; None: no limit of the broker.
+            log: Gets dropped messages.
             clock: For the time between counts, and for waits.
-            recorder: Counts what is refused; None: it is not counted.
+            recorder: Counts refused messages; None: they are not counted.
         """
         self._store = store
-        self._gates = {queue: _Gate(limit) for queue, limit in depths.items()}
+        self._depths = {queue: _QueueDepth(limit) for queue, limit in depths.items()}
         self._max_payload = max_payload
         self._log = log
         self._clock = (clock or Clock()).callers
@@ -75,177 +77,181 @@ class PublishLimits:
         Raises:
             MessageTooLargeError: one of `rows` has such a body.
         """
-        most = self._max_payload
-        if most is None:
+        max_payload = self._max_payload
+        if max_payload is None:
             return
         for row in rows:
-            if (size := len(row.payload)) > most:
+            if (size := len(row.payload)) > max_payload:
                 raise MessageTooLargeError(
                     f"a body of {size} bytes for the queue {row.queue!r} is larger than "
-                    f"max_payload of the broker, {most} bytes: send less, for example where the "
-                    "body is stored, or raise max_payload"
+                    f"max_payload of the broker, {max_payload} bytes: send less, for example where "
+                    "the body is stored, or raise max_payload"
                 )
 
     async def admit(
-        self, rows: Sequence[NewMessage], *, connection: Any, waits: bool, droppable: bool = True
+        self, rows: Sequence[NewMessage], *, connection: Any, can_wait: bool, droppable: bool = True
     ) -> list[bool] | None:
-        """Wait until `rows` may be written; which of them, or None for all.
+        """Wait until `rows` may be written; return True or False per row, or None if all may.
 
         Args:
-            rows: What is to be published.
+            rows: The messages to be published.
             connection: The caller's, on which to count; None: the broker's own.
-            waits: Whether a wait may be waited for.
+            can_wait: Whether the call may wait for capacity.
             droppable: Whether the caller can do without the message.
 
         Raises:
-            QueueFullError: a queue is full, and its limit says so; nothing was written.
+            QueueFullError: a queue is full, and its limit raises; nothing was written.
             StoreError: the queue could not be counted.
         """
-        full: set[str] = set()
-        for queue, count in self._counts(rows).items():
-            gate = self._gates[queue]
-            # Nearly always: a fresh count that leaves room, and no caller before this one. Those
-            # before it may wait for room that the caller's own transaction keeps from coming.
-            queues_up = gate.turn.locked()
-            is_known = gate.depth.count_in(self._clock.monotonic()) is None
-            if not waits if queues_up else is_known:
-                is_free = not gate.depth.is_full
+        full_queues: set[str] = set()
+        for queue, count in self._count_rows(rows).items():
+            depth = self._depths[queue]
+            # The usual case is a fresh count that leaves capacity, without waiting callers. Earlier
+            # callers may wait for capacity that the caller's own transaction holds back.
+            has_line = depth.count_lock.locked()
+            is_known = depth.depth.count_in(self._clock.monotonic()) is None
+            if not can_wait if has_line else is_known:
+                is_free = not depth.depth.is_full
             else:
-                is_free = await self._is_free(queue, gate, connection)
-            if not is_free and gate.limit.when_full == "wait" and waits:
-                await self._wait(queue, gate, connection)
+                is_free = await self._has_capacity(queue, depth, connection)
+            if not is_free and depth.limit.when_full == "wait" and can_wait:
+                await self._wait(queue, depth, connection)
                 is_free = True
-            self._enter(queue, gate, count, is_free=is_free, droppable=droppable)
+            self._add_or_refuse(queue, depth, count, is_free=is_free, droppable=droppable)
             if not is_free:
-                full.add(queue)
-        return [row.queue not in full for row in rows] if full else None
+                full_queues.add(queue)
+        return [row.queue not in full_queues for row in rows] if full_queues else None
 
     def admit_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[bool] | None:
-        """`admit` in the transaction of synchronous code, which never waits.
+        """Admit `rows` in the transaction of synchronous code, which never waits.
 
         Raises:
             QueueFullError: as `admit`.
             StoreError: as `admit`.
         """
-        full: set[str] = set()
-        for queue, count in self._counts(rows).items():
-            gate = self._gates[queue]
-            began = self._clock.monotonic()
-            if gate.depth.rests(began):
-                # Full by what this process has added, which may be handled already. To count now
-                # would make each publish near a large limit as slow as a count.
+        full_queues: set[str] = set()
+        for queue, count in self._count_rows(rows).items():
+            depth = self._depths[queue]
+            now = self._clock.monotonic()
+            if depth.depth.rests(now):
+                # Full by the estimate of this process, whose messages may be handled already. A
+                # count now would make each publish near a large limit as slow as a count.
                 is_free = True
             else:
-                self._count_sync(queue, gate, connection)
-                is_free = not gate.depth.is_full
-            self._enter(queue, gate, count, is_free=is_free, droppable=True)
+                self._count_sync(queue, depth, connection)
+                is_free = not depth.depth.is_full
+            self._add_or_refuse(queue, depth, count, is_free=is_free, droppable=True)
             if not is_free:
-                full.add(queue)
-        return [row.queue not in full for row in rows] if full else None
+                full_queues.add(queue)
+        return [row.queue not in full_queues for row in rows] if full_queues else None
 
-    def _count_sync(self, queue: str, gate: _Gate, connection: Any) -> None:
-        began = self._clock.monotonic()
-        if gate.depth.count_in(began) is None:
+    def _count_sync(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
+        started_at = self._clock.monotonic()
+        if depth.depth.count_in(started_at) is None:
             return
-        found = self._store.depths.read_sync(connection, queue, gate.limit.messages)
+        count = self._store.depths.read_sync(connection, queue, depth.limit.messages)
         now = self._clock.monotonic()
-        gate.depth.counted(found, now, now - began)
+        depth.depth.counted(count, now, now - started_at)
 
-    async def wait_for_room(self, queue: str) -> None:
-        """Wait until `queue` has room, whatever its limit does with a publish; a queue without a
-        limit always has.
+    async def wait_for_capacity(self, queue: str) -> None:
+        """Wait until `queue` has capacity, whatever `when_full` says.
+
+        A queue without a limit always has capacity.
 
         Raises:
-            QueueFullError: none came within the limit's timeout.
+            QueueFullError: none was free within the limit's timeout.
             StoreError: the queue could not be counted.
         """
-        gate = self._gates.get(queue)
-        if gate is not None and not await self._is_free(queue, gate, None):
-            await self._wait(queue, gate, None)
+        depth = self._depths.get(queue)
+        if depth is not None and not await self._has_capacity(queue, depth, None):
+            await self._wait(queue, depth, None)
 
-    def _counts(self, rows: Sequence[NewMessage]) -> Mapping[str, int]:
-        """How many of `rows` go to each queue with a limit."""
-        if not self._gates:
+    def _count_rows(self, rows: Sequence[NewMessage]) -> Mapping[str, int]:
+        """Return the number of `rows` for each queue with a limit."""
+        if not self._depths:
             return {}
         if len(rows) == 1:
-            return {rows[0].queue: 1} if rows[0].queue in self._gates else {}
-        return Counter(row.queue for row in rows if row.queue in self._gates)
+            return {rows[0].queue: 1} if rows[0].queue in self._depths else {}
+        return Counter(row.queue for row in rows if row.queue in self._depths)
 
-    def _enter(
-        self, queue: str, gate: _Gate, count: int, *, is_free: bool, droppable: bool
+    def _add_or_refuse(
+        self, queue: str, depth: _QueueDepth, count: int, *, is_free: bool, droppable: bool
     ) -> None:
-        """Note `count` messages, which are written or dropped now.
+        """Count messages that are written or dropped now.
 
         Raises:
             QueueFullError: they are neither.
         """
         if is_free:
-            gate.depth.add(count)
+            depth.depth.add(count)
             return
-        if gate.limit.when_full == "drop" and droppable:
-            self._note_refused(queue, "dropped", count)
-            self._tell_dropped(queue, gate, count)
+        if depth.limit.when_full == "drop" and droppable:
+            self._record_refused(queue, "dropped", count)
+            self._log_dropped(queue, depth, count)
             return
-        self._note_refused(queue, "raised", count)
-        text = _full(queue, gate.limit)
-        if gate.limit.when_full == "wait":
+        self._record_refused(queue, "raised", count)
+        text = _format_full(queue, depth.limit)
+        if depth.limit.when_full == "wait":
             text += _NO_WAIT.format(queue=queue)
         raise QueueFullError(queue, text)
 
-    async def _is_free(self, queue: str, gate: _Gate, connection: Any) -> bool:
-        async with gate.turn:
-            return await self._counted_free(queue, gate, connection)
+    async def _has_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> bool:
+        async with depth.count_lock:
+            return await self._check_capacity(queue, depth, connection)
 
-    async def _counted_free(self, queue: str, gate: _Gate, connection: Any) -> bool:
-        """Whether there is room, after a count if that has to tell; in this caller's turn."""
-        pause = gate.depth.count_in(self._clock.monotonic())
+    async def _check_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> bool:
+        """Return True if there is capacity, after a count if needed; in this caller's turn."""
+        pause = depth.depth.count_in(self._clock.monotonic())
         if pause is not None:
             if pause > 0:
                 await self._clock.sleep(pause)
-            began = self._clock.monotonic()
-            found = await self._store.depths.read(queue, gate.limit.messages, connection)
+            started_at = self._clock.monotonic()
+            count = await self._store.depths.read(queue, depth.limit.messages, connection)
             now = self._clock.monotonic()
-            gate.depth.counted(found, now, now - began)
-        return not gate.depth.is_full
+            depth.depth.counted(count, now, now - started_at)
+        return not depth.depth.is_full
 
-    async def _wait(self, queue: str, gate: _Gate, connection: Any) -> None:
-        """Return when there is room.
+    async def _wait(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
+        """Wait until there is capacity.
 
         Raises:
-            QueueFullError: none came in time.
+            QueueFullError: none was free in time.
         """
-        timeout = gate.limit.timeout_seconds
-        began = self._clock.monotonic()
+        timeout = depth.limit.timeout_seconds
+        started_at = self._clock.monotonic()
         try:
-            # The time in the line counts, too: a caller may wait behind many others.
-            async with self._clock.timeout(timeout), gate.turn:
-                while not await self._counted_free(queue, gate, connection):
-                    # All that wait here wait behind this one: one count for all of them.
-                    await self._clock.sleep(gate.depth.next_count(self._clock.monotonic()))
+            # The time in the line counts, too: many callers may be waiting before this one.
+            async with self._clock.timeout(timeout), depth.count_lock:
+                while not await self._check_capacity(queue, depth, connection):
+                    # All other callers wait behind this one: one count serves all of them.
+                    await self._clock.sleep(depth.depth.next_count(self._clock.monotonic()))
         except TimeoutError as error:
-            self._note_refused(queue, "raised", 1)
-            text = f"{_full(queue, gate.limit)}, and no room came within {timeout} s"
+            self._record_refused(queue, "raised", 1)
+            text = f"{_format_full(queue, depth.limit)}, and no room came within {timeout} s"
             raise QueueFullError(queue, text) from error
         finally:
             if self._recorder is not None:
-                self._recorder.observe(FULL_WAIT, (queue,), self._clock.monotonic() - began)
+                self._recorder.observe(FULL_WAIT, (queue,), self._clock.monotonic() - started_at)
 
-    def _note_refused(self, queue: str, how: str, count: int) -> None:
+    def _record_refused(self, queue: str, action: str, count: int) -> None:
         if self._recorder is not None:
-            self._recorder.count(REFUSED, (queue, how), count)
+            self._recorder.count(REFUSED, (queue, action), count)
 
-    def _tell_dropped(self, queue: str, gate: _Gate, count: int) -> None:
-        gate.dropped += count
+    def _log_dropped(self, queue: str, depth: _QueueDepth, count: int) -> None:
+        depth.dropped_count += count
         now = self._clock.monotonic()
-        if now - gate.told_at < TELL_EVERY:
+        if now - depth.logged_at < LOG_INTERVAL:
             return
-        text = f"{_full(queue, gate.limit)}: {gate.dropped} more messages were dropped until now"
-        gate.dropped = 0
-        gate.told_at = now
+        text = (
+            f"{_format_full(queue, depth.limit)}: {depth.dropped_count} more messages were dropped "
+            "until now"
+        )
+        depth.dropped_count = 0
+        depth.logged_at = now
         self._log(logging.WARNING, text)
 
 
-def _full(queue: str, limit: MaxDepth) -> str:
+def _format_full(queue: str, limit: MaxDepth) -> str:
     return f"the queue {queue!r} has {limit.messages} due messages, its max_depth"
 
 

@@ -1,4 +1,4 @@
-"""What the loops of one subscriber are told: checked values, each with its default."""
+"""Settings of one subscriber's loops: checked values, each with its default."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,28 +15,29 @@ from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.settle import SettleRules
 
 SPARE_DELIVERIES = 3
-"""How much higher `max_deliveries` is than a strategy's `max_attempts`."""
+"""Difference between `max_deliveries` and a strategy's `max_attempts`."""
 DELIVERIES_WITHOUT_LIMIT = 20
 """`max_deliveries` under a strategy that does not limit attempts: a message that kills its process
-would else come back for ever."""
+would otherwise come back for ever.
+"""
 
 
 def default_max_deliveries(attempts: int | None) -> int:
-    """Return `max_deliveries` where it was not given, of the most attempts of the strategy."""
+    """Return the default of `max_deliveries` for a strategy's maximum number of attempts."""
     return DELIVERIES_WITHOUT_LIMIT if attempts is None else attempts + SPARE_DELIVERIES
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerSettings:
-    """One subscriber's options as its loops use them: lengths of time are seconds.
+    """Options of a subscriber for the loops; durations are in seconds.
 
-    `SubscriberOptions` says what each means. What only the handler's pipeline uses is added by
-    `SubscriberSettings`, which also checks.
+    `SubscriberOptions` explains each. `SubscriberSettings` adds the options of the handler's
+    pipeline, and checks all of them.
     """
 
     queues: tuple[str, ...]
     weights: tuple[int, ...] | None = None
-    """Weights of `queues`, if they were given with weights."""
+    """Weights of `queues`, if given."""
     max_workers: int = 1
     fetch_batch_size: int = 100
     max_not_processed_factor: float = 1.5
@@ -48,7 +49,9 @@ class ConsumerSettings:
     release_stuck_interval: float = 60.0
     release_stuck_timeout: float = 600.0
     max_deliveries: int | None = default_max_deliveries(most_attempts(default_retry_strategy()))
-    """The default is that of the default retry strategy; `make_settings` asks a given one."""
+    """The default belongs to the default retry strategy; `make_settings` computes it for a
+    given one.
+    """
     handler_timeout: float | None = None
     max_lease: float | None = None
     retry_strategy: RetryStrategyProto | None = field(default_factory=default_retry_strategy)
@@ -69,14 +72,15 @@ class ConsumerSettings:
 
     @property
     def told_only(self) -> bool:
-        """Whether it looks only when it is told to, as PostgreSQL's triggers can
-        (`max_fetch_interval` is infinite).
+        """True if the subscriber polls only when notified (`max_fetch_interval` is infinite).
+
+        PostgreSQL's triggers can notify it.
         """
         return self.max_fetch_interval == inf
 
     @property
     def settle_rules(self) -> SettleRules:
-        """How outcomes are settled."""
+        """Rules by which outcomes are settled."""
         return SettleRules(
             retry_strategy=self.retry_strategy,
             retain_on_ack=self.retain_in_archive_on_ack,
@@ -86,5 +90,5 @@ class ConsumerSettings:
 
     @property
     def run_size(self) -> int:
-        """Most messages of one call of the handler."""
+        """Maximum number of messages in a handler call."""
         return (self.batch_max_records or self.fetch_batch_size) if self.batch else 1

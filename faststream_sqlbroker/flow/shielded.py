@@ -13,11 +13,12 @@ T = TypeVar("T")
 
 SHIELDED_TIMEOUT = 3.0
 """Seconds that a cancelled caller waits until its work has ended and is undone; afterwards both go
-on alone."""
+on in the background.
+"""
 
 
 class ShieldedCalls:
-    """Keeps what goes on after its caller was cancelled."""
+    """Database calls that go on after their caller was cancelled."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -25,10 +26,11 @@ class ShieldedCalls:
     async def run(
         self, work: Coroutine[Any, Any, T], undo: Callable[[], Awaitable[object]] | None = None
     ) -> T:
-        """Run `work` to its end, even if the caller is cancelled; then `undo` it, unless it gave
-        None or has failed.
+        """Run `work` to the end, even if the caller is cancelled; then call `undo`.
 
-        Whatever `undo` raises of the database's is dropped: leases run out by themselves.
+        It is not undone if it returned None or failed.
+
+        Database errors of `undo` are dropped: leases expire by themselves.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -36,25 +38,25 @@ class ShieldedCalls:
         except asyncio.CancelledError:
             if task.cancelled():
                 raise  # with the event loop
-            rest = asyncio.ensure_future(_finish(task, undo))
-            self._tasks.add(rest)
-            rest.add_done_callback(self._tasks.discard)
-            await patiently(rest, SHIELDED_TIMEOUT)
+            remaining_work = asyncio.ensure_future(_finish(task, undo))
+            self._tasks.add(remaining_work)
+            remaining_work.add_done_callback(self._tasks.discard)
+            await wait_through_cancel(remaining_work, SHIELDED_TIMEOUT)
             raise
 
     async def close(self) -> None:
-        """Wait for what goes on, for `SHIELDED_TIMEOUT` seconds."""
+        """Wait for remaining calls, for `SHIELDED_TIMEOUT` seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SHIELDED_TIMEOUT)
 
 
-async def patiently(task: "asyncio.Task[Any]", seconds: float) -> None:
+async def wait_through_cancel(task: "asyncio.Task[Any]", seconds: float) -> None:
     """Wait for `task` for up to `seconds`, even if cancelled: the caller raises that later."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
-    while not task.done() and (left := deadline - clock()) > 0:
+    while not task.done() and (remaining := deadline - clock()) > 0:
         try:
-            await asyncio.wait((task,), timeout=left)
+            await asyncio.wait((task,), timeout=remaining)
         except asyncio.CancelledError:
             continue
 
@@ -64,15 +66,15 @@ async def _finish(task: "asyncio.Task[Any]", undo: Callable[[], Awaitable[object
     if task.cancelled():
         return
     error = task.exception()
-    done = (
+    has_effect = (
         isinstance(error, UnknownOutcomeError) if error is not None else task.result() is not None
     )
-    if done and undo is not None:
-        await quietly(undo)
+    if has_effect and undo is not None:
+        await try_undo(undo)
 
 
-async def quietly(undo: Callable[[], Awaitable[object]]) -> bool:
-    """Do `undo`; whether it was done, and not refused by the database or left without an answer."""
+async def try_undo(undo: Callable[[], Awaitable[object]]) -> bool:
+    """Call `undo`; return False after a refusal or without an answer."""
     try:
         await undo()
     except StoreError:

@@ -1,7 +1,7 @@
 """Threads for the application's functions, which nothing can cancel.
 
-They are daemons: one that does not end keeps no process. Python waits at its exit for the threads
-of asyncio, anyio and `concurrent.futures`.
+They are daemon threads: a thread that does not end does not keep the process alive. At its exit
+Python waits for the threads of asyncio, anyio and `concurrent.futures`.
 """
 
 import asyncio
@@ -22,35 +22,35 @@ from faststream_sqlbroker.flow.publish_on_ack import current_delivery
 
 try:
     from anyio._core._eventloop import claim_worker_thread, get_async_backend, threadlocals
-except ImportError:  # they are private; without them `anyio.from_thread` fails in these threads
+except ImportError:  # these are private; without them `anyio.from_thread` fails in these threads
     claim_worker_thread = None  # type: ignore[assignment]
 try:
     import sniffio
 except ModuleNotFoundError:  # anyio uses it if it is there
     sniffio = None  # type: ignore[assignment]
 
-MAX_IDLE = 10.0
+MAX_IDLE_SECONDS = 10.0
 """Seconds that a thread waits for its next call."""
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _ThreadCall:
     function: Callable[[], Any]
-    ended: "asyncio.Future[Any]"
+    future: "asyncio.Future[Any]"
     backend: Any
     scope: CancelScope
     result: Any = None
     error: BaseException | None = None
 
     def run(self) -> None:
-        if self.ended.cancelled():
+        if self.future.cancelled():
             return
         try:
             with self._for_anyio():
                 self.result = self.function()
-        except StopIteration as stopped:  # no future takes it
+        except StopIteration as stop:  # a future does not accept it
             self.error = RuntimeError("a function in a thread raised StopIteration")
-            self.error.__cause__ = stopped
+            self.error.__cause__ = stop
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             self.error = error
 
@@ -58,93 +58,93 @@ class _Call:
         if claim_worker_thread is None:
             return nullcontext()
         threadlocals.current_cancel_scope = self.scope
-        return claim_worker_thread(self.backend, self.ended.get_loop())
+        return claim_worker_thread(self.backend, self.future.get_loop())
 
     def report(self) -> None:
         with suppress(RuntimeError):  # the event loop is closed
-            self.ended.get_loop().call_soon_threadsafe(self._end)
+            self.future.get_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
-        if self.ended.cancelled():
+        if self.future.cancelled():
             return
         if self.error is None:
-            self.ended.set_result(self.result)
+            self.future.set_result(self.result)
         else:
-            self.ended.set_exception(self.error)
+            self.future.set_exception(self.error)
 
 
-_Calls = SimpleQueue[_Call]
-_idle: deque[_Calls] = deque()
-"""What the threads without a call wait for, the last one at the end."""
-_own: "dict[asyncio.Task[Any] | None, str]" = {}
-"""The function of a schedule, by name, that a task waits for in `own_in_thread`."""
+_CallQueue = SimpleQueue[_ThreadCall]
+_idle_queues: deque[_CallQueue] = deque()
+"""Queues of the threads without a call, the last one at the end."""
+_schedule_functions: "dict[asyncio.Task[Any] | None, str]" = {}
+"""Name of the schedule's function that a task waits for in `run_in_tracked_thread`."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # the threads stay with the parent
+    os.register_at_fork(after_in_child=_idle_queues.clear)  # the threads stay with the parent
 
 
 async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `function` in a thread; as many run as are called.
+    """Call `function` in a thread; every call gets a thread at once.
 
-    A cancellation ends the wait, not the function. It may use `anyio.from_thread`.
+    A cancellation ends the wait, not the function. The function may use `anyio.from_thread`.
     """
-    await asyncio.sleep(0)  # a cancellation that is pending comes before the start
-    ended = asyncio.get_running_loop().create_future()
+    await asyncio.sleep(0)  # a pending cancellation comes before the start
+    future = asyncio.get_running_loop().create_future()
     context = copy_context()
     if sniffio is not None:
         context.run(sniffio.current_async_library_cvar.set, None)  # for `anyio.run` in the function
     call = partial(context.run, function, *args, **kwargs)
     try:
-        calls = _idle.pop()
+        calls = _idle_queues.pop()
     except IndexError:
         calls = SimpleQueue()
-        Thread(target=_work, args=(calls,), name="sqlbroker-thread", daemon=True).start()
+        Thread(target=_run_calls, args=(calls,), name="sqlbroker-thread", daemon=True).start()
     backend = None if claim_worker_thread is None else get_async_backend()
-    calls.put(_Call(call, ended, backend, CancelScope(shield=True)))
-    return await ended
+    calls.put(_ThreadCall(call, future, backend, CancelScope(shield=True)))
+    return await future
 
 
-def _work(calls: _Calls) -> None:
-    """Run one call after the other."""
+def _run_calls(calls: _CallQueue) -> None:
     while True:
         try:
-            call = calls.get(timeout=MAX_IDLE)
+            call = calls.get(timeout=MAX_IDLE_SECONDS)
         except Empty:
             try:
-                _idle.remove(calls)
+                _idle_queues.remove(calls)
             except ValueError:
-                continue  # it was given a call just now
+                continue  # a call was added just now
             return
         call.run()
-        # Before the report, by which the next call is made.
-        _idle.append(calls)
+        # Before the report, because the next call may follow it at once.
+        _idle_queues.append(calls)
         call.report()
-        del call  # nothing of it is kept while the thread waits
+        del call  # keep no reference while the thread waits
 
 
 async def own_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """`in_thread` for a handler, a dependency of it, or the function of a schedule: who ends them
-    finds what they wait for.
+    """Run a handler, its dependency, or a schedule's function in a thread that can be found later.
 
-    Of a handler it is noted where its worker works, as a middleware may run it in another task.
+    The shutdown needs the name of the function for its log. A handler's function is noted in the
+    worker's current delivery, because a middleware may run the handler in another task.
     """
     name = getattr(function, "__name__", None) or repr(function)
-    if (here := current_delivery.get()) is not None:
-        here.threads.append(name)
+    if (delivery := current_delivery.get()) is not None:
+        delivery.threads.append(name)
         try:
             return await in_thread(function, *args, **kwargs)
         finally:
-            here.threads.remove(name)
+            delivery.threads.remove(name)
     task = asyncio.current_task()
-    _own[task] = name
+    _schedule_functions[task] = name
     try:
         return await in_thread(function, *args, **kwargs)
     finally:
-        _own.pop(task, None)
+        _schedule_functions.pop(task, None)
 
 
-def own_of(task: "asyncio.Task[Any] | None") -> str | None:
-    """The name of the function of a schedule that `task` waits for in `own_in_thread`; cancelling
-    the task would only end the wait.
+def find_thread_function(task: "asyncio.Task[Any] | None") -> str | None:
+    """Return the name of the schedule's function that `task` waits for in a thread.
+
+    Cancelling the task would only end the wait.
     """
-    return _own.get(task)
+    return _schedule_functions.get(task)

@@ -1,4 +1,4 @@
-"""Hints to look sooner. They may be early, late, lost or spurious; nothing relies on them.
+"""Hints to poll sooner. They may be early, late, lost or spurious; nothing relies on them.
 
 Inside one process a publish wakes its subscribers directly. Between processes PostgreSQL carries
 hints by LISTEN/NOTIFY: the first of a burst goes out at once, later ones together every 10 ms, off
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 COALESCE = 0.01
-"""Seconds between two notifications, and between two looks at a caller's transaction."""
+"""Seconds between two notifications, and between two checks of a caller's transaction."""
 SECOND_HINT = 0.02
-"""Seconds after a caller's transaction has ended at which the hint is sent again."""
+"""Seconds after the end of a caller's transaction at which the hint is sent again."""
 CHECK_INTERVAL = 10.0
-"""Seconds between two looks at the listening connection, without a statement."""
-CHECKS_TO_ASK_WHEN_TOLD = 360
-"""The same where subscribers look only when they are told."""
-CHECKS_TO_ASK = 6
-"""Every so many of these looks ask the server: something between may keep a connection open whose
-server is gone, which TCP would not notice."""
+"""Seconds between two checks of the listening connection, without a statement."""
+NOTIFIED_CHECKS_PER_PING = 360
+"""Checks per query where subscribers poll only when notified."""
+CHECKS_PER_PING = 6
+"""Checks of which the last one queries the server: a proxy may keep a connection open whose server
+is gone, which TCP would not notice.
+"""
 
 ALL: frozenset[str] = frozenset()
-"""Stands for all queues of a subscriber."""
+"""Placeholder for all queues of a subscriber."""
 Hint = Callable[[frozenset[str]], None]
-"""Called with the queues in which something may have arrived, or ALL."""
+"""Called with the queues in which messages may have arrived, or ALL."""
 
 
 class Wakeups:
-    """Carries hints between publishers and subscribers of one broker."""
+    """Carries hints between publishers and subscribers of a broker."""
 
     def __init__(self, store: "Store", log: Log, clock: Clock | None = None) -> None:
-        """No connection is made before a subscriber that listens is registered."""
+        """Connect only when a subscriber that listens is registered."""
         self._store = store
         self._log = log
         self.clock = clock or Clock()
         self.outages = Outages(log, self.clock)
-        """Told of the database's failures by all loops of the broker."""
+        """Records the database failures of all loops of the broker."""
         self._hints: dict[Hint, frozenset[str]] = {}
-        self._told: set[Hint] = set()
-        """Those of subscribers that look only when they are told."""
+        self._notify_only_hints: set[Hint] = set()
+        """Hints of subscribers that poll only when notified."""
         self._pending: set[str] = set()
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._watched: dict[weakref.ref[Any], set[str]] = {}
-        """The callers' transactions that have not ended yet, and the queues that each has published
-        into."""
+        """Open transactions of callers, each with the queues it has published into."""
         self._timers: set[Timer] = set()
         self._sent_at = 0.0
         self.channel = store.tables.config.channel
@@ -67,44 +67,45 @@ class Wakeups:
         """Called when another process may have paused or resumed a queue."""
 
     def register(
-        self, queues: Sequence[str], hint: Hint, *, listen: bool, told_only: bool = False
+        self, queues: Sequence[str], hint: Hint, *, listen: bool, notify_only: bool = False
     ) -> None:
-        """Call `hint` when something may have arrived in `queues`; `told_only` if nothing else
-        makes its subscriber look.
+        """Call `hint` when messages may have arrived in `queues`.
+
+        With `notify_only` nothing else makes the subscriber poll.
         """
         self._hints[hint] = frozenset(queues)
-        if told_only:
-            self._told.add(hint)
+        if notify_only:
+            self._notify_only_hints.add(hint)
         if (
             listen
             and self._store.can_listen
-            and (self._listener is None or self._listener.done())  # with its event loop
+            and (self._listener is None or self._listener.done())  # ended with its event loop
         ):
             self._listener = asyncio.create_task(self._listen(), name="sqlbroker-listen")
 
     def unregister(self, hint: Hint) -> None:
         """Stop calling `hint`."""
         self._hints.pop(hint, None)
-        self._told.discard(hint)
+        self._notify_only_hints.discard(hint)
 
     @property
-    def told_only(self) -> bool:
-        """Whether all subscribers look only when they are told."""
-        return bool(self._told) and len(self._told) == len(self._hints)
+    def notify_only(self) -> bool:
+        """True if all subscribers poll only when notified."""
+        return bool(self._notify_only_hints) and len(self._notify_only_hints) == len(self._hints)
 
     @property
     def awaited(self) -> frozenset[str]:
-        """The queues for which something is registered."""
+        """Queues for which a hint is registered."""
         return frozenset().union(*self._hints.values())
 
     def look_again(self) -> None:
-        """Something may have arrived anywhere: call all hints of this process."""
+        """Call all hints of this process, because messages may have arrived anywhere."""
         self._wake_local(ALL)
 
     async def stop(self) -> None:
         """End the tasks; pending hints are dropped."""
         tasks = [t for t in (self._listener, self._sender, self._watcher) if t is not None]
-        # Another event loop has ended its own tasks.
+        # Tasks of another event loop have ended with it.
         tasks = [t for t in tasks if t.get_loop() is asyncio.get_running_loop()]
         for task in tasks:
             task.cancel()
@@ -118,7 +119,7 @@ class Wakeups:
         self._watched.clear()
 
     def published(self, queues: Iterable[str]) -> None:
-        """A publish into `queues` is committed."""
+        """Send hints for a committed publish into `queues`."""
         names = frozenset(queues)
         if self._hints:
             self._wake_local(names)
@@ -128,31 +129,35 @@ class Wakeups:
                 self._sender = asyncio.create_task(self._send(), name="sqlbroker-notify")
 
     def published_in(self, transaction: Any, queues: Iterable[str]) -> None:
-        """A publish into `queues` waits for the caller's `transaction` to end.
+        """Send hints for a publish into `queues` when the caller's `transaction` ends.
 
-        There is no signal after COMMIT, so the transaction is looked at every 10 ms; the hint goes
+        There is no signal after COMMIT, so the transaction is checked every 10 ms; the hint goes
         out when it is no longer active, and once more 20 ms later. A rollback costs one spurious
-        hint. However often a transaction publishes, it is looked at once each time.
+        hint. However often a transaction publishes, each check covers it once.
         """
         self._watched.setdefault(weakref.ref(transaction), set()).update(queues)
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch(), name="sqlbroker-watch")
 
     def _wake_local(self, queues: frozenset[str]) -> None:
-        for hint, wanted in list(self._hints.items()):
-            if not queues or queues & wanted:
-                hint(queues & wanted)
+        for hint, registered in list(self._hints.items()):
+            if not queues or queues & registered:
+                hint(queues & registered)
 
     async def _watch(self) -> None:
         while self._watched:
             await self.clock.sleep(COALESCE)
-            ended = [ref for ref in self._watched if (of := ref()) is None or not of.is_active]
+            ended = [
+                ref
+                for ref in self._watched
+                if (transaction := ref()) is None or not transaction.is_active
+            ]
             if ended:
                 queues = frozenset().union(*(self._watched.pop(ref) for ref in ended))
                 self.published(queues)
-                self._hint_again(queues)
+                self._repeat_hint(queues)
 
-    def _hint_again(self, queues: frozenset[str]) -> None:
+    def _repeat_hint(self, queues: frozenset[str]) -> None:
         def send() -> None:
             self._timers.discard(timer)
             self.published(queues)
@@ -173,22 +178,23 @@ class Wakeups:
     async def _listen(self) -> None:
         failures = 0
         while True:
-            gone = asyncio.Event()
+            closed = asyncio.Event()
             try:
-                async with self._store.listen(self.channel, self._heard, gone) as alive:
+                async with self._store.listen(self.channel, self._on_notification, closed) as alive:
                     self.listening = True
                     failures = 0
                     self.outages.worked(self)
-                    # What was sent before we listened is lost: look once.
+                    # Notifications sent before LISTEN are lost: poll once.
                     self._wake_local(ALL)
                     self.on_pauses()
-                    for n in count(1):
-                        # Who waits to be told must not wait for a connection that is closed.
+                    for number in count(1):
+                        # Subscribers that poll only when notified must not wait for a closed
+                        # connection.
                         with suppress(TimeoutError):
                             async with self.clock.timeout(CHECK_INTERVAL):
-                                await gone.wait()
-                        every = CHECKS_TO_ASK_WHEN_TOLD if self.told_only else CHECKS_TO_ASK
-                        await alive(n % every == 0)
+                                await closed.wait()
+                        interval = NOTIFIED_CHECKS_PER_PING if self.notify_only else CHECKS_PER_PING
+                        await alive(number % interval == 0)
             except Exception as error:  # noqa: BLE001 - polling goes on, after any error
                 failures += 1
                 pause = backoff(failures, self.clock)
@@ -201,10 +207,10 @@ class Wakeups:
             finally:
                 if self.listening:
                     self.listening = False
-                    # Who waited to be told looks by itself until it is told again.
+                    # Such subscribers poll by themselves until notifications arrive again.
                     self._wake_local(ALL)
 
-    def _heard(self, payload: str) -> None:
+    def _on_notification(self, payload: str) -> None:
         if payload == STATE_CHANGED:
             self.on_pauses()
             return
