@@ -121,7 +121,7 @@ class Consumer:
         self._build()
 
     def _build(self) -> None:
-        """Build the parts of a life of the subscriber.
+        """Build the parts of the subscriber for a new start.
 
         Nothing of an earlier life, whose handlers may still run in threads, reaches them.
         """
@@ -239,15 +239,15 @@ class Consumer:
 
         now = self._wakeups.clock.monotonic()
 
-        def ago(loop: Loop) -> float | None:
+        def get_age(loop: Loop) -> float | None:
             return None if loop.worked_at is None else now - loop.worked_at
 
         return SubscriberHealth(
             queues=tuple(self._settings.queues),
             worker=self.registration.name,
             healthy=self.healthy,
-            last_claim_ago=ago(self._fetch_loop),
-            last_flush_ago=ago(self._flush_loop),
+            last_claim_ago=get_age(self._fetch_loop),
+            last_flush_ago=get_age(self._flush_loop),
             held=len(self.inflight.held),
         )
 
@@ -489,7 +489,7 @@ class Consumer:
         repeating = self._quarantine_loop.stop(max(0.0, deadline - clock()))
         await asyncio.gather(repeating, self._flusher.flush_until(deadline))
         if (
-            not await retry_until(self._final_flush, deadline, self.inflight.clock)
+            not await retry_until(self._flush_remaining, deadline, self.inflight.clock)
             and self.inflight.unwritten
         ):
             self._log(
@@ -498,7 +498,7 @@ class Consumer:
                 f"messages {self.inflight.unwritten} come back when their leases run out",
             )
 
-    async def _final_flush(self) -> None:
+    async def _flush_remaining(self) -> None:
         wait: float | None = 0.0
         while wait is not None or self.inflight.queued:
             await self.inflight.clock.sleep(wait or 0.0)

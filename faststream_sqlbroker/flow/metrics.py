@@ -189,7 +189,7 @@ class RecordedMetrics(SubscriberMetrics):
 
 
 class DirectMetrics:
-    """Metrics of direct claims and HTTP consumers, for a message at a time."""
+    """Metrics of direct claims and HTTP consumers, recorded per message."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         """Record nothing if `recorder` is None."""

@@ -23,8 +23,8 @@ class CurrentDelivery:
     """The current delivery of a worker, with the store and the task."""
 
     __slots__ = (
-        *("__weakref__", "_must_end", "asked", "began", "cancelling", "delivery", "store"),
-        *("take_slots", "task", "threads", "worker"),
+        *("__weakref__", "_must_end", "acquire_slots", "asked", "cancelling"),
+        *("delivery", "started_at", "store", "task", "threads", "worker"),
     )
 
     def __init__(
@@ -41,10 +41,10 @@ class CurrentDelivery:
         """The task in which the handler runs."""
         self.cancelling = int if self.task is None else self.task.cancelling
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
-        self.take_slots: Callable[[Sequence[ClaimedMessage]], bool] | None = None
+        self.acquire_slots: Callable[[Sequence[ClaimedMessage]], bool] | None = None
         """Called before the handler starts. Returns False if a slot of a Throttle was missed; the
         messages are released then."""
-        self.began = 0.0
+        self.started_at = 0.0
         """Time when the handler started (monotonic seconds)."""
         self.threads: list[str] = []
         """Names of the handler's functions that run in threads now."""
@@ -66,7 +66,7 @@ class CurrentDelivery:
         rows = [self.delivery] if isinstance(self.delivery, ClaimedMessage) else self.delivery
         if any(row.lease_lost for row in rows):
             return False
-        return self.take_slots is None or self.take_slots(rows)
+        return self.acquire_slots is None or self.acquire_slots(rows)
 
     async def run_in_task(self, handler: Coroutine[Any, Any, None]) -> None:
         """Run `handler` in a task of its own."""

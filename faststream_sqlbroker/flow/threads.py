@@ -46,7 +46,7 @@ class _ThreadCall:
         if self.future.cancelled():
             return
         try:
-            with self._for_anyio():
+            with self._enter_anyio():
                 self.result = self.function()
         except StopIteration as stop:  # a future does not accept it
             self.error = RuntimeError("a function in a thread raised StopIteration")
@@ -54,7 +54,7 @@ class _ThreadCall:
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             self.error = error
 
-    def _for_anyio(self) -> AbstractContextManager[None]:
+    def _enter_anyio(self) -> AbstractContextManager[None]:
         if claim_worker_thread is None:
             return nullcontext()
         threadlocals.current_cancel_scope = self.scope

@@ -63,7 +63,7 @@ class DeliveryRunner(ABC):
         try:
             await self._deliver_part(rows, current_delivery, parts)
             while parts and (self._ack_first is not None or not self._stopping()):
-                if part := await self._next_part(parts):
+                if part := await self._get_next_part(parts):
                     try:
                         await self._deliver_part(part, current_delivery, parts)
                     except BaseException as error:  # noqa: BLE001 - raised again, or logged
@@ -81,7 +81,7 @@ class DeliveryRunner(ABC):
             rows = await self._policies.claim_keys(rows)
         return rows
 
-    async def _next_part(self, parts: list[Rows]) -> Rows:
+    async def _get_next_part(self, parts: list[Rows]) -> Rows:
         """Remove the first of `parts`; return the rows that may still start. Other rows are
         settled.
 
@@ -193,7 +193,7 @@ class DeliveryRunner(ABC):
 
         async def run(rows: Rows) -> None:
             current_delivery.delivery = rows
-            current_delivery.began = self._inflight.clock.monotonic()
+            current_delivery.started_at = self._inflight.clock.monotonic()
             try:
                 await self._call_unless_cancelled(rows, current_delivery)
             finally:

@@ -43,7 +43,7 @@ these wait so long that 10 % fewer messages are handled. A turn costs 5 µs.
 
 
 class Worker(DeliveryRunner):
-    """Runs the handler on rows from the buffer, a message or batch at a time."""
+    """Runs the handler on rows from the buffer, one message or batch at a time."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Worker(DeliveryRunner):
         """Create and register the current delivery of this task."""
         delivery = CurrentDelivery(self._store, self._must_end)
         if self._policies is not None:
-            delivery.take_slots = partial(
+            delivery.acquire_slots = partial(
                 self._policies.acquire_slots, must=self._ack_first is not None
             )
         current_delivery.set(delivery)
@@ -215,7 +215,7 @@ class Worker(DeliveryRunner):
             self._may_start(row)  # settles the row
             return started_at
         current_delivery.delivery = row
-        current_delivery.began = started_at
+        current_delivery.started_at = started_at
         # Set before the handler suspends: a claim that runs meanwhile sees that this worker is
         # busy.
         inflight.running += 1

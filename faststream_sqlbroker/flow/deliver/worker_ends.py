@@ -135,7 +135,7 @@ class WorkerShutdown:
             self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {reason}")
             return
         name = function or " or ".join(self._handlers)
-        elapsed = self._inflight.clock.monotonic() - current_delivery.began
+        elapsed = self._inflight.clock.monotonic() - current_delivery.started_at
         queues = ", ".join(sorted({repr(row.queue) for row in rows}))
         destination = (
             "listed by admin.unknown()" if self._ack_first else "back when their leases end"

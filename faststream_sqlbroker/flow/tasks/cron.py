@@ -36,7 +36,7 @@ class Cron:
             SetupError: the expression is invalid or never comes true, or the zone is unknown.
             MissingExtraError: cronsim is not installed.
         """
-        self._simulate, refusal = _cronsim()
+        self._simulate, refusal = _import_cronsim()
         if not isinstance(expression, str) or len(expression) > MAX_EXPRESSION_LENGTH:
             raise SetupError(
                 f"a schedule's cron expression cannot be {short(expression)}: {_EXPRESSION}"
@@ -121,7 +121,7 @@ _EXPRESSION = (
 )
 
 
-def _cronsim() -> tuple[Any, type[Exception]]:
+def _import_cronsim() -> tuple[Any, type[Exception]]:
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -137,7 +137,7 @@ class DirectClaimer:
     async def claim_now(
         self, request: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
     ) -> tuple[T | None, float | None]:
-        """Claim up to `request.limit` due messages, in a lease, without waiting.
+        """Claim up to `request.limit` due messages, with a shared lease, without waiting.
 
         After a cancellation or an unknown result, the lease is released.
 
@@ -190,7 +190,7 @@ class DirectClaimer:
     ) -> tuple[list[ClaimedMessage], float | None]:
         started_at = self.clock.monotonic()
 
-        def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
+        def decide(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
             note_claimed([row], started_at)
             outcome = get_refusal(row, request.rules, request.most_deliveries, self.clock)
             if outcome is not None:
@@ -208,7 +208,7 @@ class DirectClaimer:
             queues,
             request.lease,
             token,
-            judge,
+            decide,
             release=release,
             archive=request.rules.retain_on_reject,
             limit=request.limit,

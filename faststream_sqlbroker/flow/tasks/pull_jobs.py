@@ -198,7 +198,7 @@ class PullJobs:
         priority: int,
         dedup_id: str | None = None,
     ) -> Broadcast:
-        """Write a job for each consumer of the channel, in a transaction.
+        """Write a job for each consumer of the channel, in a single transaction.
 
         A consumer whose queue has a job with the `dedup_id` already gets none.
 
