@@ -190,7 +190,7 @@ class StuckReleaser:
         self._metrics = SubscriberMetrics() if metrics is None else metrics
 
     async def tick(self) -> float:
-        """Search, and release up to a batch; return 0 after a release, because there may be more."""
+        """Search and release up to a batch; return 0 after a release, as there may be more."""
         count = cancelled = 0
         ends_in = await self._poller.lease_ends_in(self._queues, told=self._notify_only)
         if ends_in is not None and ends_in <= 0:
