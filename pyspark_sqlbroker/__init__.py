@@ -1,8 +1,8 @@
 """The archive and the live table in Spark: `pip install "sqlbroker[spark]"`.
 
 Users import these names from `faststream_sqlbroker.spark`. Spark imports this module in each
-session that names a format written in Python, whichever it is, and looks for `DefaultSource`:
-everything is imported when it is asked for, the broker's package and pyspark as well.
+session that names a format written in Python, and looks for `DefaultSource`. Therefore everything
+is imported on first access, including the broker's package and pyspark.
 """
 
 from importlib import import_module
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark_sqlbroker.session import build_session
     from pyspark_sqlbroker.source import DefaultSource
 
-_NAMES = {
+_PUBLIC_NAMES = {
     "horizon": ("Horizon", "find_horizon"),
     "lake.erasure": ("EraseResult", "erase_messages"),
     "lake.export": ("ExportResult", "export_archive"),
@@ -51,9 +51,9 @@ _NAMES = {
     "session": ("build_session",),
     "source": ("DefaultSource",),
 }
-"""The public names of each module: Spark is imported when one of them is asked for."""
+"""Public names of each module; Spark is imported on first access to one of the names."""
 
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
 
 __all__ = (
     "ARCHIVE_SCHEMA",
@@ -97,10 +97,10 @@ def __getattr__(name: str) -> Any:
     Raises:
         MissingExtraError: a package of the extra is not installed.
     """
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f"{__name__}.{_HOMES[name]}")
+        module = import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("faststream_sqlbroker", "pyspark_sqlbroker")):
             raise

@@ -1,4 +1,4 @@
-"""The database's address: one SQLAlchemy URL, turned into one for JDBC and one for Python."""
+"""The database's address: one SQLAlchemy URL, converted for JDBC and for Python."""
 
 import re
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from sqlalchemy.pool import NullPool
 from faststream_sqlbroker.exceptions import MissingExtraError, NotSupportedError, SetupError
 
 KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
-PORTS = {"postgresql": 5432, "mysql": 3306}
+DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
 PYTHON_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
 CONNECT_TIMEOUT = 10
 """Seconds to wait for the server's answer, or for SQLite's lock; the URL may set another value."""
 
 _SSL_MODES = {"true": "require", "1": "require", "false": "disable", "0": "disable"}
-_POSTGRESQL = (
+_POSTGRESQL_OPTIONS = (
     "sslmode",
     "sslrootcert",
     "sslcert",
@@ -29,8 +29,8 @@ _POSTGRESQL = (
     "connect_timeout",
     "ssl",
 )
-_MYSQL = ("ssl_ca", "connect_timeout", "charset")
-_IGNORED = {
+_MYSQL_OPTIONS = ("ssl_ca", "connect_timeout", "charset")
+_IGNORED_OPTIONS = {
     "prepared_statement_cache_size",
     "statement_cache_size",
     "prepared_statement_name_func",
@@ -40,14 +40,18 @@ _IGNORED = {
     "autocommit",
     "pool_recycle",
 }
-"""Options of the broker's own drivers that do not affect what is read."""
+"""Options of the broker's own drivers that do not affect readers."""
 
-_ALLOWED = {"postgresql": _POSTGRESQL, "mysql": _MYSQL, "sqlite": ("timeout",)}
+_ALLOWED_OPTIONS = {
+    "postgresql": _POSTGRESQL_OPTIONS,
+    "mysql": _MYSQL_OPTIONS,
+    "sqlite": ("timeout",),
+}
 
 
 @dataclass(frozen=True)
 class Address:
-    """One database, as JDBC and as Python reach it; the password shows in no repr.
+    """One database, for JDBC and for Python; the password shows in no repr.
 
     Attributes:
         kind: "postgresql", "mysql" (MySQL and MariaDB) or "sqlite".
@@ -63,12 +67,12 @@ class Address:
 
     @property
     def database(self) -> str:
-        """Its name; of SQLite the path of its file."""
+        """Name of the database; for SQLite the path of the file."""
         name = str(self.python_url.database)
         return unquote(name.removeprefix("file:")) if self.kind == "sqlite" else name
 
     def engine(self) -> Engine:
-        """A synchronous engine in autocommit that keeps no connection open.
+        """Create a synchronous engine in autocommit that keeps no connection open.
 
         Raises:
             MissingExtraError: the driver is not installed.
@@ -89,7 +93,7 @@ class Address:
 
 
 def parse_address(url: str | URL) -> Address:
-    """Parse a SQLAlchemy URL; its driver (asyncpg, aiomysql, …) does not matter.
+    """Parse a SQLAlchemy URL with any driver (asyncpg, aiomysql, …).
 
     Raises:
         SetupError: `url` is not a valid URL, one of its options is invalid or has no counterpart
@@ -107,71 +111,87 @@ def parse_address(url: str | URL) -> Address:
     kind = KINDS.get(backend)
     if kind is None:
         raise NotSupportedError(f"{backend!r} is not supported: {', '.join(KINDS)} are")
-    _refuse_options(kind, parsed)
+    _check_options(kind, parsed)
     if kind == "sqlite":
-        return _sqlite(parsed)
+        return _build_sqlite(parsed)
     # For a missing host or port libpq would read its own environment variables; Java would not.
-    parsed = parsed.set(host=parsed.host or "127.0.0.1", port=parsed.port or PORTS[kind])
-    options = {name: _text(value) for name, value in parsed.query.items() if name not in _IGNORED}
-    return (_postgresql if kind == "postgresql" else _mysql)(parsed, options)
+    parsed = parsed.set(host=parsed.host or "127.0.0.1", port=parsed.port or DEFAULT_PORTS[kind])
+    options = {
+        name: _get_text(value)
+        for name, value in parsed.query.items()
+        if name not in _IGNORED_OPTIONS
+    }
+    return (_build_postgresql if kind == "postgresql" else _build_mysql)(parsed, options)
 
 
-def _refuse_options(kind: str, url: URL) -> None:
+def _check_options(kind: str, url: URL) -> None:
     socket = url.query.get("unix_socket") or url.query.get("host")
     if socket is not None:
         raise SetupError(
             "Java cannot connect by a Unix socket or by ?host=: give host and port in the URL"
         )
-    unknown = sorted(set(url.query) - set(_ALLOWED[kind]) - _IGNORED)
+    unknown = sorted(set(url.query) - set(_ALLOWED_OPTIONS[kind]) - _IGNORED_OPTIONS)
     if unknown:
         msg = (
             f"the URL's option {unknown[0]!r} has no counterpart in JDBC: leave it out; allowed "
-            f"are {', '.join(_ALLOWED[kind])}"
+            f"are {', '.join(_ALLOWED_OPTIONS[kind])}"
         )
         raise SetupError(msg)
 
 
-def _text(value: Any) -> str:
+def _get_text(value: Any) -> str:
     return value if isinstance(value, str) else str(value[-1])
 
 
-def _postgresql(url: URL, options: dict[str, str]) -> Address:
+def _build_postgresql(url: URL, options: dict[str, str]) -> Address:
     if "ssl" in options:
         mode = options.pop("ssl")
         options.setdefault("sslmode", _SSL_MODES.get(mode.lower(), mode))
-    # Without -1 pgjdbc transfers a statement's first five runs as text, and Spark runs each once.
-    java = {"prepareThreshold": "-1", "ApplicationName": "faststream_sqlbroker.spark"}
+    # Without -1 pgjdbc transfers a statement's first five runs as text, and Spark runs each
+    # statement once.
+    jdbc_options = {"prepareThreshold": "-1", "ApplicationName": "faststream_sqlbroker.spark"}
     names = {"connect_timeout": "connectTimeout", "application_name": "ApplicationName"}
-    java |= {names.get(name, name): value for name, value in options.items()}
+    jdbc_options |= {names.get(name, name): value for name, value in options.items()}
     return Address(
-        "postgresql", _jdbc_url(url, "postgresql", java), _credentials(url), _python(url, options)
+        "postgresql",
+        _build_jdbc_url(url, "postgresql", jdbc_options),
+        _get_credentials(url),
+        _build_python_url(url, options),
     )
 
 
-def _mysql(url: URL, options: dict[str, str]) -> Address:
+def _build_mysql(url: URL, options: dict[str, str]) -> Address:
     options.pop("charset", None)  # always utf8mb4
     # MariaDB's driver under its own scheme makes Spark quote names as strings: filters then match
     # nothing.
-    java = {"permitMysqlScheme": "true", "tinyInt1isBit": "false"}
+    jdbc_options = {"permitMysqlScheme": "true", "tinyInt1isBit": "false"}
     if "ssl_ca" in options:
-        java |= {"useSSL": "true", "sslMode": "verify-ca", "serverSslCert": options["ssl_ca"]}
+        jdbc_options |= {
+            "useSSL": "true",
+            "sslMode": "verify-ca",
+            "serverSslCert": options["ssl_ca"],
+        }
     if "connect_timeout" in options:
-        java["connectTimeout"] = str(_connect_timeout(options["connect_timeout"]) * 1000)
-    python = _python(url, options).update_query_dict({"charset": "utf8mb4"})
-    return Address("mysql", _jdbc_url(url, "mysql", java), _credentials(url), python)
+        jdbc_options["connectTimeout"] = str(
+            _parse_connect_timeout(options["connect_timeout"]) * 1000
+        )
+    python_url = _build_python_url(url, options).update_query_dict({"charset": "utf8mb4"})
+    return Address(
+        "mysql", _build_jdbc_url(url, "mysql", jdbc_options), _get_credentials(url), python_url
+    )
 
 
-def _connect_timeout(given: str) -> int:
-    """Whole seconds: Python's driver takes no fractions, and no 0."""
-    if not re.fullmatch(r"[0-9]{1,6}", given) or int(given) == 0:
+def _parse_connect_timeout(value: str) -> int:
+    """Parse whole seconds: Python's driver takes no fractions, and no 0."""
+    if not re.fullmatch(r"[0-9]{1,6}", value) or int(value) == 0:
         raise SetupError(
             "the URL's option connect_timeout must be whole seconds, at least 1 and less than a "
             "million, such as connect_timeout=5"
         )
-    return int(given)
+    return int(value)
 
 
-def _sqlite(url: URL) -> Address:
+def _build_sqlite(url: URL) -> Address:
     database = url.database
     if not database or database == ":memory:" or database.startswith("file:"):
         raise SetupError(
@@ -179,48 +199,52 @@ def _sqlite(url: URL) -> Address:
             "file, like sqlite:////data/shop.db"
         )
     path = Path(database).resolve()
-    timeout = _timeout(url)
-    # 1 is SQLITE_OPEN_READONLY: a reader never holds up the writer.
-    java = {"open_mode": "1", "busy_timeout": str(round(timeout * 1000))}
-    return Address("sqlite", f"jdbc:sqlite:{path}", java, _existing_file(path, timeout))
+    timeout = _parse_timeout(url)
+    # 1 is SQLITE_OPEN_READONLY: a reader never blocks the writer.
+    jdbc_options = {"open_mode": "1", "busy_timeout": str(round(timeout * 1000))}
+    return Address("sqlite", f"jdbc:sqlite:{path}", jdbc_options, _build_file_url(path, timeout))
 
 
-def _timeout(url: URL) -> float:
-    """Seconds for which a lock of the file is waited for."""
-    given = _text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", given):
+def _parse_timeout(url: URL) -> float:
+    """Return the seconds to wait for a lock of the file."""
+    value = _get_text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", value):
         raise SetupError(
             "the URL's option timeout must be seconds, at least 0 and less than a million, such as "
             "timeout=2.5"
         )
-    return float(given)
+    return float(value)
 
 
-def _existing_file(path: Path, timeout: float) -> URL:
-    """Without mode=rw a wrong path would make an empty database there."""
+def _build_file_url(path: Path, timeout: float) -> URL:
+    """Build the URL of a file: without mode=rw a wrong path would create an empty database."""
     query = {"mode": "rw", "uri": "true", "timeout": str(timeout)}
     return URL.create("sqlite+pysqlite", database=f"file:{quote(str(path))}", query=query)
 
 
-def _credentials(url: URL) -> dict[str, str]:
-    found = {"user": url.username, "password": None if url.password is None else str(url.password)}
-    return {name: value for name, value in found.items() if value is not None}
+def _get_credentials(url: URL) -> dict[str, str]:
+    credentials = {
+        "user": url.username,
+        "password": None if url.password is None else str(url.password),
+    }
+    return {name: value for name, value in credentials.items() if value is not None}
 
 
-def _jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
-    """With the driver's options: Spark turns the names of properties into lower case, which drivers
-    ignore.
+def _build_jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
+    """Build the URL with the driver's options.
+
+    As separate properties Spark would turn their names into lower case, which drivers ignore.
     """
     host = str(url.host)
     if not url.database:
         raise SetupError("the URL names no database: add /name after the host")
-    place = f"{f'[{host}]' if ':' in host else host}:{url.port}"
-    name = quote(url.database, safe="") if kind == "postgresql" else _mysql_name(url.database)
-    return f"jdbc:{kind}://{place}/{name}?{urlencode(options)}"
+    server = f"{f'[{host}]' if ':' in host else host}:{url.port}"
+    name = quote(url.database, safe="") if kind == "postgresql" else _check_mysql_name(url.database)
+    return f"jdbc:{kind}://{server}/{name}?{urlencode(options)}"
 
 
-def _mysql_name(name: str) -> str:
-    """As it is, which MariaDB's driver does not decode; nothing in it may begin options of JDBC."""
+def _check_mysql_name(name: str) -> str:
+    """Return the name unquoted for MariaDB's driver, which does not decode; refuse separators."""
     if re.search("[?/#&]", name):
         raise SetupError(
             "the name of a MySQL or MariaDB database may hold no ?, /, # or & here, as it would "
@@ -229,6 +253,6 @@ def _mysql_name(name: str) -> str:
     return name
 
 
-def _python(url: URL, options: dict[str, str]) -> URL:
+def _build_python_url(url: URL, options: dict[str, str]) -> URL:
     kind = KINDS[url.get_backend_name()]
     return url.set(drivername=f"{kind}+{PYTHON_DRIVERS[kind]}", query=options)

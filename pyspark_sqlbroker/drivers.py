@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 JARS_VARIABLE = "SQLBROKER_SPARK_JARS"
 """Environment variable with paths of jars, separated as PATH is."""
 
-OLDEST_JAVA = 17
-"""The oldest Java that Spark 4 runs on."""
+MIN_JAVA = 17
+"""Minimum version of Java for Spark 4."""
 
 DEBIAN_JARS = Path("/usr/share/java")
-UNKNOWN = "unknown"
-ARGUMENT = "argument"
+UNKNOWN_VERSION = "unknown"
+ARGUMENT_SOURCE = "argument"
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Driver:
 
     Attributes:
         database: The database's name, for people.
-        class_name: Java's name of it.
-        pattern: Matches its jar's file name; the group is the version, which may be missing.
-        package: The Debian package that contains it.
+        class_name: Java's name of the driver.
+        pattern: Matches the jar's file name; the group is the version, which may be missing.
+        package: The Debian package that contains the jar.
         coordinate: The Maven coordinate, for `spark.jars.packages`.
-        oldest: The oldest version that works.
+        min_version: The oldest version that works.
     """
 
     database: str
@@ -72,15 +72,17 @@ DRIVERS: Mapping[str, Driver] = {
         (3, 36),
     ),
 }
-"""By the kind of database."""
+"""JDBC drivers by kind of database."""
 
 
 @dataclass(frozen=True)
-class FoundJar:
-    """A driver's jar: where, its version, and who named it ("argument", an environment variable, a
-    folder).
+class DriverJar:
+    """A driver's jar.
 
-    The version is that of the file's name, or "unknown".
+    Attributes:
+        path: Path of the file.
+        version: The version in the file's name, or "unknown".
+        source: The origin of the path: "argument", an environment variable, or a folder.
     """
 
     path: Path
@@ -88,45 +90,44 @@ class FoundJar:
     source: str
 
 
-def find_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> FoundJar | None:
-    """The driver's jar for `kind`: of `jars`, of SQLBROKER_SPARK_JARS, of Debian's folder, of
-    Maven's cache.
+def find_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> DriverJar | None:
+    """Find the driver's jar in `jars`, SQLBROKER_SPARK_JARS, Debian's folder or Maven's cache.
 
-    If a place has several, the newest is taken. A jar without a version in its name is taken only
+    If a source has several, the newest is taken. A jar without a version in its name is taken only
     if there is no other; its version is not checked. A jar found in a folder that is too old is
     ignored.
 
     Raises:
         SetupError: a jar that the user named does not exist, or is too old.
     """
-    found = _newest(kind, jars)
-    if found is None or not _too_old(kind, found):
-        return found
-    if found.source in (ARGUMENT, JARS_VARIABLE):
-        raise _age_error(kind, found)
+    jar = _find_latest_jar(kind, jars)
+    if jar is None or not _is_too_old(kind, jar):
+        return jar
+    if jar.source in (ARGUMENT_SOURCE, JARS_VARIABLE):
+        raise _create_age_error(kind, jar)
     return None
 
 
-def _newest(kind: str, jars: str | Path | Sequence[str | Path]) -> FoundJar | None:
-    """The newest jar of the first place that has any; it may be too old."""
+def _find_latest_jar(kind: str, jars: str | Path | Sequence[str | Path]) -> DriverJar | None:
+    """Return the newest jar of the first source that has any, even if too old."""
     driver = DRIVERS[kind]
-    for source, paths in _places(driver, paths_of(jars)):
+    for source, paths in _iter_sources(driver, to_paths(jars)):
         matching = [
-            (m[1] or UNKNOWN, path)
+            (match[1] or UNKNOWN_VERSION, path)
             for path in paths
-            if (m := re.fullmatch(driver.pattern, path.name))
+            if (match := re.fullmatch(driver.pattern, path.name))
         ]
         if matching:
-            version, path = max(matching, key=lambda pair: _numbers(pair[0]))
-            return FoundJar(path, version, source)
+            version, path = max(matching, key=lambda pair: _parse_version(pair[0]))
+            return DriverJar(path, version, source)
     return None
 
 
-def _too_old(kind: str, jar: FoundJar) -> bool:
-    return jar.version != UNKNOWN and _numbers(jar.version) < DRIVERS[kind].oldest
+def _is_too_old(kind: str, jar: DriverJar) -> bool:
+    return jar.version != UNKNOWN_VERSION and _parse_version(jar.version) < DRIVERS[kind].oldest
 
 
-def _age_error(kind: str, jar: FoundJar) -> SetupError:
+def _create_age_error(kind: str, jar: DriverJar) -> SetupError:
     driver = DRIVERS[kind]
     oldest = ".".join(map(str, driver.oldest))
     return SetupError(
@@ -135,43 +136,43 @@ def _age_error(kind: str, jar: FoundJar) -> SetupError:
     )
 
 
-def paths_of(jars: str | Path | Sequence[str | Path]) -> list[Path]:
-    """One path or several."""
+def to_paths(jars: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Convert a path or several paths to a list."""
     return [Path(jar) for jar in ([jars] if isinstance(jars, str | Path) else jars)]
 
 
 def wanted_kinds(databases: str | Iterable[str] | None) -> list[str]:
-    """The kinds that are named, one or several; all of them for None.
+    """Parse a kind of database or several kinds; None means all.
 
     Raises:
         SetupError: there is no such kind.
     """
-    given = [databases] if isinstance(databases, str) else databases
-    wanted = [
-        "mysql" if kind == "mariadb" else kind for kind in (DRIVERS if given is None else given)
+    names = [databases] if isinstance(databases, str) else databases
+    kinds = [
+        "mysql" if kind == "mariadb" else kind for kind in (DRIVERS if names is None else names)
     ]
-    for kind in wanted:
+    for kind in kinds:
         if kind not in DRIVERS:
             raise SetupError(f"databases has {kind!r}: {', '.join(DRIVERS)} are allowed")
-    return wanted
+    return kinds
 
 
-def need_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> FoundJar:
-    """As `find_jar`.
+def need_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> DriverJar:
+    """Find the driver's jar as `find_jar` does, or raise an error.
 
     Raises:
-        SetupError: there is none, or one that is too old; says what to install.
+        SetupError: there is none, or it is too old; the message says what to install.
     """
-    found = _newest(kind, jars)
-    if found is None:
-        raise SetupError(f"no JDBC driver for {DRIVERS[kind].database} was found: {advice(kind)}")
-    if _too_old(kind, found):
-        raise _age_error(kind, found)
-    return found
+    jar = _find_latest_jar(kind, jars)
+    if jar is None:
+        raise SetupError(f"no JDBC driver for {DRIVERS[kind].database} was found: {get_hint(kind)}")
+    if _is_too_old(kind, jar):
+        raise _create_age_error(kind, jar)
+    return jar
 
 
-def advice(kind: str) -> str:
-    """What to do to get a driver."""
+def get_hint(kind: str) -> str:
+    """Return a hint how to install a driver."""
     driver = DRIVERS[kind]
     return (
         f"install Debian's {driver.package}, give the jar as jars=[...] or in {JARS_VARIABLE}, or "
@@ -179,14 +180,14 @@ def advice(kind: str) -> str:
     )
 
 
-def _places(driver: Driver, named: list[Path]) -> Iterator[tuple[str, list[Path]]]:
-    """Places with their jars; a generator, so that a folder is read only when it is needed."""
+def _iter_sources(driver: Driver, user_paths: list[Path]) -> Iterator[tuple[str, list[Path]]]:
+    """Yield sources with their jars lazily, so that a folder is read only when needed."""
     variable = [Path(jar) for jar in os.environ.get(JARS_VARIABLE, "").split(os.pathsep) if jar]
-    for source, paths in (("jars", named), (JARS_VARIABLE, variable)):
+    for source, paths in (("jars", user_paths), (JARS_VARIABLE, variable)):
         missing = [str(path) for path in paths if not path.is_file()]
         if missing:
             raise SetupError(f"{source} names {missing[0]}, which is no file")
-    yield ARGUMENT, named
+    yield ARGUMENT_SOURCE, user_paths
     yield JARS_VARIABLE, variable
     yield str(DEBIAN_JARS), sorted(DEBIAN_JARS.glob("*.jar"))
     cache = Path.home() / ".m2" / "repository"
@@ -194,59 +195,63 @@ def _places(driver: Driver, named: list[Path]) -> Iterator[tuple[str, list[Path]
     yield str(cache), sorted(cache.joinpath(*group.split("."), artifact).glob("*/*.jar"))
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 @dataclass(frozen=True)
-class Java:
-    """The Java that Spark will start: the program and its main version."""
+class JavaRuntime:
+    """The Java that Spark will start.
+
+    Attributes:
+        path: Path of the program.
+        version: Its main version.
+    """
 
     path: str
     version: int
 
 
-def find_java() -> Java | None:
-    """JAVA_HOME's java, else the one on PATH; None if there is none or it does not answer."""
+def find_java() -> JavaRuntime | None:
+    """Find JAVA_HOME's java, else the java on PATH; None if neither exists and answers."""
     home = os.environ.get("JAVA_HOME")
     path = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if path is None:
         return None
-    done = subprocess.run([path, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
-    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
-    return Java(path, int(match[1])) if match else None
+    process = subprocess.run([path, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    match = re.search(r'version "(?:1\.)?(\d+)', process.stderr + process.stdout)
+    return JavaRuntime(path, int(match[1])) if match else None
 
 
-def need_java() -> Java:
-    """As `find_java`.
+def need_java() -> JavaRuntime:
+    """Find Java as `find_java` does, or raise an error.
 
     Raises:
-        SetupError: none is there, or it is older than 17; says what to install.
+        SetupError: there is none, or it is older than 17; the message says what to install.
     """
     java = find_java()
-    where = f"JAVA_HOME={os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "PATH"
-    hint = (
-        f"install Java {OLDEST_JAVA} or newer, e.g. Debian's default-jre-headless, or set JAVA_HOME"
-    )
+    searched = f"JAVA_HOME={os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "PATH"
+    hint = f"install Java {MIN_JAVA} or newer, e.g. Debian's default-jre-headless, or set JAVA_HOME"
     if java is None:
-        raise SetupError(f"Spark needs Java and none was found ({where}): {hint}")
-    if java.version < OLDEST_JAVA:
+        raise SetupError(f"Spark needs Java and none was found ({searched}): {hint}")
+    if java.version < MIN_JAVA:
         raise SetupError(
-            f"Spark needs Java {OLDEST_JAVA}, {java.path} is version {java.version} ({where}): "
+            f"Spark needs Java {MIN_JAVA}, {java.path} is version {java.version} ({searched}): "
             f"{hint}"
         )
     return java
 
 
-# Spark's own Java, where there is one.
+# The Java of a running Spark session.
 
 
 def java_of(spark: "SparkSession") -> Any:
-    """Py4J's view of the driver's Java; None with Spark Connect, which does not show it.
+    """Return Py4J's view of the driver's Java; None with Spark Connect, which gives no access to
+    it.
 
-    Ask it for classes by their whole name, as in `getattr(java, "java.util.TimeZone")`: for each
-    part of `java.java.util` it would look through all of Spark's jars for a class of that name,
-    some 20 ms each.
+    Get classes by their full name, as in `getattr(java, "java.util.TimeZone")`: for each part of
+    `java.java.util` Py4J would search all of Spark's jars for a class of that name, some 20 ms
+    each.
     """
     context = getattr(spark, "_sc", None)
-    return None if context is None else context._jvm  # noqa: SLF001 - the only way to it
+    return None if context is None else context._jvm  # noqa: SLF001 - there is no public access

@@ -1,4 +1,4 @@
-"""Moments as users write them, and as text for SQL and names of folders."""
+"""Points in time as users write them, and as text for SQL and names of folders."""
 
 from datetime import date, datetime, timezone
 
@@ -8,43 +8,43 @@ Moment = datetime | date | str
 """An aware datetime, a date (its midnight in UTC), or either as ISO 8601 text."""
 
 FIRST = datetime.min.replace(tzinfo=timezone.utc)
-"""The first moment that Python has; PostgreSQL has earlier ones, and -infinity."""
+"""The first time that Python supports; PostgreSQL has earlier times, and -infinity."""
 
 
-def utc_text(moment: datetime) -> str:
-    """Return an aware datetime as text in UTC, such as `2026-03-01 12:00:00.000000`.
+def format_utc(time: datetime) -> str:
+    """Format an aware datetime as text in UTC, such as `2026-03-01 12:00:00.000000`.
 
-    The year has four digits, which `%Y` does not give: databases take the year 1 for 2001.
+    The year has four digits, unlike in `%Y`: databases read the year 1 as 2001.
     """
-    naive = moment.astimezone(timezone.utc).replace(tzinfo=None)
+    naive = time.astimezone(timezone.utc).replace(tzinfo=None)
     return naive.isoformat(sep=" ", timespec="microseconds")
 
 
 def parse_moment(name: str, value: Moment | None) -> datetime | None:
-    """Return `value` as an aware datetime in UTC.
+    """Convert `value` to an aware datetime in UTC.
 
     Raises:
-        SetupError: a datetime without a time zone, or text that is not ISO 8601, or a moment that
+        SetupError: a datetime without a time zone, or text that is not ISO 8601, or a time that
             lies in UTC before the year 1 or after 9999.
     """
     if value is None:
         return None
-    given = value
+    original = value
     if isinstance(value, str):
         value = _parse_text(name, value)
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise SetupError(
-                f"{name} {given!r} has no time zone: add one, like 2026-03-01T12:00:00+00:00"
+                f"{name} {original!r} has no time zone: add one, like 2026-03-01T12:00:00+00:00"
             )
         try:
             return value.astimezone(timezone.utc)
         except OverflowError as error:
-            msg = f"{name} {given!r} is in no year from 1 to 9999 in UTC: give a moment that is"
+            msg = f"{name} {original!r} is in no year from 1 to 9999 in UTC: give a moment that is"
             raise SetupError(msg) from error
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=timezone.utc)
-    raise SetupError(f"{name} must be a datetime, a date or ISO 8601 text, got {given!r}")
+    raise SetupError(f"{name} must be a datetime, a date or ISO 8601 text, got {original!r}")
 
 
 def _parse_text(name: str, value: str) -> datetime | date:

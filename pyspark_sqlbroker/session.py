@@ -1,4 +1,4 @@
-"""A Spark session with everything that must be set before Java starts."""
+"""Build a Spark session with all settings that must be made before Java starts."""
 
 import os
 import sys
@@ -16,13 +16,13 @@ from pyspark_sqlbroker.drivers import (
     java_of,
     need_jar,
     need_java,
-    paths_of,
+    to_paths,
     wanted_kinds,
 )
 from pyspark_sqlbroker.source import DefaultSource
 
-UTC = "-Duser.timezone=UTC"
-_LISTS = {
+UTC_OPTION = "-Duser.timezone=UTC"
+_LIST_SEPARATORS = {
     "spark.jars": ",",
     "spark.jars.packages": ",",
     "spark.driver.extraJavaOptions": " ",
@@ -42,45 +42,43 @@ def build_session(
 ) -> SparkSession:
     """Start (or get) a Spark session that can read the broker's tables.
 
-    It brings the JDBC drivers, lets Java and the session think in UTC, keeps directory names such
-    as `queue=00123` text, overwrites Parquet partition by partition, and lets Python workers run
+    The session has the JDBC drivers, uses UTC in Java and in Spark, reads directory names such as
+    `queue=00123` as text, overwrites Parquet partition by partition, and runs Python workers with
     this Python.
 
     Args:
         app_name: The application's name.
         databases: "postgresql", "mysql" (and MariaDB), "sqlite", one or several; each must have its
-            driver. None brings those whose drivers are found.
-        master: Such as "local[*]"; None leaves it to spark-submit, or "local[*]" where nothing
-            says.
-        jars: Paths of JDBC drivers; those not given are looked for in SQLBROKER_SPARK_JARS,
-            Debian's folder and Maven's cache, in this order.
+            driver. None takes all drivers that are found.
+        master: Such as "local[*]"; None uses spark-submit's master, else "local[*]".
+        jars: Paths of JDBC drivers; other drivers are searched in SQLBROKER_SPARK_JARS, Debian's
+            folder and Maven's cache, in this order.
         packages: Let Spark fetch drivers that were not found from its package repositories.
-        config: More of Spark's settings; they win, also over what spark-submit was given.
+        config: More of Spark's settings; they win, also over those of spark-submit.
 
     Returns:
-        The session. If one is running already it is returned as it is, when it has what is needed.
-        What spark-submit was given stays: its jars and Java options are added to, its other
-        settings win.
+        The session. A running session is returned unchanged, if it has the drivers. Settings of
+        spark-submit stay: its jars and Java options are extended, its other settings win.
 
     Raises:
         SetupError: Java is missing or older than 17, a driver is missing or too old, an unknown
             database, or Java is running already and was started without the drivers. The session
             runs on then.
     """
-    wanted = wanted_kinds(databases)
-    running = _running()
-    checked = wanted if databases is not None else []
+    kinds = wanted_kinds(databases)
+    running = _get_running()
+    required_kinds = kinds if databases is not None else []
     if running is not None:
-        _need_drivers(running, checked)
+        _require_drivers(running, required_kinds)
         register_format(running)
         return running
     need_java()
     paths, coordinates = _resolve(
-        wanted, paths_of(jars), packages=packages, strict=databases is not None
+        kinds, to_paths(jars), packages=packages, strict=databases is not None
     )
     # Otherwise workers would run the python3 of PATH, which may lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = complete(_settings(paths, coordinates), _submitted()) | dict(config or {})
+    settings = complete(_build_settings(paths, coordinates), _get_submitted()) | dict(config or {})
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
@@ -88,72 +86,79 @@ def build_session(
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
     # Java outlives a stopped session, and cannot load jars that are added later.
-    _need_drivers(session, checked)
+    _require_drivers(session, required_kinds)
     register_format(session)
     return session
 
 
 def register_format(spark: SparkSession) -> None:
-    """Let the session know the format "sqlbroker".
+    """Register the format "sqlbroker" in the session.
 
-    Spark finds it by itself where the environment variable PYSPARK_PYTHON of its Java names a
+    Spark finds the format by itself if the environment variable PYSPARK_PYTHON of its Java names a
     Python that has this package. spark-submit's `spark.pyspark.python` does not count.
     """
     java = java_of(spark)
     if java is None or getattr(java, "java.lang.System").getenv("PYSPARK_PYTHON"):
         return
-    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - no public way
-    if not known.dataSourceExists(DefaultSource.name()):
+    manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - no public way
+    if not manager.dataSourceExists(DefaultSource.name()):
         spark.dataSource.register(DefaultSource)
 
 
-def _running() -> SparkSession | None:
-    """The session of this thread, else the one that another thread started."""
+def _get_running() -> SparkSession | None:
+    """Return the session of this thread, else the session that another thread started."""
     try:
         return SparkSession.active()
     except PySparkRuntimeError:
         return None
 
 
-def _submitted() -> dict[str, str]:
-    """The settings that spark-submit was given; Java, which it started before us, knows them."""
-    # Without a running Java this would start one, before its options are set.
+def _get_submitted() -> dict[str, str]:
+    """Return spark-submit's settings, which the running Java knows."""
+    # Without a running Java this would start Java before its options are set.
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
-    SparkContext._ensure_initialized()  # noqa: SLF001 - else SparkConf knows nothing of that Java
+    SparkContext._ensure_initialized()  # noqa: SLF001 - else SparkConf does not see that Java
     return dict(SparkConf().getAll())
 
 
-def complete(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Merge our settings with the `given` ones, which win.
+def complete(defaults: Mapping[str, str], submitted: Mapping[str, str]) -> dict[str, str]:
+    """Merge `defaults` with the `submitted` settings, which win.
 
-    Lists are joined, ours first: of two equal Java options the last one wins.
+    Lists are joined, defaults first: of two equal Java options the last one wins.
     """
-    both = {name: [value for value in (ours[name], given.get(name)) if value] for name in ours}
-    joined = {name: sign.join(both[name]) for name, sign in _LISTS.items() if name in both}
-    return {name: values[-1] for name, values in both.items()} | joined
+    values = {
+        name: [value for value in (defaults[name], submitted.get(name)) if value]
+        for name in defaults
+    }
+    joined = {
+        name: separator.join(values[name])
+        for name, separator in _LIST_SEPARATORS.items()
+        if name in values
+    }
+    return {name: values[-1] for name, values in values.items()} | joined
 
 
 def _resolve(
     kinds: list[str], jars: list[Path], *, packages: bool, strict: bool
 ) -> tuple[list[str], list[str]]:
-    """Paths of jars and coordinates of packages."""
+    """Return the paths of jars and the coordinates of packages."""
     paths = [str(jar.resolve()) for jar in jars]
     coordinates = []
     for kind in kinds:
-        need = need_jar if strict and not packages else find_jar
-        found = need(kind, jars)
-        if found is not None:
-            paths.append(str(found.path.resolve()))
+        find = need_jar if strict and not packages else find_jar
+        jar = find(kind, jars)
+        if jar is not None:
+            paths.append(str(jar.path.resolve()))
         elif packages:
             coordinates.append(DRIVERS[kind].coordinate)
     return list(dict.fromkeys(paths)), coordinates
 
 
-def _settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
+def _build_settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
     settings = {
-        "spark.driver.extraJavaOptions": UTC,
-        "spark.executor.extraJavaOptions": UTC,
+        "spark.driver.extraJavaOptions": UTC_OPTION,
+        "spark.executor.extraJavaOptions": UTC_OPTION,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
         "spark.sql.sources.partitionOverwriteMode": "dynamic",
@@ -165,7 +170,7 @@ def _settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
     return settings
 
 
-def _need_drivers(spark: SparkSession, kinds: list[str]) -> None:
+def _require_drivers(spark: SparkSession, kinds: list[str]) -> None:
     for kind in kinds:
         need_driver(spark, DRIVERS[kind].class_name, kind)
 
@@ -173,10 +178,10 @@ def _need_drivers(spark: SparkSession, kinds: list[str]) -> None:
 def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
     """Check that the session's Java has the driver.
 
-    Spark Connect does not show its Java, so the check is skipped there.
+    Spark Connect gives no access to its Java, so the check is skipped there.
 
     Raises:
-        SetupError: the driver is missing; says how to start a session with it.
+        SetupError: the driver is missing; the message says how to start a session with it.
     """
     java = java_of(spark)
     if java is None:

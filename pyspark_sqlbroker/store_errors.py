@@ -13,32 +13,33 @@ from faststream_sqlbroker.exceptions import StoreError
 
 T = TypeVar("T")
 
-_MARK = "_sqlbroker_of_callback"
+_CALLBACK_FLAG = "_sqlbroker_of_callback"
 """Attribute of errors that the caller's own function has raised."""
 
 
 @contextmanager
-def store_errors(*others: type[Exception]) -> Iterator[None]:
-    """Convert errors of the database and of Spark, and `others`; those of this package pass.
+def store_errors(*other_types: type[Exception]) -> Iterator[None]:
+    """Convert errors of the database and of Spark, and `other_types`; errors of this package pass.
 
-    It is a decorator, too.
+    This is a decorator, too.
 
     Raises:
-        StoreError: the database refused, or cannot be reached; or Spark failed, as where a disk is
-            full. Its text is one line, without a file system's user and password.
+        StoreError: the database refused, or cannot be reached; or Spark failed, for example because
+            a disk is full. The text is one line, without a file system's user and password.
     """
     try:
         yield
     except Exception as error:
-        kinds: tuple[type[Exception], ...] = (SQLAlchemyError, *_spark_errors(), *others)
-        if hasattr(error, _MARK) or not isinstance(error, kinds):
+        types_: tuple[type[Exception], ...] = (SQLAlchemyError, *_get_spark_errors(), *other_types)
+        if hasattr(error, _CALLBACK_FLAG) or not isinstance(error, types_):
             raise
-        raise StoreError(_describe(error)) from error
+        raise StoreError(_format_error(error)) from error
 
 
-def keep_errors(callback: Callable[[T], Any] | None) -> Callable[[T], None]:
-    """A function that calls `callback`, if there is one; its errors pass `store_errors` as they
-    are.
+def wrap_callback(callback: Callable[[T], Any] | None) -> Callable[[T], None]:
+    """Return a function that calls `callback`, if given.
+
+    Errors of the callback pass `convert_store_errors` unchanged.
     """
 
     def call(value: T) -> None:
@@ -46,22 +47,22 @@ def keep_errors(callback: Callable[[T], Any] | None) -> Callable[[T], None]:
             if callback is not None:
                 callback(value)
         except Exception as error:
-            setattr(error, _MARK, True)
+            setattr(error, _CALLBACK_FLAG, True)
             raise
 
     return call
 
 
-def _describe(error: Exception) -> str:
-    """Who has answered, and what."""
+def _format_error(error: Exception) -> str:
+    """Format the source of the error and the message."""
     if isinstance(error, SQLAlchemyError):
-        return f"the database answered: {_line(getattr(error, 'orig', None) or error)}"
-    who = "Spark" if isinstance(error, _spark_errors()) else "the file system"
-    return f"{who} answered: {_line(error)}"
+        return f"the database answered: {_format_line(getattr(error, 'orig', None) or error)}"
+    source = "Spark" if isinstance(error, _get_spark_errors()) else "the file system"
+    return f"{source} answered: {_format_line(error)}"
 
 
-def _spark_errors() -> tuple[type[Exception], ...]:
-    """None where pyspark was not imported: it is an extra, and readers work without it."""
+def _get_spark_errors() -> tuple[type[Exception], ...]:
+    """Return Spark's errors, or none if pyspark, an extra, was not imported."""
     if "pyspark.sql" not in sys.modules:
         return ()
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
@@ -70,9 +71,9 @@ def _spark_errors() -> tuple[type[Exception], ...]:
     return Py4JError, PySparkException
 
 
-def _line(error: object) -> str:
-    """The first line, and the cause that Java names last, without Java's stack."""
+def _format_line(error: object) -> str:
+    """Return the first line, and the last cause that Java names, without Java's stack."""
     text = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip()
-    said = text.splitlines()[:1] or [type(error).__name__]
-    said += re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)[-1:]
-    return visible(re.sub(r"://\S*@", "://", "; by ".join(said)))
+    lines = text.splitlines()[:1] or [type(error).__name__]
+    lines += re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)[-1:]
+    return visible(re.sub(r"://\S*@", "://", "; by ".join(lines)))

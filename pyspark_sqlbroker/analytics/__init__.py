@@ -1,12 +1,12 @@
-"""What the archive tells: functions from a frame of `ARCHIVE_SCHEMA` to one of a documented schema.
+"""Analysis of the archive: functions from a frame of `ARCHIVE_SCHEMA` to a documented result.
 
 The frame may come from `read_archive`, from exported Parquet or from `format("sqlbroker")`; columns
-that a function does not need may be missing. All are lazy, all aggregate in Spark; an empty frame
-gives an empty result of the same columns. A time that is NULL leaves its row out of what needs that
-time, and of nothing else. Lengths of time are seconds. Time buckets are counted from
+that a function does not need may be missing. All functions are lazy, and aggregate in Spark; an
+empty frame gives an empty result of the same columns. A row with a NULL time is left out only of
+values that need that time. Durations are in seconds. Time buckets are counted from
 1970-01-01T00:00Z, whatever the session's zone: days begin at midnight UTC.
 
-`RESULTS` has the columns of each: name, Spark SQL type, meaning.
+`RESULTS` has the columns of each: name, Spark SQL type, description.
 """
 
 from pyspark_sqlbroker.analytics.contents import hot_keys, payload_schema, sessions

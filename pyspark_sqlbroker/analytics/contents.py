@@ -1,4 +1,4 @@
-"""What is in messages: their keys, and what payloads look like."""
+"""Contents of messages: their keys, and the schemas of payloads."""
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -6,50 +6,53 @@ from pyspark.sql import functions as F
 from faststream_sqlbroker.core.times import Duration
 from pyspark_sqlbroker.analytics.results import (
     RESULTS,
-    limited,
-    need,
-    outcome_counts,
-    seconds,
-    shaped,
-    width,
+    build_outcome_counts,
+    build_seconds_between,
+    limit_rows,
+    parse_width,
+    require_columns,
+    to_result,
 )
 from pyspark_sqlbroker.load.decode import decode_payload
 
 
 def hot_keys(df: DataFrame, limit: int | None = 20, *, key: str | Column = "key") -> DataFrame:
-    """The keys with the most messages.
+    """Return the keys with the most messages.
 
     Args:
-        df: With queue, state, and the column of the key.
-        limit: How many rows, over all queues; None is all.
+        df: A frame with queue, state, and the column of the key.
+        limit: Maximum number of rows, over all queues; None is all.
         key: A column's name or an expression, such as `F.get_json_object("headers", "$.tenant")`.
 
     Returns:
-        queue, key STRING, messages BIGINT, share DOUBLE (of all messages of the queue, those
-        without a key among them), completed, failed, discarded BIGINT. The most messages first,
+        queue, key STRING, messages BIGINT, share DOUBLE (of all messages of the queue, including
+        messages without a key), completed, failed, discarded BIGINT. Ordered by the most messages,
         then by queue and key; messages without a key have no row.
 
     Raises:
         SetupError: columns are missing, or `limit` is no whole number above 0.
     """
-    need(df, "hot_keys", "queue", "state", *([key] if isinstance(key, str) else []))
-    keyed = df.withColumn("key", (F.col(key) if isinstance(key, str) else key).cast("string"))
-    counted = keyed.groupBy("queue", "key").agg(F.count("*").alias("messages"), *outcome_counts())
-    whole = keyed.groupBy("queue").agg(F.count("*").alias("whole"))
+    require_columns(df, "hot_keys", "queue", "state", *([key] if isinstance(key, str) else []))
+    with_key = df.withColumn("key", (F.col(key) if isinstance(key, str) else key).cast("string"))
+    counts = with_key.groupBy("queue", "key").agg(
+        F.count("*").alias("messages"), *build_outcome_counts()
+    )
+    totals = with_key.groupBy("queue").agg(F.count("*").alias("whole"))
     shares = (
-        counted.where(F.col("key").isNotNull())
-        .join(whole, "queue")
+        counts.where(F.col("key").isNotNull())
+        .join(totals, "queue")
         .withColumn("share", F.col("messages") / F.col("whole"))
     )
     ordered = shares.orderBy(F.desc("messages"), "queue", "key")
-    return shaped(limited(ordered, limit), RESULTS["hot_keys"])
+    return to_result(limit_rows(ordered, limit), RESULTS["hot_keys"])
 
 
 def sessions(df: DataFrame, gap: Duration = "30m", *, key: str | Column = "key") -> DataFrame:
-    """Runs of messages of a key, as they were published: one ends where none came for `gap`.
+    """Return runs of messages of a key, by publishing time; a run ends where no message came for
+    `gap`.
 
     Args:
-        df: With queue, created_at, and the column of the key.
+        df: A frame with queue, created_at, and the column of the key.
         gap: Seconds, a timedelta or text like "30m", at least a millisecond. Two messages that are
             exactly `gap` apart are in two sessions.
         key: A column's name or an expression.
@@ -60,62 +63,64 @@ def sessions(df: DataFrame, gap: Duration = "30m", *, key: str | Column = "key")
         message).
 
     Raises:
-        SetupError: `gap` is no such length, or columns are missing.
+        SetupError: `gap` is no such duration, or columns are missing.
     """
-    need(df, "sessions", "queue", "created_at", *([key] if isinstance(key, str) else []))
-    micros = width(gap, "gap")
-    keyed = df.withColumn("key", (F.col(key) if isinstance(key, str) else key).cast("string"))
-    known = keyed.where(F.col("key").isNotNull() & F.col("created_at").isNotNull())
-    # Spark's own session_window joins two messages that are exactly the gap apart.
+    require_columns(df, "sessions", "queue", "created_at", *([key] if isinstance(key, str) else []))
+    micros = parse_width(gap, "gap")
+    with_key = df.withColumn("key", (F.col(key) if isinstance(key, str) else key).cast("string"))
+    dated = with_key.where(F.col("key").isNotNull() & F.col("created_at").isNotNull())
+    # Spark's own session_window puts two messages that are exactly the gap apart into one session.
     in_order = Window.partitionBy("queue", "key").orderBy("created_at")
-    at = F.unix_micros("created_at")
-    pause = at - F.lag(at).over(in_order)
-    begins = F.when(pause < micros, 0).otherwise(1)
-    numbered = known.select("queue", "key", "created_at", begins.alias("begins")).withColumn(
+    published_at = F.unix_micros("created_at")
+    pause = published_at - F.lag(published_at).over(in_order)
+    session_start = F.when(pause < micros, 0).otherwise(1)
+    numbered = dated.select("queue", "key", "created_at", session_start.alias("begins")).withColumn(
         "number", F.sum("begins").over(in_order)
     )
-    found = numbered.groupBy("queue", "key", "number").agg(
+    sessions_ = numbered.groupBy("queue", "key", "number").agg(
         F.min("created_at").alias("started_at"),
         F.max("created_at").alias("ended_at"),
         F.count("*").alias("messages"),
     )
-    timed = found.withColumn("seconds", seconds(F.col("started_at"), F.col("ended_at")))
-    return shaped(timed, RESULTS["sessions"])
+    timed = sessions_.withColumn(
+        "seconds", build_seconds_between(F.col("started_at"), F.col("ended_at"))
+    )
+    return to_result(timed, RESULTS["sessions"])
 
 
 def payload_schema(df: DataFrame) -> DataFrame:
-    """The type that fits all readable payloads of a queue: what to give to `decode_payload` as a
-    schema.
+    """Return the type that fits all readable payloads of a queue, as a schema for `decode_payload`.
 
     Args:
-        df: With queue, headers and payload. All payloads are read: give it a sample of a large
-            archive.
+        df: A frame with queue, headers and payload. All payloads are read, so pass a sample of a
+            large archive.
 
     Returns:
-        queue STRING, messages, decoded BIGINT (all, and those that `decode_payload` can read),
-        schema STRING such as "STRUCT<amount: DECIMAL(4,2), user: BIGINT>" (VOID where none was
-        read, or what is always null; VARIANT where they have nothing in common).
+        queue STRING, messages, decoded BIGINT (all messages, and the messages that `decode_payload`
+        can read), schema STRING such as "STRUCT<amount: DECIMAL(4,2), user: BIGINT>" (VOID if none
+        was read, or for a value that is always null; VARIANT if they have nothing in common).
 
     Raises:
         SetupError: columns are missing.
     """
-    need(df, "payload_schema", "queue", "headers", "payload")
+    require_columns(df, "payload_schema", "queue", "headers", "payload")
     decoded = decode_payload(df.select("queue", "headers", "payload"))
-    counted = decoded.groupBy("queue").agg(
+    counts = decoded.groupBy("queue").agg(
         F.count("*").alias("messages"),
         F.count("body").alias("decoded"),
-        _as_ddl(F.schema_of_variant_agg("body")).alias("schema"),
+        _to_ddl(F.schema_of_variant_agg("body")).alias("schema"),
     )
-    return shaped(counted, RESULTS["payload_schema"])
+    return to_result(counts, RESULTS["payload_schema"])
 
 
-def _as_ddl(schema: Column) -> Column:
-    """A VARIANT's schema as DDL, which knows no OBJECT."""
+def _to_ddl(schema: Column) -> Column:
+    """Convert a VARIANT's schema to DDL, which knows no OBJECT."""
 
-    # Every second part is a field's name; a backquote in a name is doubled, which keeps the count.
-    def struct(part: Column, place: Column) -> Column:
+    # Every second part is the name of a field; a backquote in a name is doubled, so the parity
+    # stays.
+    def replace_object(part: Column, index: Column) -> Column:
         return F.when(
-            place % 2 == 0, F.replace(part, F.lit("OBJECT<"), F.lit("STRUCT<"))
+            index % 2 == 0, F.replace(part, F.lit("OBJECT<"), F.lit("STRUCT<"))
         ).otherwise(part)
 
-    return F.array_join(F.transform(F.split(schema, "`"), struct), "`")
+    return F.array_join(F.transform(F.split(schema, "`"), replace_object), "`")

@@ -1,6 +1,6 @@
-"""How messages ended: what failed, how often it was tried, what lies among the dead letters.
+"""Outcomes of messages: failures, attempts and dead letters.
 
-And what policies, expiry and lost leases did.
+And the effects of policies, expiry and lost leases.
 """
 
 from datetime import datetime
@@ -23,26 +23,26 @@ from faststream_sqlbroker.core.reasons import (
 )
 from pyspark_sqlbroker.analytics.results import (
     RESULTS,
-    limited,
-    need,
-    outcome_counts,
-    seconds,
-    shaped,
+    build_outcome_counts,
+    build_seconds_between,
+    limit_rows,
+    require_columns,
+    to_result,
 )
-from pyspark_sqlbroker.load.decode import header
+from pyspark_sqlbroker.load.decode import get_header
 from pyspark_sqlbroker.moments import Moment, parse_moment
 
-HOUR = 3600
+HOUR_SECONDS = 3600
 """Seconds."""
 
-DAY = 24 * HOUR
+DAY_SECONDS = 24 * HOUR_SECONDS
 """Seconds."""
 
-OTHER = "other"
+OTHER_EFFECT = "other"
 
-DISCARDED_BY = (SUPERSEDED, DUPLICATE, EXPIRED, THROTTLED)
+DISCARD_REASONS = (SUPERSEDED, DUPLICATE, EXPIRED, THROTTLED)
 
-FAILED_BY = (
+FAILURE_REASONS = (
     THROTTLED,
     NO_KEY,
     FAILED_ONCE,
@@ -52,14 +52,14 @@ FAILED_BY = (
     RETRY_STRATEGY_ERROR,
     SETTLE_ERROR,
 )
-"""Reasons of FAILED messages that no handler gave."""
+"""Reasons of FAILED messages that were not given by a handler."""
 
 
 def retry_histogram(df: DataFrame) -> DataFrame:
-    """How many attempts messages took.
+    """Count messages by their number of attempts.
 
     Args:
-        df: With queue, state and attempts_count.
+        df: A frame with queue, state and attempts_count.
 
     Returns:
         queue STRING, attempts INT (0: it never ran), messages, completed, failed, discarded BIGINT.
@@ -67,22 +67,22 @@ def retry_histogram(df: DataFrame) -> DataFrame:
     Raises:
         SetupError: columns are missing.
     """
-    need(df, "retry_histogram", "queue", "state", "attempts_count")
-    counted = df.groupBy("queue", F.col("attempts_count").alias("attempts")).agg(
-        F.count("*").alias("messages"), *outcome_counts()
+    require_columns(df, "retry_histogram", "queue", "state", "attempts_count")
+    counts = df.groupBy("queue", F.col("attempts_count").alias("attempts")).agg(
+        F.count("*").alias("messages"), *build_outcome_counts()
     )
-    return shaped(counted, RESULTS["retry_histogram"])
+    return to_result(counts, RESULTS["retry_histogram"])
 
 
 def failure_rate(df: DataFrame) -> DataFrame:
-    """The share of each queue's messages that failed.
+    """Return the share of failed messages of each queue.
 
-    A message that a `dead_letter_queue` took over failed in the queue that it came from, where it
-    counts as moved; what became of it since counts for the queue that it was archived from. Those
-    that still wait in a dead letter queue are not in the archive, and not here.
+    A message that went to a `dead_letter_queue` failed in its original queue, where it counts as
+    moved; its later outcome counts for the queue that it was archived from. Messages that still
+    wait in a dead letter queue are not in the archive, and not here.
 
     Args:
-        df: With queue, state and headers.
+        df: A frame with queue, state and headers.
 
     Returns:
         queue STRING, completed, failed, discarded, moved BIGINT, rate DOUBLE ((failed + moved) /
@@ -91,56 +91,58 @@ def failure_rate(df: DataFrame) -> DataFrame:
     Raises:
         SetupError: columns are missing.
     """
-    need(df, "failure_rate", "queue", "state", "headers")
+    require_columns(df, "failure_rate", "queue", "state", "headers")
     moves = F.when(
-        _origin("queue").isNotNull(),
-        F.struct(_origin("queue").alias("queue"), F.lit("MOVED").alias("state")),
+        _get_origin("queue").isNotNull(),
+        F.struct(_get_origin("queue").alias("queue"), F.lit("MOVED").alias("state")),
     )
-    own = F.struct(F.col("queue"), F.col("state"))
-    events = df.select(F.explode(F.array_compact(F.array(own, moves))).alias("event")).select(
-        "event.*"
+    local_outcome = F.struct(F.col("queue"), F.col("state"))
+    events = df.select(
+        F.explode(F.array_compact(F.array(local_outcome, moves))).alias("event")
+    ).select("event.*")
+    counts = events.groupBy("queue").agg(
+        *build_outcome_counts(), F.count_if(F.col("state") == "MOVED").alias("moved")
     )
-    counted = events.groupBy("queue").agg(
-        *outcome_counts(), F.count_if(F.col("state") == "MOVED").alias("moved")
-    )
-    return shaped(counted.withColumn("rate", rate()), RESULTS["failure_rate"])
+    return to_result(counts.withColumn("rate", build_failure_rate()), RESULTS["failure_rate"])
 
 
-def rate() -> Column:
-    """The share that failed, of the counts completed, failed and moved; NULL where all are 0."""
-    bad = F.col("failed") + F.col("moved")
-    ended = F.col("completed") + bad
-    return F.when(ended > 0, bad / ended)
+def build_failure_rate() -> Column:
+    """Return the failed share of the counts completed, failed and moved; NULL where all are 0."""
+    failures = F.col("failed") + F.col("moved")
+    ended = F.col("completed") + failures
+    return F.when(ended > 0, failures / ended)
 
 
 def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
-    """What failures have in common: reason and class of the exception, the most frequent first.
+    """Group failures by reason and class of the exception, the most frequent first.
 
-    A failure is a FAILED message, and one that a `dead_letter_queue` took over: that one counts for
-    the queue that it came from, with the reason and error of that time.
+    A failure is a FAILED message, or a message that went to a `dead_letter_queue`: the latter
+    counts for its original queue, with the reason and error of that time.
 
     Args:
-        df: With id, queue, state, headers, last_error, reason and archived_at.
-        limit: How many rows, over all queues; None is all.
+        df: A frame with id, queue, state, headers, last_error, reason and archived_at.
+        limit: Maximum number of rows, over all queues; None is all.
 
     Returns:
         queue, reason (such as "max_attempts" or "rejected"), error_type (class of the exception,
         with its module; NULL if there was none) STRING, messages BIGINT, share DOUBLE (of all
         failures in the frame), example STRING (first line of the latest error: type and text),
-        last_id BIGINT, last_at TIMESTAMP (the latest message and when it was archived). The most
-        messages first, then by queue, reason and type.
+        last_id BIGINT, last_at TIMESTAMP (the latest message and when it was archived). Ordered by
+        the most messages, then by queue, reason and type.
 
     Raises:
         SetupError: columns are missing, or `limit` is no whole number above 0.
     """
-    need(df, "top_errors", "id", "queue", "state", "headers", "last_error", "reason", "archived_at")
-    named = single_failures(df)
+    require_columns(
+        df, "top_errors", "id", "queue", "state", "headers", "last_error", "reason", "archived_at"
+    )
+    failures = list_failures(df)
     latest = F.max(F.struct("archived_at", "id", "line"))
-    counted = named.groupBy("queue", "reason", "error_type").agg(
+    counts = failures.groupBy("queue", "reason", "error_type").agg(
         F.count("*").alias("messages"), latest.alias("latest")
     )
-    whole = named.agg(F.count("*").alias("whole"))
-    shares = counted.crossJoin(F.broadcast(whole)).select(
+    total = failures.agg(F.count("*").alias("whole"))
+    shares = counts.crossJoin(F.broadcast(total)).select(
         "*",
         (F.col("messages") / F.col("whole")).alias("share"),
         F.col("latest.line").alias("example"),
@@ -148,75 +150,79 @@ def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
         F.col("latest.archived_at").alias("last_at"),
     )
     ordered = shares.orderBy(F.desc("messages"), "queue", "reason", "error_type")
-    return shaped(limited(ordered, limit), RESULTS["top_errors"])
+    return to_result(limit_rows(ordered, limit), RESULTS["top_errors"])
 
 
-def single_failures(df: DataFrame, *carried: str) -> DataFrame:
-    """A row for each failure, as `top_errors` counts them.
+def list_failures(df: DataFrame, *other_columns: str) -> DataFrame:
+    """Return a row for each failure, counted as in `top_errors`.
 
     Args:
         df: As for `top_errors`.
-        carried: Other columns of `df` that each row keeps.
+        other_columns: More columns of `df` to return.
 
     Returns:
-        id, archived_at and the carried columns of the message; queue, reason, line (first line of
+        id, archived_at and the other columns of the message; queue, reason, line (first line of
         the error) and error_type of the failure.
     """
-    failed = F.when(F.col("state") == "FAILED", _failure("queue", "reason", "last_error"))
-    moved = F.when(
-        _origin("queue").isNotNull(),
-        _failure(_origin("queue"), _origin("reason"), _origin("error")),
+    failed = F.when(F.col("state") == "FAILED", _build_failure("queue", "reason", "last_error"))
+    moved_failure = F.when(
+        _get_origin("queue").isNotNull(),
+        _build_failure(_get_origin("queue"), _get_origin("reason"), _get_origin("error")),
     )
-    kept = "id", "archived_at", *carried
-    each = df.select(*kept, F.explode(F.array_compact(F.array(failed, moved))).alias("failure"))
+    columns = "id", "archived_at", *other_columns
+    failures = df.select(
+        *columns, F.explode(F.array_compact(F.array(failed, moved_failure))).alias("failure")
+    )
     line = F.substring_index("failure.error", "\n", 1).alias("line")
-    lines = each.select(*kept, "failure.queue", "failure.reason", line)
-    return lines.withColumn("error_type", _type_of("line"))
+    lines = failures.select(*columns, "failure.queue", "failure.reason", line)
+    return lines.withColumn("error_type", _extract_error_type("line"))
 
 
 def failed_with(queue: str, reason: str | None = None, error_type: str | None = None) -> Column:
-    """Whether a message failed in this queue, as `top_errors` has it, and did not complete there
-    since.
+    """Build the condition that a message failed in this queue and did not complete there since.
+
+    Failures are those of `top_errors`.
 
     Args:
-        queue: Where it failed: its own, or the one that a dead letter queue took it from.
-        reason: Only with this reason; "" is those without any, None all.
-        error_type: Only with this class of exception; "" is those without any, None all.
+        queue: The queue of the failure: the message's own, or the one before its dead letter queue.
+        reason: Only with this reason; "" for failures without a reason, None for all.
+        error_type: Only with this class of exception; "" for failures without one, None for all.
 
     Returns:
         A condition on rows with queue, state, headers, last_error and reason.
     """
-    own = (F.col("state") == "FAILED") & (F.col("queue") == queue)
-    # One that was moved back keeps the header.
+    failed_here = (F.col("state") == "FAILED") & (F.col("queue") == queue)
+    # A message that was moved back keeps the header.
     repaired = (F.col("state") == "COMPLETED") & (F.col("queue") == queue)
-    moved = (_origin("queue") == queue) & ~repaired
-    for wanted, of_own, of_moved in (
-        (reason, F.col("reason"), _origin("reason")),
-        (error_type, _type_of("last_error"), _type_of(_origin("error"))),
+    moved = (_get_origin("queue") == queue) & ~repaired
+    for expected, own_value, moved_value in (
+        (reason, F.col("reason"), _get_origin("reason")),
+        (error_type, _extract_error_type("last_error"), _extract_error_type(_get_origin("error"))),
     ):
-        if wanted is not None:
-            own &= F.coalesce(of_own, F.lit("")) == wanted
-            moved &= F.coalesce(of_moved, F.lit("")) == wanted
-    return F.coalesce(own, F.lit(False)) | F.coalesce(moved, F.lit(False))
+        if expected is not None:
+            failed_here &= F.coalesce(own_value, F.lit("")) == expected
+            moved &= F.coalesce(moved_value, F.lit("")) == expected
+    return F.coalesce(failed_here, F.lit(False)) | F.coalesce(moved, F.lit(False))
 
 
 def dlq_age(
     df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | None = None
 ) -> DataFrame:
-    """How old the dead letters are.
+    """Count dead letters by age.
 
-    These are the messages that are FAILED by their last row in the archive, dead since archived_at:
-    one that was retried afterwards is none, one that `replay` has published again stays one. And,
-    if `live` is given, what waits in dead letter queues (the header "dead-letter" names another
-    queue), dead since its last attempt there, or since it was due there if there was none. What a
-    dead letter queue took counts for the queue that it came from.
+    Dead letters are messages that are FAILED by their last row in the archive, dead since
+    archived_at. A message that was retried afterwards is not counted; a message that `replay` has
+    published again is. If `live` is given, messages in dead letter queues are counted, too (the
+    header "dead-letter" names another queue), dead since their last attempt there, or since they
+    were due there. They count for the queue that they came from.
 
     Args:
-        df: With queue, state, headers and archived_at; and with id, without which each row is a
-            message. An export may have several rows of one.
-        as_of: Ages are told as of this moment, and what was archived or died later is left out;
-            None is the latest such time in the frames, and what is due later than now has age 0.
-        live: A frame of `read_messages`: with queue, headers, last_attempt_at and next_attempt_at.
+        df: A frame with queue, state, headers and archived_at; and with id, as an export may have
+            several rows of a message. Without id each row counts as a message.
+        as_of: Ages are computed for this time, and messages that were archived or died later are
+            left out; None is the latest such time in the frames, and messages due later than now
+            have age 0.
+        live: A frame of `read_messages` with queue, headers, last_attempt_at and next_attempt_at.
 
     Returns:
         queue STRING, messages BIGINT, under_1h, 1h_to_1d, 1d_to_7d, 7d_to_30d, over_30d BIGINT
@@ -224,63 +230,69 @@ def dlq_age(
         (seconds).
 
     Raises:
-        SetupError: `as_of` is no moment, or columns are missing.
+        SetupError: `as_of` is no time, or columns are missing.
     """
-    moment = parse_moment("as_of", as_of)
-    need(df, "dlq_age", "queue", "state", "headers", "archived_at")
-    queue = F.coalesce(_origin("queue"), F.col("queue")).alias("queue")
-    known = df if moment is None else df.where(F.col("archived_at") <= F.lit(moment))
-    times = known.select(F.col("archived_at").alias("at"))
+    as_of_time = parse_moment("as_of", as_of)
+    require_columns(df, "dlq_age", "queue", "state", "headers", "archived_at")
+    queue = F.coalesce(_get_origin("queue"), F.col("queue")).alias("queue")
+    archived_rows = (
+        df if as_of_time is None else df.where(F.col("archived_at") <= F.lit(as_of_time))
+    )
+    times = archived_rows.select(F.col("archived_at").alias("at"))
     dead = (
-        _last_rows(known).where("state = 'FAILED'").select(queue, F.col("archived_at").alias("at"))
+        _select_last_rows(archived_rows)
+        .where("state = 'FAILED'")
+        .select(queue, F.col("archived_at").alias("at"))
     )
     if live is not None:
-        need(live, "dlq_age (live)", "queue", "headers", "last_attempt_at", "next_attempt_at")
-        # next_attempt_at lies in the future before a retry. A message that was moved back by hand
+        require_columns(
+            live, "dlq_age (live)", "queue", "headers", "last_attempt_at", "next_attempt_at"
+        )
+        # next_attempt_at is in the future before a retry. A message that was moved back by hand
         # keeps the header, so the queue is compared.
         since = F.coalesce("last_attempt_at", "next_attempt_at").alias("at")
-        waiting = live.where(_origin("queue") != F.col("queue")).select(queue, since)
+        waiting = live.where(_get_origin("queue") != F.col("queue")).select(queue, since)
         dead = dead.unionAll(waiting)
-        # One that was delayed on its way into the dead letter queue is due in the future.
+        # A message that was delayed on its way into the dead letter queue is due in the future.
         times = times.unionAll(waiting.select("at").where("at <= current_timestamp()"))
-    aged = (
-        _dated(dead, times, moment)
+    with_age = (
+        _add_now(dead, times, as_of_time)
         .where("at <= now")
-        .withColumn("age", seconds(F.col("at"), F.col("now")))
+        .withColumn("age", build_seconds_between(F.col("at"), F.col("now")))
     )
-    counted = aged.groupBy("queue").agg(
+    counts = with_age.groupBy("queue").agg(
         F.count("*").alias("messages"),
-        *_ages(),
+        *_count_ages(),
         F.min("at").alias("oldest_at"),
         F.max("age").alias("oldest_age"),
     )
-    return shaped(counted, RESULTS["dlq_age"])
+    return to_result(counts, RESULTS["dlq_age"])
 
 
-def _dated(dead: DataFrame, times: DataFrame, moment: datetime | None) -> DataFrame:
-    """With the column now: `moment`, or the latest of `times`, at which nothing died later."""
-    if moment is not None:
-        return dead.withColumn("now", F.lit(moment))
+def _add_now(dead: DataFrame, times: DataFrame, as_of_time: datetime | None) -> DataFrame:
+    """Add the column now: `as_of_time`, or the latest of `times`; no time of death is later."""
+    if as_of_time is not None:
+        return dead.withColumn("now", F.lit(as_of_time))
     now = F.coalesce(F.max("at"), F.current_timestamp()).alias("now")
-    dated = dead.crossJoin(F.broadcast(times.agg(now)))
-    return dated.withColumn("at", F.least("at", "now"))
+    with_now = dead.crossJoin(F.broadcast(times.agg(now)))
+    return with_now.withColumn("at", F.least("at", "now"))
 
 
-def _last_rows(df: DataFrame) -> DataFrame:
-    """The row of each message that was archived last."""
+def _select_last_rows(df: DataFrame) -> DataFrame:
+    """Return the row of each message that was archived last."""
     if "id" not in df.columns:
         return df
     last = F.max_by(F.struct("queue", "state", "headers", "archived_at"), "archived_at")
     return df.groupBy("id").agg(last.alias("last")).select("last.*")
 
 
-def _ages() -> list[Column]:
+def _count_ages() -> list[Column]:
     bounds = {
         "under_1h": 0,
-        "1h_to_1d": HOUR,
-        "1d_to_7d": DAY,
-        "7d_to_30d": 7 * DAY,
-        "over_30d": 30 * DAY,
+        "1h_to_1d": HOUR_SECONDS,
+        "1d_to_7d": DAY_SECONDS,
+        "7d_to_30d": 7 * DAY_SECONDS,
+        "over_30d": 30 * DAY_SECONDS,
     }
     starts = [*bounds.values()]
     age = F.col("age")
@@ -290,26 +302,29 @@ def _ages() -> list[Column]:
     ]
 
 
-def _type_of(error: str | Column) -> Column:
-    """The class of the exception; NULL without any."""
-    found = F.regexp_extract(error, r"^([^\s:]+)", 1)
-    return F.when(found != "", found)
+def _extract_error_type(error: str | Column) -> Column:
+    """Return the class of the exception; NULL without an exception."""
+    type_name = F.regexp_extract(error, r"^([^\s:]+)", 1)
+    return F.when(type_name != "", type_name)
 
 
-def _origin(name: str) -> Column:
-    """What the header "dead-letter" says of where the message failed."""
-    return header(f"['dead-letter'].{name}")
+def _get_origin(name: str) -> Column:
+    """Return a field of the header "dead-letter", which describes the original failure."""
+    return get_header(f"['dead-letter'].{name}")
 
 
-def _failure(queue: str | Column, reason: str | Column, error: str | Column) -> Column:
-    named = {"queue": queue, "reason": reason, "error": error}
+def _build_failure(queue: str | Column, reason: str | Column, error: str | Column) -> Column:
+    fields = {"queue": queue, "reason": reason, "error": error}
     return F.struct(
-        *((F.col(c) if isinstance(c, str) else c).alias(name) for name, c in named.items())
+        *(
+            (F.col(column) if isinstance(column, str) else column).alias(name)
+            for name, column in fields.items()
+        )
     )
 
 
 def policy_effects(df: DataFrame) -> DataFrame:
-    """Messages whose end the handler did not decide, by what ended them.
+    """Count messages whose end was not decided by a handler, by cause.
 
     | effect | state | by |
     |---|---|---|
@@ -327,7 +342,7 @@ def policy_effects(df: DataFrame) -> DataFrame:
     | other | DISCARDED | any other reason |
 
     Args:
-        df: With queue, state and reason.
+        df: A frame with queue, state and reason.
 
     Returns:
         queue, effect, state STRING, messages BIGINT, share DOUBLE (of all messages of the queue).
@@ -335,54 +350,59 @@ def policy_effects(df: DataFrame) -> DataFrame:
     Raises:
         SetupError: columns are missing.
     """
-    need(df, "policy_effects", "queue", "state", "reason")
+    require_columns(df, "policy_effects", "queue", "state", "reason")
     reason = F.col("reason")
-    gone = F.col("state") == "DISCARDED"
+    is_discarded = F.col("state") == "DISCARDED"
     effect = (
-        F.when(gone & reason.isin(*DISCARDED_BY), reason)
+        F.when(is_discarded & reason.isin(*DISCARD_REASONS), reason)
         # Older rows have the other message's id in the text.
-        .when(gone & reason.rlike(r"^superseded by \d+$"), SUPERSEDED)
-        .when(gone & reason.rlike(r"^duplicate of \d+$"), DUPLICATE)
-        .when(gone, OTHER)
-        .when((F.col("state") == "FAILED") & reason.isin(*FAILED_BY), reason)
+        .when(is_discarded & reason.rlike(r"^superseded by \d+$"), SUPERSEDED)
+        .when(is_discarded & reason.rlike(r"^duplicate of \d+$"), DUPLICATE)
+        .when(is_discarded, OTHER_EFFECT)
+        .when((F.col("state") == "FAILED") & reason.isin(*FAILURE_REASONS), reason)
     )
-    counted = (
+    counts = (
         df.select("queue", "state", effect.alias("effect"))
         .where(F.col("effect").isNotNull())
         .groupBy("queue", "effect", "state")
         .agg(F.count("*").alias("messages"))
     )
-    whole = df.groupBy("queue").agg(F.count("*").alias("whole"))
-    shares = counted.join(whole, "queue").withColumn("share", F.col("messages") / F.col("whole"))
-    return shaped(shares, RESULTS["policy_effects"])
+    totals = df.groupBy("queue").agg(F.count("*").alias("whole"))
+    shares = counts.join(totals, "queue").withColumn("share", F.col("messages") / F.col("whole"))
+    return to_result(shares, RESULTS["policy_effects"])
 
 
 def duplicate_deliveries(df: DataFrame) -> DataFrame:
-    """Deliveries whose end was never recorded, so that the message was delivered again.
+    """Count deliveries without a recorded end, after which the message was delivered again.
 
-    Each is a process that died, a lease that ran out or an end that the database never took: the
-    handler may have run, in part or whole, once more than attempts_count says. A message has
-    deliveries_count − attempts_count of them; one less if its last delivery ended without an
-    attempt (expired at the start, delivered too often), because that one was not repeated.
+    Such a delivery belongs to a process that died, a lease that expired, or an outcome that was
+    never stored: the handler may have run, partly or completely, once more than attempts_count
+    says. A message has deliveries_count − attempts_count of them; one less if its last delivery
+    ended without an attempt (expired at the start, delivered too often), because that delivery was
+    not repeated.
 
     Args:
-        df: With queue, attempts_count, deliveries_count, acquired_at and last_attempt_at.
+        df: A frame with queue, attempts_count, deliveries_count, acquired_at and last_attempt_at.
 
     Returns:
-        queue STRING, messages (all of the queue), redelivered (those with lost deliveries),
+        queue STRING, messages (all of the queue), redelivered (messages with lost deliveries),
         lost_deliveries BIGINT, share DOUBLE (redelivered / messages), most INT (of one message).
 
     Raises:
         SetupError: columns are missing.
     """
     columns = "queue", "attempts_count", "deliveries_count", "acquired_at", "last_attempt_at"
-    need(df, "duplicate_deliveries", *columns)
+    require_columns(df, "duplicate_deliveries", *columns)
     acquired = F.col("acquired_at")
-    ended = F.col("last_attempt_at")
-    unstarted = F.when(acquired.isNotNull() & (ended.isNull() | (ended < acquired)), 1).otherwise(0)
-    lost = F.greatest(F.col("deliveries_count") - F.col("attempts_count") - unstarted, F.lit(0))
-    counted = (
-        df.select("queue", lost.alias("lost"))
+    attempted = F.col("last_attempt_at")
+    unstarted = F.when(
+        acquired.isNotNull() & (attempted.isNull() | (attempted < acquired)), 1
+    ).otherwise(0)
+    lost_count = F.greatest(
+        F.col("deliveries_count") - F.col("attempts_count") - unstarted, F.lit(0)
+    )
+    counts = (
+        df.select("queue", lost_count.alias("lost"))
         .groupBy("queue")
         .agg(
             F.count("*").alias("messages"),
@@ -391,7 +411,7 @@ def duplicate_deliveries(df: DataFrame) -> DataFrame:
             F.max("lost").alias("most"),
         )
     )
-    return shaped(
-        counted.withColumn("share", F.col("redelivered") / F.col("messages")),
+    return to_result(
+        counts.withColumn("share", F.col("redelivered") / F.col("messages")),
         RESULTS["duplicate_deliveries"],
     )

@@ -1,4 +1,4 @@
-"""The columns of every result."""
+"""The columns of every result, and helpers to compute them."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,22 @@ from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.columns import Field
 
-MICROS = 1_000_000
+MICROSECONDS = 1_000_000
 """Microseconds in a second."""
 
 
-def _counts(*names: str) -> tuple[Field, ...]:
+def _build_count_fields(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, "bigint", True, f"{name} messages") for name in names)
 
 
 _QUEUE = Field("queue", "string", True, "name of the queue")
 _BUCKET = Field("bucket", "timestamp", True, "first moment of the bucket")
 _MESSAGES = Field("messages", "bigint", True, "messages")
-_ENDS = _counts("completed", "failed", "discarded")
+_OUTCOMES = _build_count_fields("completed", "failed", "discarded")
 _KEY = Field("key", "string", True, "the key")
 
 QUANTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
-"""Columns of latencies and the share of messages that were at most so slow."""
+"""Columns of latencies, with the share of messages that were at most so slow."""
 
 _LATENCY = (
     Field("phase", "string", True, "wait, work or total"),
@@ -43,7 +43,7 @@ RESULTS: dict[str, tuple[Field, ...]] = {
         _BUCKET,
         _QUEUE,
         _MESSAGES,
-        *_ENDS,
+        *_OUTCOMES,
         Field("per_second", "double", True, "messages a second"),
         Field("payload_bytes", "bigint", True, "bytes of all payloads"),
     ),
@@ -53,11 +53,11 @@ RESULTS: dict[str, tuple[Field, ...]] = {
         _QUEUE,
         Field("attempts", "int", True, "attempts that ended"),
         _MESSAGES,
-        *_ENDS,
+        *_OUTCOMES,
     ),
     "failure_rate": (
         _QUEUE,
-        *_ENDS,
+        *_OUTCOMES,
         Field("moved", "bigint", True, "messages that failed and went to a dead letter queue"),
         Field(
             "rate",
@@ -106,7 +106,7 @@ RESULTS: dict[str, tuple[Field, ...]] = {
         _KEY,
         _MESSAGES,
         Field("share", "double", True, "of all messages of the queue"),
-        *_ENDS,
+        *_OUTCOMES,
     ),
     "sessions": (
         _QUEUE,
@@ -126,24 +126,26 @@ RESULTS: dict[str, tuple[Field, ...]] = {
 """The columns of each function's result, in order."""
 
 
-def shaped(frame: DataFrame, fields: Sequence[Field]) -> DataFrame:
-    """Select exactly these columns, cast to these types."""
-    return frame.select(*(F.col(f"`{f.name}`").cast(f.type).alias(f.name) for f in fields))
+def to_result(frame: DataFrame, fields: Sequence[Field]) -> DataFrame:
+    """Select exactly the given columns, and cast to the given types."""
+    return frame.select(
+        *(F.col(f"`{field.name}`").cast(field.type).alias(field.name) for field in fields)
+    )
 
 
-def grouped(name: str, by: Sequence[str], frame: DataFrame) -> tuple[Field, ...]:
-    """The result's fields with the columns of `by` in the place of the queue."""
+def group_fields(name: str, by: Sequence[str], frame: DataFrame) -> tuple[Field, ...]:
+    """Return the result's fields, with the columns of `by` in place of the queue."""
     types = dict(frame.dtypes)
-    place = RESULTS[name].index(_QUEUE)
-    own = tuple(Field(column, types[column], False, "as in the frame") for column in by)
-    return (*RESULTS[name][:place], *own, *RESULTS[name][place + 1 :])
+    index = RESULTS[name].index(_QUEUE)
+    group_columns = tuple(Field(column, types[column], False, "as in the frame") for column in by)
+    return (*RESULTS[name][:index], *group_columns, *RESULTS[name][index + 1 :])
 
 
-def need(frame: DataFrame, function: str, *columns: str) -> None:
+def require_columns(frame: DataFrame, function: str, *columns: str) -> None:
     """Check that the frame has the columns.
 
     Raises:
-        SetupError: it has not; names those that it lacks.
+        SetupError: columns are missing; the message names them.
     """
     missing = [name for name in columns if name not in frame.columns]
     if missing:
@@ -153,52 +155,56 @@ def need(frame: DataFrame, function: str, *columns: str) -> None:
         )
 
 
-def columns_of(by: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or several."""
+def to_columns(by: str | Sequence[str]) -> tuple[str, ...]:
+    """Convert a name or several names to a tuple."""
     return (by,) if isinstance(by, str) else tuple(by)
 
 
-def limited(frame: DataFrame, limit: int | None) -> DataFrame:
-    """The first rows; None is all."""
+def limit_rows(frame: DataFrame, limit: int | None) -> DataFrame:
+    """Return the first rows; None is all."""
     return frame if limit is None else frame.limit(whole_number("limit", limit, other=" or None"))
 
 
-def width(every: Duration, name: str = "every") -> int:
-    """The width of a bucket in microseconds.
+def parse_width(every: Duration, name: str = "every") -> int:
+    """Parse the width of a bucket, in microseconds.
 
     Raises:
-        SetupError: no length of time, or shorter than a millisecond.
+        SetupError: it is no duration, or shorter than a millisecond.
     """
-    micros = round(positive_seconds(name, every) * MICROS)
+    micros = round(positive_seconds(name, every) * MICROSECONDS)
     if micros < 1000:  # noqa: PLR2004 - a millisecond
         raise SetupError(f"{name} must be 1 millisecond or more, got {every!r}")
     return micros
 
 
-def bucket(time: str, micros: int) -> Column:
-    """The first moment of the bucket that `time` falls into, counted from 1970-01-01T00:00Z."""
-    at = F.unix_micros(F.col(time))
-    return F.timestamp_micros(F.try_subtract(at, F.pmod(at, F.lit(micros))))
+def build_bucket(time: str, width: int) -> Column:
+    """Return the start of the bucket that contains `time`, counted from 1970-01-01T00:00Z."""
+    time_microseconds = F.unix_micros(F.col(time))
+    return F.timestamp_micros(
+        F.try_subtract(time_microseconds, F.pmod(time_microseconds, F.lit(width)))
+    )
 
 
-def micros_between(start: Column, end: Column) -> Column:
-    """From one number of microseconds to another, 0 at least; NULL if either is.
+def build_microseconds_between(start: Column, end: Column) -> Column:
+    """Return the difference of two numbers of microseconds, at least 0; NULL if either is NULL.
 
-    NULL, too, where the difference is no number of 64 bits: PostgreSQL's infinity is read as a
-    moment 292 000 years away.
+    NULL, too, if the difference exceeds 64 bits: PostgreSQL's infinity is read as a time 292 000
+    years away.
     """
     between = F.try_subtract(end, start)
     # GREATEST ignores NULLs.
     return F.when(between.isNotNull(), F.greatest(between, F.lit(0)))
 
 
-def seconds(start: Column, end: Column) -> Column:
-    """From `start` to `end`, 0 at least; NULL if either is."""
-    return micros_between(F.unix_micros(start), F.unix_micros(end)) / F.lit(float(MICROS))
+def build_seconds_between(start: Column, end: Column) -> Column:
+    """Return the seconds from `start` to `end`, at least 0; NULL if either is NULL."""
+    return build_microseconds_between(F.unix_micros(start), F.unix_micros(end)) / F.lit(
+        float(MICROSECONDS)
+    )
 
 
-def outcome_counts() -> tuple[Column, ...]:
-    """How many messages were completed, failed and discarded: a column for each."""
+def build_outcome_counts() -> tuple[Column, ...]:
+    """Return the numbers of completed, failed and discarded messages, a column for each."""
     return tuple(
         F.count_if(F.col("state") == name.upper()).alias(name)
         for name in ("completed", "failed", "discarded")

@@ -1,4 +1,4 @@
-"""What differs between the databases, for readers: one class each."""
+"""Differences between the databases, for readers: one class each."""
 
 from pyspark_sqlbroker.address import Address
 from pyspark_sqlbroker.databases.base import ArchiveDatabase
@@ -16,5 +16,5 @@ _CLASSES: dict[str, type[ArchiveDatabase]] = {
 
 
 def database_of(address: Address) -> ArchiveDatabase:
-    """The class for the database at `address`."""
+    """Return the dialect of the database at `address`."""
     return _CLASSES[address.kind](address)

@@ -1,4 +1,4 @@
-"""What readers need from a database: quoted names, literals, times, sizes, partitions."""
+"""A database's dialect for readers: quoted names, literals, times, sizes, partitions."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,34 +23,37 @@ LONGEST_WAIT = 86_400
 """Seconds that a connection may be idle while Spark works."""
 
 
-MOMENT = "_archived_at"
-"""The hidden column of the bare time."""
+RANGE_TIME_COLUMN = "_archived_at"
+"""The hidden column with the unconverted time."""
 
 PARTITION_BYTES = 256 << 20
 """Bytes of the table for each partition, by the database's statistics."""
 
-SMALL = 50_000
-"""Rows. Up to here one connection is faster than opening a second one."""
+SMALL_TABLE_ROWS = 50_000
+"""Number of rows up to which one connection is faster than opening a second one."""
 
-MOST_PARTITIONS = 64
-"""Partitions that are chosen by size; each is a connection to the database."""
+MAX_PARTITIONS = 64
+"""Maximum number of partitions chosen by size; each is a connection to the database."""
 
 BLOCKS = "_block"
-"""In place of a column: the table's blocks. Rows move between them, but not in a snapshot."""
+"""Stands for the table's blocks in place of a column. Rows move between blocks, but not in a
+snapshot.
+"""
 
-PROBE = {"id": 50, "archived_at": 1000}
-"""Rows at each end of a slice by whose distance its rows are estimated. Of ids they are few, as
-reading them may mean reading the table; a thousand may be archived by one transaction, at one
-moment."""
+PROBE_ROWS = {"id": 50, "archived_at": 1000}
+"""Number of rows at each end of a slice whose distance gives an estimate of the slice's rows. The
+number of ids is small, as reading them may mean reading the table; a transaction may archive a
+thousand rows at one time.
+"""
 
 
 @dataclass(frozen=True)
-class Size:
-    """What the database's statistics say of a table, without reading it.
+class TableSize:
+    """Size of a table by the database's statistics, without reading the table.
 
     Attributes:
-        rows: Estimated rows; 0 if it is empty or was never looked at.
-        bytes: On disk, indexes left out.
+        rows: Estimated rows; 0 if the table is empty or was never analyzed.
+        bytes: Bytes on disk, without indexes.
     """
 
     rows: int
@@ -61,21 +64,21 @@ class Size:
         """Bytes of an average row."""
         return self.bytes / self.rows if self.rows else 0.0
 
-    def partitions(self, least: int) -> int:
-        """In how many partitions to read the table; `least` are worth it if it is not small."""
-        if self.rows <= SMALL and self.bytes <= PARTITION_BYTES:
+    def choose_partitions(self, minimum: int) -> int:
+        """Return the number of partitions to read the table in; at least `minimum` unless small."""
+        if self.rows <= SMALL_TABLE_ROWS and self.bytes <= PARTITION_BYTES:
             return 1
-        return min(max(math.ceil(self.bytes / PARTITION_BYTES), least), MOST_PARTITIONS)
+        return min(max(math.ceil(self.bytes / PARTITION_BYTES), minimum), MAX_PARTITIONS)
 
 
 @dataclass(frozen=True)
 class TableRange:
-    """Rows of a table that are cut into ranges of one of its columns.
+    """Rows of a table that are cut into ranges of a column.
 
     Attributes:
         name: The table.
         schema: Its schema.
-        column: What ranges are taken of: "id" or "archived_at"; `BLOCKS` where a snapshot is held
+        column: The column to cut by: "id" or "archived_at"; `BLOCKS` if a snapshot is held
             (PostgreSQL).
         where: A condition on `column` that all rows fulfil, "" for none.
     """
@@ -87,224 +90,248 @@ class TableRange:
 
 
 class ArchiveDatabase(ABC):
-    """One database's SQL; values are literals, because JDBC's subqueries take no parameters."""
+    """The SQL of a database; values are literals, as JDBC's subqueries take no parameters."""
 
     kind: ClassVar[str]
     jdbc_driver: ClassVar[str]
     native_timestamps: bool
-    """Whether JDBC reads timestamps as such; else they come as microseconds since 1970."""
+    """True if JDBC reads timestamps as such; else they come as microseconds since 1970."""
 
     shares_snapshots: ClassVar[bool] = False
-    """Whether several connections can see one moment."""
+    """True if several connections can share a snapshot."""
 
-    one_writer: ClassVar[bool] = False
-    """Whether connections that write only wait for each other."""
+    has_single_writer: ClassVar[bool] = False
+    """True if only one connection can write at a time."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
 
-    def without_native_timestamps(self) -> "ArchiveDatabase":
-        """The same database, whose times JDBC reads as microseconds."""
+    def with_microseconds(self) -> "ArchiveDatabase":
+        """Return a copy that lets JDBC read times as microseconds."""
         other = copy(self)
         other.native_timestamps = False
         return other
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
-        """As `open`; errors of the database and of Spark in the block become `StoreError`."""
+        """Open a connection; errors of database and Spark in the block become `StoreError`."""
         with store_errors(), self.open() as connection:
             yield connection
 
     @contextmanager
     def open(self) -> Iterator[Connection]:
-        """A connection in autocommit, closed at the end."""
+        """Open a connection in autocommit, closed at the end."""
         engine = self.address.engine()
         with engine.connect() as connection:
             # Statements contain literals; a % in one would be taken for a parameter.
-            bare = connection.execution_options(no_parameters=True)
-            self.set_up(bare)
-            yield bare
+            autocommit = connection.execution_options(no_parameters=True)
+            self.configure_session(autocommit)
+            yield autocommit
 
-    def set_up(self, connection: Connection) -> None:  # noqa: B027 - some need nothing
-        """Set what readers rely on, whatever the server, the database or the role has for a
-        default.
+    def configure_session(self, connection: Connection) -> None:  # noqa: B027 - some need nothing
+        """Set the options that readers rely on, as servers, databases and roles have other
+        defaults.
         """
 
     @abstractmethod
     def begin(self, connection: Connection) -> None:
-        """Begin a transaction that writes, on a connection in autocommit; others' commits show in
-        it.
-        """
+        """Begin a writing transaction that sees other commits, on a connection in autocommit."""
 
     def quote(self, name: str) -> str:
-        """`name` as an identifier, in double quotes where the database knows the standard."""
+        """Quote `name` as an identifier, in double quotes if the database knows the standard."""
         return '"' + name.replace('"', '""') + '"'
 
-    def table(self, name: str, schema: str | None) -> str:
-        """The quoted name of a table."""
+    def quote_table(self, name: str, schema: str | None) -> str:
+        """Return the quoted name of a table."""
         return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
 
     @abstractmethod
-    def text(self, value: str) -> str:
-        """`value` as a literal that no content can break out of."""
+    def format_text(self, value: str) -> str:
+        """Format `value` as a literal that is safe for any content."""
 
-    def among(self, name: str, values: Sequence[str]) -> str:
-        """The condition that a column of texts holds one of `values`, of which there is one at
-        least.
-        """
-        return f"{self.quote(name)} IN ({', '.join(self.text(value) for value in values)})"
+    def build_in_condition(self, name: str, values: Sequence[str]) -> str:
+        """Return the condition that a column of texts equals one of `values` (at least one)."""
+        return f"{self.quote(name)} IN ({', '.join(self.format_text(value) for value in values)})"
 
     @abstractmethod
     def moment(self, value: datetime) -> str:
-        """An aware datetime as a literal to compare columns of timestamps with."""
+        """Format an aware datetime as a literal to compare columns of timestamps with."""
 
     @abstractmethod
-    def microseconds(self, expression: str) -> str:
-        """A column of timestamps as microseconds since 1970 (UTC), exact."""
+    def build_microseconds(self, expression: str) -> str:
+        """Return SQL for a column of timestamps as exact microseconds since 1970 (UTC)."""
 
     def column(self, field: Field) -> str:
-        """How JDBC selects `field`; timestamps as microseconds unless they are native."""
+        """Return SQL by which JDBC selects `field`; as microseconds if times are not native."""
         name = self.quote(field.name)
         if field.type == "timestamp" and not self.native_timestamps:
-            return f"{self.microseconds(name)} AS {name}"
+            return f"{self.build_microseconds(name)} AS {name}"
         return name
 
-    def value(self, field: Field) -> str:
-        """How any of Python's drivers reads `field`: timestamps as microseconds."""
+    def build_value(self, field: Field) -> str:
+        """Return SQL by which Python's drivers select `field`: timestamps as microseconds."""
         name = self.quote(field.name)
-        return self.microseconds(name) if field.type == "timestamp" else name
+        return self.build_microseconds(name) if field.type == "timestamp" else name
 
-    def hidden(self, column: str) -> dict[str, str]:
-        """What predicates on a `TableRange.column` need besides the fields: name → expression."""
-        name = self.range_of(column)
+    def get_hidden_columns(self, column: str) -> dict[str, str]:
+        """Return the columns (name → expression) that predicates need besides the fields."""
+        name = self.get_range_column(column)
         return {name: self.quote(column)} if name != column else {}
 
-    def range_of(self, column: str) -> str:
-        """The name of `column` where it is cut into ranges: of times the bare one, which an index
-        serves.
+    def get_range_column(self, column: str) -> str:
+        """Return the column to put conditions on where rows are cut by `column`.
+
+        Times are compared unconverted, so that an index serves the conditions.
         """
-        return MOMENT if column == "archived_at" and not self.native_timestamps else column
+        return (
+            RANGE_TIME_COLUMN if column == "archived_at" and not self.native_timestamps else column
+        )
 
     @abstractmethod
-    def clock(self) -> str:
-        """The database's clock as microseconds since 1970 (UTC)."""
+    def build_clock(self) -> str:
+        """Return SQL for the database's clock as microseconds since 1970 (UTC)."""
 
     def now(self, connection: Connection) -> datetime:
-        """The database's clock."""
-        return from_microseconds(int(self.scalar(connection, f"SELECT {self.clock()}")))
+        """Return the time of the database's clock."""
+        return from_microseconds(int(self.scalar(connection, f"SELECT {self.build_clock()}")))
 
     def scalar(self, connection: Connection, statement: str) -> Any:
-        """The only value of the only row of a statement without binds."""
+        """Return the only value of the only row of a statement without binds."""
         return connection.exec_driver_sql(statement).scalar()
 
-    def prepare(self, connection: Connection) -> None:  # noqa: B027 - most have all they need
-        """Make `connection` know the functions of the sums below."""
+    def register_functions(self, connection: Connection) -> None:  # noqa: B027 - most have all they need
+        """Register the functions that the sums below use on `connection`."""
 
     @abstractmethod
-    def insert_new(self, table: Table) -> Insert:
-        """An INSERT that skips existing rows; it waits for transactions that insert them."""
+    def build_insert_if_absent(self, table: Table) -> Insert:
+        """Build an INSERT that skips existing rows, and waits for transactions with such rows."""
 
-    def wake(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:  # noqa: B027 - one does
-        """Tell subscribers that something is due; where they cannot be told they poll."""
-
-    @abstractmethod
-    def exact_sum(self, expression: str) -> str:
-        """The sum of whole numbers over the rows, of any size, as text; "0" without rows."""
+    def notify(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:  # noqa: B027 - one does
+        """Notify subscribers of due messages; without notifications subscribers poll."""
 
     @abstractmethod
-    def length(self, column: str) -> str:
-        """The bytes of a payload."""
+    def build_exact_sum(self, expression: str) -> str:
+        """Return SQL for the sum of whole numbers of any size, as text; "0" without rows."""
 
     @abstractmethod
-    def digest_sum(self, expression: str, *, text: bool) -> str:
-        """The sum of the first 60 bits of each row's MD5, as text; `text` is hashed as UTF-8."""
+    def build_length(self, column: str) -> str:
+        """Return SQL for the bytes of a payload."""
 
     @abstractmethod
-    def joined(self, expressions: Sequence[str]) -> str:
-        """Values of any type as one text: NULL is ~, the others follow an =, and | is between."""
+    def build_digest_sum(self, expression: str, *, text: bool) -> str:
+        """Return SQL for the sum of the first 60 bits of each MD5, as text; `text` is hashed as
+        UTF-8.
+        """
+
+    @abstractmethod
+    def build_joined_text(self, expressions: Sequence[str]) -> str:
+        """Return SQL that joins values by |: NULL becomes ~, other values follow an =."""
 
     def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
-        """Whether there is a table or view of that name."""
+        """Return True if there is a table or view of that name."""
         return inspect(connection).has_table(name, schema=schema)
 
-    def need_table(self, connection: Connection, name: str, schema: str | None) -> None:
-        """Look for a table or view of that name.
+    def require_table(self, connection: Connection, name: str, schema: str | None) -> None:
+        """Check that there is a table or view of that name.
 
         Raises:
-            SetupError: there is none; says where it was looked for.
+            SetupError: there is none; the message says where it was searched.
         """
         if not self.has_table(connection, name, schema):
-            place = f"the database {self.address.database!r}"
-            place = place if schema is None else f"{place}, schema {schema!r}"
+            location = f"the database {self.address.database!r}"
+            location = location if schema is None else f"{location}, schema {schema!r}"
             raise SetupError(
-                f"there is no table {name!r} in {place}: check the names of the table and its "
+                f"there is no table {name!r} in {location}: check the names of the table and its "
                 "schema, and the user's rights"
             )
 
     @abstractmethod
-    def size(self, connection: Connection, name: str, schema: str | None) -> Size:
-        """What the statistics say of a table."""
+    def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
+        """Estimate the size of a table by the statistics."""
 
-    def predicates(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """At most `number` conditions that together take every row once."""
-        return self._cut(connection, rows, number) if number > 1 else ["1=1"]
+    def predicates(self, connection: Connection, rows: TableRange, max_count: int) -> list[str]:
+        """Return at most `max_count` conditions that together match every row once."""
+        return self._cut_range(connection, rows, max_count) if max_count > 1 else ["1=1"]
 
-    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """As `predicates`, of two or more: of about the same number of rows, whatever gaps there
-        are between the values.
+    def _cut_range(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
+        """Return two or more conditions of about the same number of rows, whatever gaps the values
+        have.
 
-        Few rows are read: of times from an index; of ids from the table itself where it lies in
-        their order (SQLite, MySQL, MariaDB), a hundred for each of some four slices a range.
+        Few rows are read: for times from an index; for ids from the table itself if its rows are in
+        the order of ids (SQLite, MySQL, MariaDB), a hundred for each of some four slices a range.
         """
 
-        def look(low: int, high: int) -> Slice | None:
-            ends = f">= {self._literal(rows, low)}", f"<= {self._literal(rows, high)}"
-            return self._probe(connection, rows, " AND ".join(f"{column} {end}" for end in ends))
+        def find_slice(low: int, high: int) -> ValueSlice | None:
+            bounds = f">= {self._format_bound(rows, low)}", f"<= {self._format_bound(rows, high)}"
+            return self._estimate_slice(
+                connection, rows, " AND ".join(f"{column} {bound}" for bound in bounds)
+            )
 
         column = self.quote(rows.column)
-        full = self._probe(connection, rows, rows.where)
-        wanted = min(4 * number, 2 * number + 16)
-        least = PROBE[rows.column]
-        slices = [] if full is None else cut_into_halves(full, wanted, least, look)
-        return self._between(rows, deep_cuts(slices, number))
+        all_rows = self._estimate_slice(connection, rows, rows.where)
+        slice_count = min(4 * number, 2 * number + 16)
+        min_rows = PROBE_ROWS[rows.column]
+        slices = (
+            []
+            if all_rows is None
+            else split_into_slices(all_rows, slice_count, min_rows, find_slice)
+        )
+        return self._build_ranges(rows, compute_balanced_cuts(slices, number))
 
-    def _probe(self, connection: Connection, rows: TableRange, where: str) -> "Slice | None":
-        """The ends of the rows of a condition, and an estimate of their number; None of no row."""
+    def _estimate_slice(
+        self, connection: Connection, rows: TableRange, where: str
+    ) -> "ValueSlice | None":
+        """Return the bounds of the rows of a condition, with their estimated number; None without
+        rows.
+        """
         column = self.quote(rows.column)
-        value = column if rows.column == "id" else self.microseconds(column)
-        source = f"FROM {self.table(rows.name, rows.schema)}{f' WHERE {where}' if where else ''}"
-        probe = PROBE[rows.column]
-        ends = "LIMIT 1", "DESC LIMIT 1", f"LIMIT 1 OFFSET {probe}", f"DESC LIMIT 1 OFFSET {probe}"
-        looks = ", ".join(f"(SELECT {value} {source} ORDER BY {column} {end})" for end in ends)
-        low, high, later, earlier = connection.exec_driver_sql(f"SELECT {looks}").one()
+        value = column if rows.column == "id" else self.build_microseconds(column)
+        source = (
+            f"FROM {self.quote_table(rows.name, rows.schema)}{f' WHERE {where}' if where else ''}"
+        )
+        probe_rows = PROBE_ROWS[rows.column]
+        suffixes = (
+            "LIMIT 1",
+            "DESC LIMIT 1",
+            f"LIMIT 1 OFFSET {probe_rows}",
+            f"DESC LIMIT 1 OFFSET {probe_rows}",
+        )
+        subqueries = ", ".join(
+            f"(SELECT {value} {source} ORDER BY {column} {suffix})" for suffix in suffixes
+        )
+        low, high, later, earlier = connection.exec_driver_sql(f"SELECT {subqueries}").one()
         if None in (low, high):
             return None
-        if None in (later, earlier):  # then they are few
+        if None in (later, earlier):  # then there are few rows
             number = int(self.scalar(connection, f"SELECT count(*) {source}"))
-            return Slice(int(low), int(high), number)
-        distances = [one for one in (int(later) - int(low), int(high) - int(earlier)) if one > 0]
-        density = fmean(probe / one for one in distances) if distances else 0.0
-        length = int(high) - int(low) + 1
-        return Slice(int(low), int(high), max(density * length, probe + 1))
+            return ValueSlice(int(low), int(high), number)
+        distances = [
+            distance
+            for distance in (int(later) - int(low), int(high) - int(earlier))
+            if distance > 0
+        ]
+        density = fmean(probe_rows / distance for distance in distances) if distances else 0.0
+        value_range = int(high) - int(low) + 1
+        return ValueSlice(int(low), int(high), max(density * value_range, probe_rows + 1))
 
-    def _between(self, rows: TableRange, cuts: Sequence[int]) -> list[str]:
-        """The ranges between values."""
-        name = self.quote(self.range_of(rows.column))
-        return ranges(name, [self._literal(rows, cut) for cut in cuts])
+    def _build_ranges(self, rows: TableRange, cuts: Sequence[int]) -> list[str]:
+        name = self.quote(self.get_range_column(rows.column))
+        return build_ranges(name, [self._format_bound(rows, cut) for cut in cuts])
 
-    def _literal(self, rows: TableRange, bound: int) -> str:
-        """An id, or microseconds as a moment: JDBC's session need not read texts as this one
-        writes them.
+    def _format_bound(self, rows: TableRange, bound: int) -> str:
+        """Format an id, or a time.
+
+        Times are literals, because JDBC's session may parse texts differently from this one.
         """
         if rows.column == "id":
             return str(bound)
-        # PostgreSQL has moments that Python has not.
+        # PostgreSQL has times outside of Python's range.
         return self.moment(from_microseconds(min(max(bound, FIRST_MOMENT), LAST_MOMENT)))
 
 
-def ranges(column: str, cuts: Sequence[str]) -> list[str]:
-    """Half-open ranges of `column` between `cuts`, open at both ends: every value lies in exactly
-    one.
+def build_ranges(column: str, cuts: Sequence[str]) -> list[str]:
+    """Return half-open ranges of `column` between `cuts`, open at both ends: each value is in a
+    single range.
     """
     if not cuts:
         return ["1=1"]
@@ -314,20 +341,20 @@ def ranges(column: str, cuts: Sequence[str]) -> list[str]:
     return [first, *middle, last]
 
 
-def even_cuts(low: int, high: int, number: int) -> list[int]:
-    """Where to cut [low, high] into `number` ranges of about the same length; no cut twice."""
+def compute_even_cuts(low: int, high: int, number: int) -> list[int]:
+    """Return cuts of [low, high] into `number` ranges of about the same length; no cut twice."""
     span = high - low + 1
-    return sorted({low + span * part // number for part in range(1, number)} - {low})
+    return sorted({low + span * index // number for index in range(1, number)} - {low})
 
 
 @dataclass(frozen=True)
-class Slice:
+class ValueSlice:
     """A part of a column's values.
 
     Attributes:
-        low: The least that a row has.
-        high: The greatest that a row has.
-        rows: How many rows there are, estimated.
+        low: The lowest existing value.
+        high: The highest existing value.
+        rows: Estimated number of rows.
     """
 
     low: int
@@ -335,40 +362,46 @@ class Slice:
     rows: float
 
 
-def cut_into_halves(
-    full: Slice, number: int, least: int, look: Callable[[int, int], Slice | None]
-) -> list[Slice]:
-    """Cut by halving the slice with most rows, again and again, into about `number` slices.
+def split_into_slices(
+    all_rows: ValueSlice,
+    count: int,
+    min_rows: int,
+    find_slice: Callable[[int, int], ValueSlice | None],
+) -> list[ValueSlice]:
+    """Halve the slice with the most rows, again and again, into about `count` slices.
 
     Args:
-        full: All rows.
-        number: How many slices are wanted.
-        least: Slices of no more rows are not cut.
-        look: The slice of the rows from one value to another, which it may have.
+        all_rows: The slice of all rows.
+        count: Number of slices to reach.
+        min_rows: Slices of no more rows are not cut.
+        find_slice: Returns the slice of the rows between two values, both included; None without
+            rows.
 
     Returns:
-        The slices in order; what lies between two of them has no rows.
+        The slices in order; there are no rows between them.
     """
-    slices = [full]
-    while slices and len(slices) < number:
-        deepest = max(slices, key=lambda part: part.rows if part.low < part.high else 0.0)
-        if deepest.low == deepest.high or deepest.rows <= least:
+    slices = [all_rows]
+    while slices and len(slices) < count:
+        largest = max(slices, key=lambda slice_: slice_.rows if slice_.low < slice_.high else 0.0)
+        if largest.low == largest.high or largest.rows <= min_rows:
             break
-        middle = (deepest.low + deepest.high) // 2
-        slices.remove(deepest)
-        halves = look(deepest.low, middle), look(middle + 1, deepest.high)
+        middle = (largest.low + largest.high) // 2
+        slices.remove(largest)
+        halves = find_slice(largest.low, middle), find_slice(middle + 1, largest.high)
         slices += [half for half in halves if half is not None]
-    return sorted(slices, key=lambda part: part.low)
+    return sorted(slices, key=lambda slice_: slice_.low)
 
 
-def deep_cuts(slices: Sequence[Slice], number: int) -> list[int]:
-    """Where to cut slices in order into `number` ranges of about the same number of rows."""
-    depth = sum(part.rows for part in slices) / number
-    reached = 0.0
+def compute_balanced_cuts(slices: Sequence[ValueSlice], number: int) -> list[int]:
+    """Return cuts of ordered slices into `number` ranges of about the same number of rows."""
+    rows_per_range = sum(slice_.rows for slice_ in slices) / number
+    rows_before = 0.0
     cuts: list[int] = []
-    for part in slices:
-        while len(cuts) < number - 1 and reached + part.rows >= depth * (len(cuts) + 1):
-            share = (depth * (len(cuts) + 1) - reached) / part.rows
-            cuts.append(part.low + math.ceil((part.high - part.low + 1) * share))
-        reached += part.rows
+    for slice_ in slices:
+        while len(cuts) < number - 1 and rows_before + slice_.rows >= rows_per_range * (
+            len(cuts) + 1
+        ):
+            fraction = (rows_per_range * (len(cuts) + 1) - rows_before) / slice_.rows
+            cuts.append(slice_.low + math.ceil((slice_.high - slice_.low + 1) * fraction))
+        rows_before += slice_.rows
     return list(dict.fromkeys(cuts))

@@ -6,9 +6,9 @@ from datetime import datetime
 from sqlalchemy import Connection, Insert, Table, text
 from sqlalchemy.dialects import mysql
 
-from pyspark_sqlbroker.databases.base import LONGEST_WAIT, ArchiveDatabase, Size
+from pyspark_sqlbroker.databases.base import LONGEST_WAIT, ArchiveDatabase, TableSize
 from pyspark_sqlbroker.load.columns import Field
-from pyspark_sqlbroker.moments import utc_text
+from pyspark_sqlbroker.moments import format_utc
 
 
 class MySQL(ArchiveDatabase):
@@ -18,91 +18,100 @@ class MySQL(ArchiveDatabase):
     jdbc_driver = "org.mariadb.jdbc.Driver"
     native_timestamps = False
 
-    def set_up(self, connection: Connection) -> None:
+    def configure_session(self, connection: Connection) -> None:
         """Let the connection stay idle while Spark works."""
         connection.exec_driver_sql(f"SET SESSION wait_timeout = {LONGEST_WAIT}")
 
     def begin(self, connection: Connection) -> None:
-        """Without the gaps that REPEATABLE READ locks, in which parallel writers deadlock."""
+        """Begin without the gap locks of REPEATABLE READ, in which parallel writers deadlock."""
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.exec_driver_sql("START TRANSACTION")
 
     def quote(self, name: str) -> str:
-        """Backticks."""
+        """Quote by backticks."""
         return "`" + name.replace("`", "``") + "`"
 
-    def text(self, value: str) -> str:
-        """By its bytes: whether a backslash escapes depends on the server's sql_mode."""
+    def format_text(self, value: str) -> str:
+        """Encode by bytes: whether a backslash escapes depends on the server's sql_mode."""
         return f"CONVERT(X'{value.encode().hex()}' USING utf8mb4) COLLATE utf8mb4_bin"
 
-    def among(self, name: str, values: Sequence[str]) -> str:
-        """By an index, then byte by byte: the collation takes "a" and "a " for one."""
+    def build_in_condition(self, name: str, values: Sequence[str]) -> str:
+        """Compare by an index, then byte by byte: collations treat "a" and "a " as equal."""
         exact = ", ".join(f"X'{value.encode().hex()}'" for value in values)
-        return f"{super().among(name, values)} AND CAST({self.quote(name)} AS BINARY) IN ({exact})"
+        return (
+            f"{super().build_in_condition(name, values)} AND CAST({self.quote(name)} AS "
+            f"BINARY) IN ({exact})"
+        )
 
     def moment(self, value: datetime) -> str:
-        """In UTC, as the columns are."""
-        return f"'{utc_text(value)}'"
+        """Format in UTC, like the columns."""
+        return f"'{format_utc(value)}'"
 
-    def microseconds(self, expression: str) -> str:
-        """No time zone takes part."""
+    def build_microseconds(self, expression: str) -> str:
+        """Convert without any time zone."""
         return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {expression})"
 
     def column(self, field: Field) -> str:
-        """MySQL's JSON as text; MariaDB's is text."""
+        """Select MySQL's JSON as text; MariaDB's JSON is text."""
         name = self.quote(field.name)
         return (
             f"CAST({name} AS CHAR) AS {name}" if field.name == "headers" else super().column(field)
         )
 
-    def value(self, field: Field) -> str:
-        """MySQL's JSON as text."""
-        value = super().value(field)
+    def build_value(self, field: Field) -> str:
+        """Select MySQL's JSON as text."""
+        value = super().build_value(field)
         return f"CAST({value} AS CHAR)" if field.name == "headers" else value
 
-    def clock(self) -> str:
-        """In UTC."""
-        return self.microseconds("UTC_TIMESTAMP(6)")
+    def build_clock(self) -> str:
+        """Return the clock in UTC."""
+        return self.build_microseconds("UTC_TIMESTAMP(6)")
 
-    def insert_new(self, table: Table) -> Insert:
-        """An upsert that changes nothing: IGNORE would hide other errors too."""
+    def build_insert_if_absent(self, table: Table) -> Insert:
+        """Build an upsert that changes nothing: IGNORE would hide other errors too."""
         return mysql.insert(table).on_duplicate_key_update(scope=table.c.scope)
 
-    def exact_sum(self, expression: str) -> str:
-        """Whole numbers are summed as DECIMAL."""
+    def build_exact_sum(self, expression: str) -> str:
+        """Sum whole numbers as DECIMAL."""
         return f"CAST(COALESCE(SUM({expression}), 0) AS CHAR)"
 
-    def length(self, column: str) -> str:
-        """In bytes."""
+    def build_length(self, column: str) -> str:
+        """Return the length in bytes."""
         return f"LENGTH({column})"
 
-    def digest_sum(self, expression: str, *, text: bool) -> str:
-        """Texts are utf8mb4."""
+    def build_digest_sum(self, expression: str, *, text: bool) -> str:
+        """Hash texts as utf8mb4."""
         bytes_ = f"CONVERT({expression} USING utf8mb4)" if text else expression
-        return self.exact_sum(f"CAST(CONV(SUBSTR(MD5({bytes_}), 1, 15), 16, 10) AS UNSIGNED)")
+        return self.build_exact_sum(f"CAST(CONV(SUBSTR(MD5({bytes_}), 1, 15), 16, 10) AS UNSIGNED)")
 
-    def joined(self, expressions: Sequence[str]) -> str:
-        """By casts to text."""
-        ones = (f"COALESCE(CONCAT('=', CONVERT({one} USING utf8mb4)), '~')" for one in expressions)
-        return f"CONCAT_WS('|', {', '.join(ones)})"
+    def build_joined_text(self, expressions: Sequence[str]) -> str:
+        """Join by casts to text."""
+        texts = (
+            f"COALESCE(CONCAT('=', CONVERT({expression} USING utf8mb4)), '~')"
+            for expression in expressions
+        )
+        return f"CONCAT_WS('|', {', '.join(texts)})"
 
     def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
-        """By the server's list: without binds SQLAlchemy looks for another database where a name
-        has a %.
+        """Query the server's list.
+
+        Without binds SQLAlchemy would search another database if a name contains a %.
         """
-        return self._listed(connection, name, schema) is not None
+        return self._get_statistics(connection, name, schema) is not None
 
-    def size(self, connection: Connection, name: str, schema: str | None) -> Size:
-        """InnoDB's estimates."""
-        return self._listed(connection, name, schema) or Size(0, 0)
+    def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
+        """Return InnoDB's estimates."""
+        return self._get_statistics(connection, name, schema) or TableSize(0, 0)
 
-    def _listed(self, connection: Connection, name: str, schema: str | None) -> Size | None:
-        """None if there is no such table; a view has no figures."""
-        found = connection.execute(
+    def _get_statistics(
+        self, connection: Connection, name: str, schema: str | None
+    ) -> TableSize | None:
+        """Return the estimated size; None if there is no such table. A view has no estimates."""
+        row = connection.execute(
             text(
                 "SELECT table_rows, data_length FROM information_schema.tables "
                 "WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
             ),
             {"name": name, "schema": schema},
         ).first()
-        return None if found is None else Size(int(found[0] or 0), int(found[1] or 0))
+        return None if row is None else TableSize(int(row[0] or 0), int(row[1] or 0))

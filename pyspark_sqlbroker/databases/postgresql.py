@@ -11,13 +11,13 @@ from pyspark_sqlbroker.databases.base import (
     BLOCKS,
     LONGEST_WAIT,
     ArchiveDatabase,
-    Size,
     TableRange,
-    even_cuts,
-    ranges,
+    TableSize,
+    build_ranges,
+    compute_even_cuts,
 )
 from pyspark_sqlbroker.load.columns import Field
-from pyspark_sqlbroker.moments import utc_text
+from pyspark_sqlbroker.moments import format_utc
 
 
 class PostgreSQL(ArchiveDatabase):
@@ -28,122 +28,135 @@ class PostgreSQL(ArchiveDatabase):
     native_timestamps = True
     shares_snapshots = True
 
-    def set_up(self, connection: Connection) -> None:
-        """Time to wait, and times as texts that mean the same wherever they are read."""
+    def configure_session(self, connection: Connection) -> None:
+        """Set the idle timeout, and formats of times with the same meaning for every reader."""
         connection.exec_driver_sql(
             f"SELECT set_config('idle_session_timeout', '{LONGEST_WAIT}s', false), "
             "set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)"
         )
 
     def begin(self, connection: Connection) -> None:
-        """Whatever the server's default level is."""
+        """Set the isolation level, whatever the server's default is."""
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 
-    def text(self, value: str) -> str:
-        """An escape string: it reads the same whatever standard_conforming_strings says."""
+    def format_text(self, value: str) -> str:
+        """Format as an escape string, which does not depend on standard_conforming_strings."""
         return "E'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
     def moment(self, value: datetime) -> str:
-        """With its offset: the connection's time zone cannot move it."""
-        return f"timestamptz '{utc_text(value)}+00'"
+        """Format with the offset, so that the connection's time zone has no effect."""
+        return f"timestamptz '{format_utc(value)}+00'"
 
-    def microseconds(self, expression: str) -> str:
-        """By numeric, which is exact; infinity is what JDBC makes of it."""
-        ends = "WHEN 'infinity' THEN 253402300799999000 WHEN '-infinity' THEN -62135424000000000"
+    def build_microseconds(self, expression: str) -> str:
+        """Compute by numeric, which is exact; infinity becomes the same value as by JDBC."""
+        infinities = (
+            "WHEN 'infinity' THEN 253402300799999000 WHEN '-infinity' THEN -62135424000000000"
+        )
         exact = f"(extract(epoch FROM {expression}) * 1000000)::bigint"
-        return f"CASE {expression} {ends} ELSE {exact} END"
+        return f"CASE {expression} {infinities} ELSE {exact} END"
 
     def column(self, field: Field) -> str:
-        """JSON as text: LIKE and = on it could not be pushed down otherwise."""
+        """Select JSON as text: otherwise LIKE and = could not be pushed down."""
         name = self.quote(field.name)
         return f"{name}::text AS {name}" if field.name == "headers" else super().column(field)
 
-    def value(self, field: Field) -> str:
-        """JSON as text."""
-        value = super().value(field)
+    def build_value(self, field: Field) -> str:
+        """Select JSON as text."""
+        value = super().build_value(field)
         return f"{value}::text" if field.name == "headers" else value
 
-    def hidden(self, column: str) -> dict[str, str]:
-        """The row's place, for ranges of blocks."""
-        return {BLOCKS: "ctid"} if column == BLOCKS else super().hidden(column)
+    def get_hidden_columns(self, column: str) -> dict[str, str]:
+        """Add the row's position, for ranges of blocks."""
+        return {BLOCKS: "ctid"} if column == BLOCKS else super().get_hidden_columns(column)
 
-    def clock(self) -> str:
-        """Not the transaction's start."""
-        return self.microseconds("clock_timestamp()")
+    def build_clock(self) -> str:
+        """Return the current time, not the transaction's start."""
+        return self.build_microseconds("clock_timestamp()")
 
-    def insert_new(self, table: Table) -> Insert:
-        """ON CONFLICT DO NOTHING."""
+    def build_insert_if_absent(self, table: Table) -> Insert:
+        """Use ON CONFLICT DO NOTHING."""
         return postgresql.insert(table).on_conflict_do_nothing()
 
-    def wake(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:
-        """A notification for each queue."""
+    def notify(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:
+        """Send a notification for each queue."""
         for queue in sorted(queues):
             connection.execute(select(func.pg_notify(channel, queue)))
 
-    def exact_sum(self, expression: str) -> str:
-        """PostgreSQL sums bigints by 128 bits."""
+    def build_exact_sum(self, expression: str) -> str:
+        """Sum bigints; PostgreSQL uses 128 bits."""
         return f"coalesce(sum(({expression})::bigint), 0)::text"
 
-    def length(self, column: str) -> str:
-        """As stored, uncompressed."""
+    def build_length(self, column: str) -> str:
+        """Return the length as stored, uncompressed."""
         return f"octet_length({column})"
 
-    def digest_sum(self, expression: str, *, text: bool) -> str:
-        """Of UTF-8 whatever the database's encoding."""
+    def build_digest_sum(self, expression: str, *, text: bool) -> str:
+        """Hash UTF-8, whatever the database's encoding."""
         bytes_ = f"convert_to({expression}, 'UTF8')" if text else expression
-        return self.exact_sum(f"('x' || substr(md5({bytes_}), 1, 15))::bit(60)::bigint")
+        return self.build_exact_sum(f"('x' || substr(md5({bytes_}), 1, 15))::bit(60)::bigint")
 
-    def joined(self, expressions: Sequence[str]) -> str:
-        """By casts to text."""
-        texts = (f"coalesce('=' || ({one})::text, '~')" for one in expressions)
+    def build_joined_text(self, expressions: Sequence[str]) -> str:
+        """Join by casts to text."""
+        texts = (f"coalesce('=' || ({expression})::text, '~')" for expression in expressions)
         return f"concat_ws('|', {', '.join(texts)})"
 
-    def size(self, connection: Connection, name: str, schema: str | None) -> Size:
-        """Of the table and its partitions."""
+    def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
+        """Return the size of the table with all partitions."""
         rows, bytes_ = connection.exec_driver_sql(
             "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, "
             "coalesce(sum(pg_table_size(c.oid)), 0)::bigint "
-            f"FROM pg_class c WHERE c.oid = {self._regclass(name, schema)} "
-            f"OR c.oid IN (SELECT relid FROM pg_partition_tree({self._regclass(name, schema)}))"
+            f"FROM pg_class c WHERE c.oid = {self._build_regclass(name, schema)} "
+            "OR c.oid IN (SELECT relid FROM "
+            f"pg_partition_tree({self._build_regclass(name, schema)}))"
         ).one()
-        return Size(rows, bytes_)
+        return TableSize(rows, bytes_)
 
-    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """Ranges of blocks, or of ids if the table is partitioned; of values by the histogram, if
-        there is one.
+    def _cut_range(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
+        """Return ranges of blocks, or of ids if the table is partitioned.
+
+        Ranges of values are cut by the histogram, if there is one.
         """
         if rows.column == BLOCKS:
             kind, blocks = connection.exec_driver_sql(
                 "SELECT relkind::text, "
                 "pg_relation_size(oid) / current_setting('block_size')::bigint "
-                f"FROM pg_class WHERE oid = {self._regclass(rows.name, rows.schema)}"
+                f"FROM pg_class WHERE oid = {self._build_regclass(rows.name, rows.schema)}"
             ).one()
             if kind == "r":
-                places = [f"'({cut},0)'::tid" for cut in even_cuts(0, int(blocks), number)]
-                return ranges(self.quote(BLOCKS), places)
+                positions = [
+                    f"'({cut},0)'::tid" for cut in compute_even_cuts(0, int(blocks), number)
+                ]
+                return build_ranges(self.quote(BLOCKS), positions)
             rows = replace(rows, column="id")
-        cuts = self._histogram(connection, rows, number)
-        return self._between(rows, cuts) if cuts else super()._cut(connection, rows, number)
+        cuts = self._read_histogram_cuts(connection, rows, number)
+        return (
+            self._build_ranges(rows, cuts) if cuts else super()._cut_range(connection, rows, number)
+        )
 
-    def _histogram(self, connection: Connection, rows: TableRange, number: int) -> list[int]:
-        """Cuts of about equal depth from ANALYZE's histogram; none if it has too little inside of
-        `where`.
+    def _read_histogram_cuts(
+        self, connection: Connection, rows: TableRange, number: int
+    ) -> list[int]:
+        """Return cuts of about equal row counts from ANALYZE's histogram.
+
+        The result is empty if the histogram has too few values that match `where`.
         """
         cast = "bigint" if rows.column == "id" else "timestamptz"
         name = self.quote(rows.column)
-        value = name if rows.column == "id" else self.microseconds(name)
-        found = connection.exec_driver_sql(
+        value = name if rows.column == "id" else self.build_microseconds(name)
+        values = connection.exec_driver_sql(
             f"SELECT {value} FROM (SELECT unnest(histogram_bounds::text::{cast}[]) AS {name} "
             "FROM pg_stats s "
-            f"JOIN pg_class c ON c.oid = {self._regclass(rows.name, rows.schema)} "
+            f"JOIN pg_class c ON c.oid = {self._build_regclass(rows.name, rows.schema)} "
             "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = s.schemaname "
-            f"WHERE s.tablename = c.relname AND s.attname = {self.text(rows.column)} "
+            f"WHERE s.tablename = c.relname AND s.attname = {self.format_text(rows.column)} "
             f"AND s.inherited = (c.relkind = 'p')) b WHERE {rows.where or 'true'} ORDER BY b.{name}"
         ).scalars()
-        bounds = [int(bound) for bound in found]
+        bounds = [int(bound) for bound in values]
         if len(bounds) <= number:
             return []
-        return list(dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number)))
+        return list(
+            dict.fromkeys(bounds[cut] for cut in compute_even_cuts(0, len(bounds) - 1, number))
+        )
 
-    def _regclass(self, name: str, schema: str | None) -> str:
-        return f"to_regclass({self.text(self.table(name, schema))})"
+    def _build_regclass(self, name: str, schema: str | None) -> str:
+        return f"to_regclass({self.format_text(self.quote_table(name, schema))})"

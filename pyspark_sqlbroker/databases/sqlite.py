@@ -10,11 +10,11 @@ from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
-from pyspark_sqlbroker.databases.base import ArchiveDatabase, Size
+from pyspark_sqlbroker.databases.base import ArchiveDatabase, TableSize
 from pyspark_sqlbroker.load.columns import Field
 
 
-class _Sum:
+class _ExactSum:
     """A sum of any size, as text."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class _Sum:
         return str(self.total)
 
 
-class _DigestSum(_Sum):
+class _Md5Sum(_ExactSum):
     """The sum of the first 60 bits of MD5s."""
 
     def step(self, value: Any) -> None:
@@ -46,68 +46,72 @@ class SQLite(ArchiveDatabase):
         """Take the write lock at once: upgrading a read lock fails if another writer is active."""
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    def text(self, value: str) -> str:
-        """Only the quote is special."""
+    def format_text(self, value: str) -> str:
+        """Escape the quote, which is the only special character."""
         return "'" + value.replace("'", "''") + "'"
 
     def moment(self, value: datetime) -> str:
-        """As the columns are."""
+        """Format as microseconds, like the columns."""
         return str(to_microseconds(value))
 
-    def microseconds(self, expression: str) -> str:
-        """The column holds microseconds already."""
+    def build_microseconds(self, expression: str) -> str:
+        """Return the column itself, which holds microseconds."""
         return expression
 
     def column(self, field: Field) -> str:
-        """Headers as text: a bare number that another program wrote is stored as a number."""
+        """Select headers as text: SQLite stores a bare number of another program as a number."""
         name = self.quote(field.name)
         return (
             f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)
         )
 
-    def value(self, field: Field) -> str:
-        """Texts by their bytes: SQLite does not check that they are UTF-8."""
-        value = super().value(field)
+    def build_value(self, field: Field) -> str:
+        """Select texts as bytes: SQLite does not check for UTF-8."""
+        value = super().build_value(field)
         return f"CAST({value} AS BLOB)" if field.type == "string" else value
 
-    def range_of(self, column: str) -> str:
-        """Times are bare already."""
+    def get_range_column(self, column: str) -> str:
+        """Return the column itself, as times are stored as microseconds."""
         return column
 
-    def clock(self) -> str:
-        """In milliseconds, as the broker's."""
+    def build_clock(self) -> str:
+        """Return the clock in milliseconds, like the broker."""
         return SQLITE_CLOCK
 
-    def prepare(self, connection: Connection) -> None:
-        """SQLite has no MD5, and its sums end at 63 bits."""
+    def register_functions(self, connection: Connection) -> None:
+        """Register sums: SQLite has no MD5, and native sums end at 63 bits."""
         raw: Any = connection.connection.driver_connection
-        raw.create_aggregate("sqlbroker_sum", 1, _Sum)
-        raw.create_aggregate("sqlbroker_md5", 1, _DigestSum)
+        raw.create_aggregate("sqlbroker_sum", 1, _ExactSum)
+        raw.create_aggregate("sqlbroker_md5", 1, _Md5Sum)
 
-    def insert_new(self, table: Table) -> Insert:
-        """ON CONFLICT DO NOTHING."""
+    def build_insert_if_absent(self, table: Table) -> Insert:
+        """Use ON CONFLICT DO NOTHING."""
         return sqlite.insert(table).on_conflict_do_nothing()
 
-    def exact_sum(self, expression: str) -> str:
-        """By Python."""
+    def build_exact_sum(self, expression: str) -> str:
+        """Sum by Python."""
         return f"coalesce(sqlbroker_sum({expression}), '0')"
 
-    def length(self, column: str) -> str:
-        """Of a BLOB they are bytes, and known without reading it; of a text they are characters."""
+    def build_length(self, column: str) -> str:
+        """Count bytes: known without reading for a BLOB; of a text length() counts characters."""
         text = f"length(CAST({column} AS BLOB))"
         return f"CASE typeof({column}) WHEN 'blob' THEN length({column}) ELSE {text} END"
 
-    def digest_sum(self, expression: str, *, text: bool) -> str:  # noqa: ARG002 - all texts are UTF-8
-        """By Python."""
+    def build_digest_sum(self, expression: str, *, text: bool) -> str:  # noqa: ARG002 - all texts are UTF-8
+        """Sum by Python."""
         return f"coalesce(sqlbroker_md5(CAST({expression} AS BLOB)), '0')"
 
-    def joined(self, expressions: Sequence[str]) -> str:
-        """|| makes texts of numbers."""
-        return " || '|' || ".join(f"coalesce('=' || {one}, '~')" for one in expressions)
+    def build_joined_text(self, expressions: Sequence[str]) -> str:
+        """Join by ||, which converts numbers to text."""
+        return " || '|' || ".join(
+            f"coalesce('=' || {expression}, '~')" for expression in expressions
+        )
 
-    def size(self, connection: Connection, name: str, schema: str | None) -> Size:
-        """Of the whole file; rows by the distance of the ids."""
+    def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
+        """Return the size of the complete file; rows are estimated by the distance of the ids."""
         pages = int(self.scalar(connection, "PRAGMA page_count") or 0)
         bytes_ = int(self.scalar(connection, "PRAGMA page_size") or 0) * pages
-        statement = f"SELECT coalesce(max(id) - min(id) + 1, 0) FROM {self.table(name, schema)}"
-        return Size(int(self.scalar(connection, statement)), bytes_)
+        statement = (
+            f"SELECT coalesce(max(id) - min(id) + 1, 0) FROM {self.quote_table(name, schema)}"
+        )
+        return TableSize(int(self.scalar(connection, statement)), bytes_)

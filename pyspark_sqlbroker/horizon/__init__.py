@@ -1,6 +1,7 @@
-"""The horizon: the moment before which no archived row can appear any more.
+"""The horizon: the time before which no archived row can appear any more.
 
-PostgreSQL and MySQL are asked for what may still write; SQLite has one writer at a time.
+PostgreSQL and MySQL are queried for transactions that may still write; SQLite has one writer at a
+time.
 """
 
 import time
@@ -15,12 +16,12 @@ from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_
 from faststream_sqlbroker.exceptions import NotSupportedError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.horizon import mysql, postgresql
-from pyspark_sqlbroker.horizon.base import Horizon, Question
+from pyspark_sqlbroker.horizon.base import Horizon, HorizonQuery
 
 __all__ = ("Horizon", "find_horizon")
 
-LONGEST_WAIT = 5.0
-"""Seconds to wait for the lock of another writer of SQLite."""
+MAX_LOCK_WAIT = 5.0
+"""Maximum seconds to wait for the lock of another writer of SQLite."""
 
 
 def find_horizon(
@@ -33,41 +34,41 @@ def find_horizon(
     patience: Duration = "1m",
     sleep: Callable[[float], object] = time.sleep,
 ) -> Horizon:
-    """Find the moment before which every archived row is committed, for ever.
+    """Find the time before which every archived row is committed, for ever.
 
-    Ask before the data is read, and read with a statement or snapshot that begins later: it sees
-    every row archived before the horizon, and no later one will be added there.
+    Call this before the data is read, and read with a statement or snapshot that begins later: it
+    sees every row archived before the horizon, and no more rows will be added there.
 
-    What must hold: rows get their `archived_at` from the database's clock in the statement that
-    writes them, as the broker's do; the server's clock does not go backwards; a transaction that
+    Requirements: rows get their `archived_at` from the database's clock in the statement that
+        writes
+    them, as the broker's rows do; the server's clock does not go backwards; a transaction that
     cannot be seen (`source` is "safety lag") lasts no longer than `safety_lag`; and on MySQL and
     MariaDB the statement that archives is not the first of its transaction if it waits for a
     table's lock for longer than `margin` (the broker's never is). The rows must also be read from
-    the server that was asked: an address that spreads reads over replicas may lead to one that is
+    the queried server: an address that spreads reads over replicas may lead to a replica that is
     behind, and rows are then lost without an error.
 
     Args:
-        database: Of what is read.
-        connection: To it, in autocommit.
-        safety_lag: How long a transaction may last at most where transactions cannot be seen:
-            without the privilege, on a standby or replica, or if one was prepared. On a replica of
-            MySQL or MariaDB also how far it is behind.
-        primary: URL of the primary of a PostgreSQL standby: its transactions are looked at, and
-            then this waits until the standby has replayed what they had written. It is not used on
-            a primary.
-        margin: How long a server takes at most from a statement's start until the statement can be
-            seen.
-        patience: How long to wait for the standby; for SQLite's writer, or until InnoDB's list of
-            transactions is a new one, 5 s at most.
-        sleep: Waits so many seconds; an event loop's own, where `connection` is one of asyncio.
+        database: The database that is read.
+        connection: A connection to it, in autocommit.
+        safety_lag: Longest duration of a transaction where transactions cannot be seen: without the
+            privilege, on a standby or replica, or if a transaction was prepared. On a replica of
+            MySQL or MariaDB also the longest replication lag.
+        primary: URL of the primary of a PostgreSQL standby: its transactions are queried, and then
+            this waits until the standby has replayed their writes. It is not used on a primary.
+        margin: Longest time from a statement's start until the server shows the statement.
+        patience: How long to wait for the standby; for SQLite's writer, or until InnoDB has
+            refreshed its list of transactions, 5 s at most.
+        sleep: Sleeps for a number of seconds; an event loop's own function, if `connection` is one
+            of asyncio.
 
     Raises:
-        SetupError: A length of time is invalid, or `primary` is not the standby's primary.
+        SetupError: A duration is invalid, or `primary` is not the standby's primary.
         NotSupportedError: `primary` was given and the database is not PostgreSQL.
         TransientStoreError: The standby did not replay far enough in time; or it has replayed
             nothing yet and no `primary` was given.
     """
-    question = Question(
+    query = HorizonQuery(
         database,
         connection,
         timedelta(seconds=seconds_or_zero("safety_lag", safety_lag)),
@@ -76,31 +77,32 @@ def find_horizon(
         sleep,
     )
     if database.kind == "postgresql":
-        return postgresql.find(question, primary)
+        return postgresql.find_horizon(query, primary)
     if primary is not None:
         raise NotSupportedError(
             f"primary= is for PostgreSQL's standbys, this is {database.kind}: leave it out, and "
             "let safety_lag be longer than the replica is behind"
         )
     if database.kind == "sqlite":
-        return _take_lock(question)
-    return mysql.find(question)
+        return _find_by_lock(query)
+    return mysql.find_horizon(query)
 
 
-def _take_lock(question: Question) -> Horizon:
-    """Take SQLite's write lock for an instant: no writer is active then, and later ones write later
-    times.
+def _find_by_lock(query: HorizonQuery) -> Horizon:
+    """Take SQLite's write lock for an instant.
+
+    No writer is active then, and later writers write later times.
     """
-    connection = question.connection
-    database = question.database
+    connection = query.connection
+    database = query.database
     if getattr(connection.connection.driver_connection, "in_transaction", False):
-        # A listener of the application has begun one, which holds nothing yet.
+        # A listener of the application has begun a transaction, which holds no lock yet.
         connection.exec_driver_sql("ROLLBACK")
-    with _waiting(connection, min(question.patience, LONGEST_WAIT)):
+    with _set_busy_timeout(connection, min(query.max_wait, MAX_LOCK_WAIT)):
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         except OperationalError as error:
-            return question.lagging(
+            return query.create_lagging(
                 database.now(connection), f"a writer has its lock ({error.orig})"
             )
     try:
@@ -110,7 +112,7 @@ def _take_lock(question: Question) -> Horizon:
         connection.exec_driver_sql(f"PRAGMA user_version = {version}")
         clock = database.now(connection)
     except OperationalError as error:
-        return question.lagging(
+        return query.create_lagging(
             database.now(connection), f"the file cannot be locked ({error.orig})"
         )
     finally:
@@ -122,12 +124,12 @@ def _take_lock(question: Question) -> Horizon:
 
 
 @contextmanager
-def _waiting(connection: Connection, seconds: float) -> Iterator[None]:
-    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+def _set_busy_timeout(connection: Connection, seconds: float) -> Iterator[None]:
+    previous = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
     try:
         yield
     finally:
         # A cancelled statement has ended the connection.
         if not connection.invalidated:
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {previous}")

@@ -1,4 +1,4 @@
-"""The horizon, and the question that each database's module answers with one."""
+"""The horizon, and the query that each database's module answers with a horizon."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +15,14 @@ Source = Literal["transactions", "primary", "safety lag"]
 
 @dataclass(frozen=True)
 class Horizon:
-    """Up to where the archive is complete.
+    """The time up to which the archive is complete.
 
     Attributes:
         moment: Aware, UTC. Every row archived before it is committed, and none will be added.
-        source: "transactions": the running ones were looked at. "primary": the same on the primary,
-            and the standby has replayed up to there. "safety lag": transactions cannot be seen, and
-            none is assumed to last longer than the lag.
-        detail: Why, in one sentence for logs and people.
+        source: "transactions": the running transactions were queried. "primary": the same on the
+            primary, and the standby has replayed up to there. "safety lag": transactions cannot be
+            seen, and none is assumed to last longer than the lag.
+        detail: The reason in one sentence, for logs and people.
     """
 
     moment: datetime
@@ -31,37 +31,36 @@ class Horizon:
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of a database.
+class HorizonQuery:
+    """Parameters of the search for a horizon.
 
     Attributes:
-        database: Its SQL.
-        connection: In autocommit.
-        lag: How long a transaction may last that cannot be seen.
-        margin: How long a server may take from the start of a statement until the statement can be
-            seen.
-        patience: Seconds to wait at most for what may hold the answer up.
-        sleep: Waits so many seconds.
+        database: The database's dialect.
+        connection: A connection in autocommit.
+        lag: Longest duration of a transaction that cannot be seen.
+        margin: Longest time from the start of a statement until the server shows it.
+        max_wait: Maximum seconds to wait for a standby, a lock or a refreshed list.
+        sleep: Sleeps for a number of seconds.
     """
 
     database: ArchiveDatabase
     connection: Connection
     lag: timedelta
     margin: timedelta
-    patience: float
+    max_wait: float
     sleep: Callable[[float], object] = time.sleep
 
-    def lagging(self, clock: datetime, why: str) -> Horizon:
-        """The horizon where transactions cannot be seen."""
-        detail = f"{why}, so rows of the last {seconds(self.lag)} are left for later"
+    def create_lagging(self, clock: datetime, reason: str) -> Horizon:
+        """Return the horizon for transactions that cannot be seen."""
+        detail = f"{reason}, so rows of the last {format_seconds(self.lag)} are left for later"
         return Horizon(clock - self.lag, "safety lag", detail)
 
 
-def earlier(one: Horizon, other: Horizon) -> Horizon:
-    """The horizon of the earlier moment."""
-    return min(one, other, key=lambda horizon: horizon.moment)
+def get_earlier(first: Horizon, second: Horizon) -> Horizon:
+    """Return the earlier of two horizons."""
+    return min(first, second, key=lambda horizon: horizon.moment)
 
 
-def seconds(length: timedelta) -> str:
-    """`length` for people."""
-    return f"{length.total_seconds():g} s"
+def format_seconds(duration: timedelta) -> str:
+    """Format a duration in seconds."""
+    return f"{duration.total_seconds():g} s"

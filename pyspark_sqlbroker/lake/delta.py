@@ -1,11 +1,11 @@
-"""The one place that knows the table's format: stage, commit, files, vacuum.
+"""The Delta table: stage, commit, list and vacuum files.
 
 Spark's executors write Parquet to a folder of the attempt, `data/<uuid>/`. The driver writes the
-state that the lake has then to `_state/`, and commits the files to the log of the Delta table by
+new state of the lake to `_state/`, and commits the files to the log of the Delta table by
 deltalake. The commit names the state by the version of its application transaction, which
-checkpoints keep: so both count from the same moment, and a process that dies before the commit
-leaves a state that no version of the table names. No other module of the lake imports deltalake,
-so another format needs another class with these methods.
+checkpoints keep. So both take effect at once, and a process that dies before the commit leaves a
+state that no version of the table names. No other module of the lake imports deltalake, so another
+table format needs only another class with these methods.
 """
 
 import json
@@ -33,21 +33,22 @@ from pyspark_sqlbroker.lake.files import Folders, undo_on_error
 DATA = "data"
 LOG = "_delta_log"
 STATES = "_state"
-"""The folder of states; vacuums of the table pass over folders whose names begin with `_`."""
+"""The folder of states; vacuums of the table skip folders whose names begin with `_`."""
 
 APPLICATION = "sqlbroker"
-"""The one application id of a table: every commit of ours takes a higher version of it, so that of
-two plans made from the same state only one is committed."""
+"""The application id of the table. Every commit of ours takes a higher version of it, so that of
+two plans made from the same state only one is committed.
+"""
 
 _ATTEMPT_BITS = 32
-"""Of a version; random, so that two attempts at the same commit write states of their own."""
+"""Random low bits of a version, so that two attempts at the same commit write different states."""
 
 _NOTE = "sqlbroker"
-"""Name of a commit's note, in its metadata: lakes had them before they had states."""
+"""Name of a note in a commit's metadata; older lakes have notes in place of states."""
 
 _SOURCE = "sqlbroker.source"
 _PROPERTIES = {
-    # Other columns' least and greatest values would put contents of messages into the log.
+    # The minimum and maximum of other columns would put contents of messages into the log.
     "delta.dataSkippingStatsColumns": "id,archived_at",
 }
 
@@ -57,15 +58,15 @@ logger = getLogger("faststream_sqlbroker.spark")
 
 @dataclass(frozen=True)
 class DataFile:
-    """A Parquet file of the table, or one that was staged.
+    """A Parquet file, staged or part of the table.
 
     Attributes:
-        path: Below the table's root.
+        path: Relative to the table's root.
         size: In bytes.
-        modified: When it was written, in milliseconds since 1970.
-        rows: How many.
-        ids: Least and greatest id; None if the log does not say.
-        times: First and last `archived_at`; None if the log does not say.
+        modified: Time of the write, in milliseconds since 1970.
+        rows: Number of rows.
+        ids: Minimum and maximum id; None if the log does not contain them.
+        times: Minimum and maximum `archived_at`; None if the log does not contain them.
     """
 
     path: str
@@ -76,15 +77,15 @@ class DataFile:
     times: tuple[datetime, datetime] | None = None
 
     def may_hold(self, start: datetime, end: datetime) -> bool:
-        """Whether rows archived in [start, end) can be in it."""
+        """Return True if the file can have rows archived in [start, end)."""
         return self.times is None or (self.times[0] < end and self.times[1] >= start)
 
 
 class DeltaWriter:
-    """One Delta table, as it was when it was loaded last.
+    """One Delta table, as of the last load.
 
     Attributes:
-        folders: Where its files are.
+        folders: The files of the table.
     """
 
     def __init__(self, folders: Folders, storage: Mapping[str, str] | None) -> None:
@@ -94,15 +95,15 @@ class DeltaWriter:
         self.load()
 
     def load(self) -> None:
-        """Read the log; what is planned after it is committed only if nothing came in between.
+        """Read the log. Later plans are committed only if no other commit came in between.
 
         Raises:
-            SetupError: the table has deletion vectors, which a reader by the list of files would
-                not see.
+            SetupError: the table has deletion vectors, which a reader of the listed files would
+                ignore.
             StoreError: the log cannot be read.
         """
         address = self.folders.address
-        with self._errors():
+        with self._convert_errors():
             if not DeltaTable.is_deltatable(address, self._storage):
                 self._table = None
                 return
@@ -117,26 +118,26 @@ class DeltaWriter:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """True if there is a table."""
         return self._table is not None
 
     @property
     def version(self) -> int:
-        """Of the table that was loaded."""
-        return int(self._need().version())
+        """Version of the loaded table."""
+        return int(self._require_table().version())
 
-    def source(self) -> dict[str, Any] | None:
-        """What the table was made for; None if no export has made it."""
-        text = self._need().metadata().configuration.get(_SOURCE)
+    def read_source(self) -> dict[str, Any] | None:
+        """Return the source recorded in the table; None if no export has made the table."""
+        text = self._require_table().metadata().configuration.get(_SOURCE)
         return None if text is None else dict(json.loads(text))
 
     def schema(self) -> StructType:
-        """The table's schema as Spark's."""
-        return StructType.fromJson(json.loads(self._need().schema().to_json()))
+        """Return the table's schema as Spark's."""
+        return StructType.fromJson(json.loads(self._require_table().schema().to_json()))
 
     def create(self, schema: StructType, source: Mapping[str, Any]) -> None:
-        """Make the table; loads that of another process if it was faster."""
-        with self._errors():
+        """Create the table, or load the table that another process has created meanwhile."""
+        with self._convert_errors():
             try:
                 DeltaTable.create(
                     self.folders.address,
@@ -152,37 +153,41 @@ class DeltaWriter:
         self.load()
 
     def add_columns(self, schema: StructType) -> None:
-        """Add the columns that the table lacks, before a commit of files that have them."""
-        known = set(self.schema().names)
-        new = [one for one in Schema.from_json(schema.json()).fields if one.name not in known]
+        """Add the missing columns, before a commit of files with more columns."""
+        existing = set(self.schema().names)
+        new = [
+            field for field in Schema.from_json(schema.json()).fields if field.name not in existing
+        ]
         if new:
-            with self._errors():
-                # Plans of others fail by it: it changes the schema.
-                self._need().alter.add_columns(new, commit_properties=CommitProperties(None, 0))
+            with self._convert_errors():
+                # It changes the schema, so plans of other processes fail.
+                self._require_table().alter.add_columns(
+                    new, commit_properties=CommitProperties(None, 0)
+                )
             self.load()
 
     def stage(self, frame: DataFrame) -> list[DataFile]:
-        """Write rows to a folder of this attempt; the files are no part of the table yet."""
+        """Write rows to a folder of this attempt; the files are not part of the table yet."""
         folder = f"{DATA}/{uuid.uuid4().hex}"
         files = list[DataFile]()
         with undo_on_error(self.folders.delete, folder):
             written = self.folders.write(frame, folder)
-            for name, one in sorted(self.folders.files(folder).items()):
+            for name, status in sorted(self.folders.files(folder).items()):
                 if name in written:
-                    files.append(DataFile(name, one.size, one.modified))
+                    files.append(DataFile(name, status.size, status.modified))
                 else:  # Spark's mark of success, Hadoop's checksums, files of a failed task
                     self.folders.delete(name)
         return files
 
     def write_state(self, state: bytes) -> int:
-        """Write what the lake has after the next commit; returns the version that it is for."""
-        number = (self._version_of_state() >> _ATTEMPT_BITS) + 1
+        """Write the state of the lake after the next commit; return that version."""
+        number = (self._get_state_version() >> _ATTEMPT_BITS) + 1
         version = (number << _ATTEMPT_BITS) + secrets.randbits(_ATTEMPT_BITS)
-        place = state_place(version)
-        with self._errors(), undo_on_error(self.folders.delete, place):
-            with self._states().open_output_stream(place) as stream:
+        path = get_state_path(version)
+        with self._convert_errors(), undo_on_error(self.folders.delete, path):
+            with self._open_file_system().open_output_stream(path) as stream:
                 stream.write(state)
-            self.folders.sync([place])
+            self.folders.sync([path])
         return version
 
     def commit(
@@ -193,26 +198,29 @@ class DeltaWriter:
         *,
         same_rows: bool = False,
     ) -> None:
-        """Add and remove files in one step, if no other plan was committed since the last load.
+        """Add and remove files atomically, if no other plan was committed since the last load.
 
         Args:
-            version: Of the state that the lake has then, by `write_state`.
+            version: Version of the new state, from `write_state`.
             add: Staged files.
             remove: Files of the table.
-            same_rows: The table has the rows that it had, so that streams from it pass over it.
+            same_rows: True if the table's rows do not change, so that streams from it skip the
+                commit.
 
         Raises:
-            ConcurrentLoadError: another process has; nothing was changed: load and plan again.
+            ConcurrentLoadError: another process has committed; nothing was changed: load and plan
+                again.
         """
-        now = self.folders.now() if remove else 0
-        changes = not same_rows
+        now = self.folders.get_time() if remove else 0
+        is_data_change = not same_rows
         actions: list[AddAction | RemoveAction] = [
-            AddAction(one.path, one.size, {}, one.modified, changes, _stats(one)) for one in add
+            AddAction(file.path, file.size, {}, file.modified, is_data_change, _format_stats(file))
+            for file in add
         ]
-        actions += [RemoveAction(one.path, changes, now, one.size, {}) for one in remove]
-        table = self._need()
-        with self._errors():
-            # No retries by the library: it would commit a plan made from an older state.
+        actions += [RemoveAction(file.path, is_data_change, now, file.size, {}) for file in remove]
+        table = self._require_table()
+        with self._convert_errors():
+            # No retries by the library: they would commit a plan made from an older state.
             properties = CommitProperties(None, 0, [Transaction(APPLICATION, version)])
             table.create_write_transaction(
                 actions, mode="append", schema=table.schema(), commit_properties=properties
@@ -221,15 +229,16 @@ class DeltaWriter:
         self.load()
 
     def states(self) -> list[bytes]:
-        """Read the loaded table's state; of an older lake, the changes that make it, in order.
+        """Read the loaded table's state; of an older lake, the changes that make up a state, in
+        order.
 
-        There are none before the first commit, and where the state was lost.
+        The list is empty before the first commit, and if the state was lost.
         """
-        version = self._version_of_state()
+        version = self._get_state_version()
         if version < 1 << _ATTEMPT_BITS:
-            return self._notes(version)
+            return self._read_notes(version)
         try:
-            with self._states().open_input_stream(state_place(version)) as stream:
+            with self._open_file_system().open_input_stream(get_state_path(version)) as stream:
                 return [bytes(stream.read())]
         except FileNotFoundError:
             logger.warning(
@@ -245,107 +254,110 @@ class DeltaWriter:
             )
             raise StoreError(msg) from error
 
-    def _notes(self, last: int) -> list[bytes]:
-        """Read what older commits have said in the log, in place of a state: they counted by one.
+    def _read_notes(self, last: int) -> list[bytes]:
+        """Read the notes of older commits, which have no state and consecutive versions.
 
-        The library may read commits that are newer than the files that were loaded.
+        The library may read commits that are newer than the loaded files.
         """
         if not last:
             return []
-        with self._errors():
-            notes = [one[_NOTE] for one in self._need().history() if _NOTE in one]
+        with self._convert_errors():
+            notes = [commit[_NOTE] for commit in self._require_table().history() if _NOTE in commit]
         numbered = sorted((json.loads(note)["number"], note) for note in notes)
         return [note.encode() for number, note in numbered if number <= last]
 
     @property
     def state_path(self) -> str:
-        """The full path of the state, for messages."""
-        return self.folders.path(state_place(self._version_of_state()))
+        """Full path of the state, for messages."""
+        return self.folders.get_full_path(get_state_path(self._get_state_version()))
 
-    def _version_of_state(self) -> int:
-        """Return the version of our last commit to the loaded table; 0 if there is none."""
-        return self._need().transaction_version(APPLICATION) or 0
+    def _get_state_version(self) -> int:
+        """Return the version of our last commit to the loaded table; 0 before the first."""
+        return self._require_table().transaction_version(APPLICATION) or 0
 
-    def _states(self) -> Any:
+    def _open_file_system(self) -> Any:
         """Open the lake by the library that writes the log, with the same settings.
 
-        PyArrow compresses what is named so.
+        PyArrow compresses files whose names end with ".gz".
         """
         return pa_fs.PyFileSystem(DeltaStorageHandler(self.folders.address, self._storage))
 
-    def files(self) -> list[DataFile]:
-        """The files that the table has, in the order of their times."""
-        found = []
-        for one in pa.table(self._need().get_add_actions(flatten=True)).to_pylist():
-            ids = one.get("min.id"), one.get("max.id")
-            times = one.get("min.archived_at"), one.get("max.archived_at")
-            found.append(
+    def list_files(self) -> list[DataFile]:
+        """Return the table's files, ordered by the times of their rows."""
+        files = []
+        for action in pa.table(self._require_table().get_add_actions(flatten=True)).to_pylist():
+            ids = action.get("min.id"), action.get("max.id")
+            times = action.get("min.archived_at"), action.get("max.archived_at")
+            files.append(
                 DataFile(
-                    one["path"],
-                    one["size_bytes"],
-                    one["modification_time"],
-                    one["num_records"] or 0,
+                    action["path"],
+                    action["size_bytes"],
+                    action["modification_time"],
+                    action["num_records"] or 0,
                     None if None in ids else (int(ids[0]), int(ids[1])),
                     None if None in times else times,
                 )
             )
         # Files without times come first: the order is that of the times, not of their text.
-        return sorted(found, key=lambda one: (one.times is not None, one.times or (), one.path))
+        return sorted(files, key=lambda file: (file.times is not None, file.times or (), file.path))
 
     def vacuum(self, hours: int, *, dry_run: bool = False) -> list[str]:
-        """Remove files that were taken out of the table more than `hours` ago; their paths.
+        """Remove files that were taken out of the table more than `hours` ago; return their paths.
 
-        Staged files of others are not touched, nor files that a checkpoint has forgotten. Earlier
-        versions can no longer be read.
+        Files that others have staged are not touched, nor files that a checkpoint has forgotten.
+        Earlier versions can no longer be read.
         """
-        with self._errors():
-            gone = self._need().vacuum(hours, dry_run=dry_run, enforce_retention_duration=False)
+        with self._convert_errors():
+            removed = self._require_table().vacuum(
+                hours, dry_run=dry_run, enforce_retention_duration=False
+            )
         self.load()
-        return gone
+        return removed
 
     def sync(self) -> None:
-        """Have all that the loaded table consists of written to the disk, if it is local."""
-        states = [state_place(version)] if (version := self._version_of_state()) else []
-        self.folders.sync([*(one.path for one in self.files()), *states, LOG])
+        """Write all files of the loaded table to the disk, if local."""
+        states = [get_state_path(version)] if (version := self._get_state_version()) else []
+        self.folders.sync([*(file.path for file in self.list_files()), *states, LOG])
 
-    def is_older_state(self, place: str) -> bool:
-        """Whether `place` is the state of a version before the loaded one."""
-        number = place.rpartition("/")[2].partition(".")[0]
-        return number.isdecimal() and int(number) < self._version_of_state()
+    def is_older_state(self, path: str) -> bool:
+        """Return True if `path` is the state of a version before the loaded version."""
+        number = path.rpartition("/")[2].partition(".")[0]
+        return number.isdecimal() and int(number) < self._get_state_version()
 
     def check_staged(self, files: Sequence[DataFile]) -> None:
-        """Look whether each staged file is there: the log takes names of files that are not.
+        """Check that each staged file exists: the log accepts names of missing files.
 
         Raises:
-            ConcurrentLoadError: one is, and another process has committed since the last load: an
-                erasure removes what was staged before it.
-            StoreError: one is missing, or has another size.
+            ConcurrentLoadError: a file is missing, and another process has committed since the last
+                load: an erasure removes files that were staged before it.
+            StoreError: a file is missing, or has another size.
         """
-        there = {
-            name: found.size
-            for folder in {one.path.rpartition("/")[0] for one in files}
-            for name, found in self.folders.files(folder).items()
+        sizes = {
+            name: status.size
+            for folder in {file.path.rpartition("/")[0] for file in files}
+            for name, status in self.folders.files(folder).items()
         }
-        for one in files:
-            if there.get(one.path) != one.size:
-                self._refuse_if_moved_on()
+        for file in files:
+            if sizes.get(file.path) != file.size:
+                self._check_version()
                 raise StoreError(
-                    f"{self.folders.path(one.path)} was written with {one.size} bytes and now has "
-                    f"{there.get(one.path, 'no file')}: nothing was committed; see who removes "
+                    f"{self.folders.get_full_path(file.path)} was written with {file.size} bytes "
+                    "and now has "
+                    f"{sizes.get(file.path, 'no file')}: nothing was committed; see who removes "
                     "files there, and export again"
                 )
 
-    def _refuse_if_moved_on(self) -> None:
-        known = self.version
-        with self._errors():
-            newest = DeltaTable(self.folders.address, storage_options=self._storage).version()
-        if newest != known:
+    def _check_version(self) -> None:
+        loaded = self.version
+        with self._convert_errors():
+            latest = DeltaTable(self.folders.address, storage_options=self._storage).version()
+        if latest != loaded:
             raise ConcurrentLoadError(
                 f"another process has committed to {self.folders.root} since, and has removed what "
                 "was staged here: nothing was changed; run it again"
             )
 
-    def _need(self) -> DeltaTable:
+    def _require_table(self) -> DeltaTable:
         if self._table is None:
             raise SetupError(
                 f"{self.folders.root} holds no Delta table: give the path of an export"
@@ -353,7 +365,7 @@ class DeltaWriter:
         return self._table
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except CommitFailedError as error:
@@ -367,13 +379,13 @@ class DeltaWriter:
             raise StoreError(msg) from error
 
 
-def state_place(version: int) -> str:
-    """Return the place of a version's state below the root."""
+def get_state_path(version: int) -> str:
+    """Return the path of a version's state, relative to the root."""
     return f"{STATES}/{version}.json.gz"
 
 
-def _stats(file: DataFile) -> str:
-    """Of the two columns by which readers may skip a file, and no others."""
+def _format_stats(file: DataFile) -> str:
+    """Format statistics of the only two columns by which readers may skip a file."""
     stats: dict[str, Any] = {"numRecords": file.rows}
     if file.ids is not None and file.times is not None:
         low, high = (

@@ -1,6 +1,6 @@
 """The state of a lake: records of its windows, covered spans of time, SHA-256 of its files.
 
-Each commit of ours comes with a file of the whole state next to the log. So no old commit is
+Each commit of ours writes a file with the complete state next to the log. So no old commit is
 needed, and clean-up of the log may remove them.
 """
 
@@ -11,21 +11,21 @@ from datetime import datetime
 from typing import Any
 
 from faststream_sqlbroker.exceptions import SetupError
-from pyspark_sqlbroker.lake.row_checksums import RowChecksums, from_json
+from pyspark_sqlbroker.lake.row_checksums import RowChecksums, parse_checksums
 from pyspark_sqlbroker.lake.windows import Span, merge_spans, parse_window
 
 FORMAT = 1
-"""Version of the layout of states; one of another version is refused."""
+"""Version of the layout of states; other versions are refused."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The record of one window.
+    """The record of a window.
 
     Attributes:
-        lake: Of its rows in the lake.
-        source: Counts of what the database had when it was exported; less than `lake` where the
-            lake keeps rows that the database has lost.
+        lake: Checksums of its rows in the lake.
+        source: Counts of the database's rows at the export; fewer than `lake` where the lake keeps
+            rows that the database has lost.
     """
 
     lake: RowChecksums
@@ -34,13 +34,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class State:
-    """Windows, spans and files of one version of a lake.
+    """Windows, spans and files of a version of a lake.
 
     Attributes:
-        entries: Records of windows that have rows, in the lake or in the database, by name.
-        covered: Spans that are in the lake, windows without rows too; in order, and they do not
-            touch each other.
-        digests: SHA-256 by path of the files that commits of ours have added, and of those of other
+        entries: Records, by name, of windows that have rows in the lake or in the database.
+        covered: Exported spans, including windows without rows; in order, and none touches another.
+        digests: SHA-256 by path, of files that our commits have added, and of files of other
             programs whose rows were compared.
     """
 
@@ -50,11 +49,11 @@ class State:
 
     @property
     def watermark(self) -> datetime | None:
-        """The end of the first span; None if there is none."""
+        """End of the first span; None without spans."""
         return self.covered[0][1] if self.covered else None
 
     def merge(self, change: "State") -> "State":
-        """The state with the windows, spans and files of a commit."""
+        """Return the state after a commit with this change."""
         return State(
             {**self.entries, **change.entries},
             tuple(merge_spans([*self.covered, *change.covered])),
@@ -62,12 +61,12 @@ class State:
         )
 
     def pack(self) -> bytes:
-        """Write it as JSON."""
+        """Render the state as JSON."""
         content = {
             "format": FORMAT,
             "windows": {
-                name: {"lake": one.lake.to_json(), "source": one.source.to_json()}
-                for name, one in sorted(self.entries.items())
+                name: {"lake": entry.lake.to_json(), "source": entry.source.to_json()}
+                for name, entry in sorted(self.entries.items())
             },
             "covered": [[start.isoformat(), end.isoformat()] for start, end in self.covered],
             "files": dict(self.digests),
@@ -75,8 +74,8 @@ class State:
         return json.dumps(content).encode()
 
 
-def unpack(packed: bytes, size: str, path: str) -> State:
-    """Read what `State.pack` has written.
+def parse_state(packed: bytes, size: str, path: str) -> State:
+    """Parse a state that `LakeState.pack` has written.
 
     Raises:
         SetupError: it is damaged, or of another version.
@@ -89,10 +88,10 @@ def unpack(packed: bytes, size: str, path: str) -> State:
                 f"{FORMAT}: use the version that wrote it"
             )
         entries = dict[str, Entry]()
-        for name, one in content["windows"].items():
+        for name, entry in content["windows"].items():
             parse_window(name, size)
-            entries[name] = Entry(from_json(one["lake"]), from_json(one["source"]))
-        spans = merge_spans(_span(one) for one in content["covered"])
+            entries[name] = Entry(parse_checksums(entry["lake"]), parse_checksums(entry["source"]))
+        spans = merge_spans(_parse_span(pair) for pair in content["covered"])
         return State(entries, tuple(spans), dict(content["files"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SetupError(
@@ -102,6 +101,6 @@ def unpack(packed: bytes, size: str, path: str) -> State:
         ) from error
 
 
-def _span(pair: Any) -> Span:
+def _parse_span(pair: Any) -> Span:
     start, end = pair
     return datetime.fromisoformat(start), datetime.fromisoformat(end)

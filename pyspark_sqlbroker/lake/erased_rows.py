@@ -1,4 +1,4 @@
-"""Remove the rows of some messages from the live table and the archive, and leave an audit."""
+"""Remove rows of messages from the live table and the archive, and write an audit record."""
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,48 +18,48 @@ from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.schema.tables import Tables
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.row_checksums import RowChecksums
-from pyspark_sqlbroker.lake.windows import ExportWindow, floor
+from pyspark_sqlbroker.lake.windows import ExportWindow, floor_to_window
 
-CHUNK = 500
-"""Ids or keys in one statement."""
+CHUNK_SIZE = 500
+"""Number of ids or keys in one statement."""
 
-_AUDIT = "job"
+_AUDIT_SCOPE = "job"
 """Scope of operators' actions in the policy state: what `sqlbroker audit` lists."""
-_AUDIT_KEPT = timedelta(days=365)
-"""As long as every other action."""
+_AUDIT_RETENTION = timedelta(days=365)
+"""Retention of audit records, the same as of every other action."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which messages are meant.
+class MessageFilter:
+    """Selects messages by id, key or origin.
 
     Attributes:
-        ids: Of messages.
-        keys: Of messages, or what policies work on in place of a key.
-        origins: Ids of messages of which replays have made copies: the copies are meant.
+        ids: Ids of messages.
+        keys: Keys of messages, or the keys that policies use in their place.
+        origins: Ids of messages whose copies, made by replays, are selected.
     """
 
     ids: frozenset[int] = frozenset()
     keys: frozenset[str] = frozenset()
     origins: frozenset[int] = frozenset()
 
-    def conditions(self, table: Table) -> Iterator[Any]:
-        """Conditions of which one holds for each row that is meant, of bounded length."""
-        for ids in _chunks(sorted(self.ids)):
+    def iter_conditions(self, table: Table) -> Iterator[Any]:
+        """Yield conditions of bounded length; each selected row matches a condition."""
+        for ids in _split(sorted(self.ids)):
             yield table.c.id.in_(ids)
-        for keys in _chunks(sorted(self.keys)):
+        for keys in _split(sorted(self.keys)):
             yield or_(table.c.key.in_(keys), table.c.policy_key.in_(keys))
-        for origins in _chunks(sorted(self.origins)):
+        for origins in _split(sorted(self.origins)):
             yield table.c.origin_id.in_(origins)
 
 
 @dataclass
-class Found:
-    """Rows of the database.
+class MatchedRows:
+    """Matching rows of the database.
 
     Attributes:
         waiting: Ids of live messages without a lease.
-        leased: Ids of those that are leased.
+        leased: Ids of leased messages.
         archived: Id and `archived_at` of each row of the archive.
     """
 
@@ -69,150 +69,158 @@ class Found:
 
     @property
     def ids(self) -> frozenset[int]:
-        """Of all of them."""
-        return frozenset(self.waiting | self.leased | {one for one, _ in self.archived})
+        """All ids."""
+        return frozenset(self.waiting | self.leased | {id_ for id_, _ in self.archived})
 
-    def by_window(self, size: str) -> dict[ExportWindow, RowChecksums]:
-        """Counts of the archive's rows in each window."""
-        figures = dict[ExportWindow, RowChecksums]()
-        for number, moment in self.archived:
-            window = ExportWindow(floor(moment, size), size)
-            one = RowChecksums(1, number, to_microseconds(moment))
-            figures[window] = figures.get(window, RowChecksums()) + one
-        return figures
+    def count_by_window(self, size: str) -> dict[ExportWindow, RowChecksums]:
+        """Count the archive's rows in each window."""
+        checksums = dict[ExportWindow, RowChecksums]()
+        for id_, archived_at in self.archived:
+            window = ExportWindow(floor_to_window(archived_at, size), size)
+            row_checksums = RowChecksums(1, id_, to_microseconds(archived_at))
+            checksums[window] = checksums.get(window, RowChecksums()) + row_checksums
+        return checksums
 
 
-def find_rows(connection: Connection, tables: Tables, wanted: Wanted) -> Found:
-    """Look for the rows that are meant."""
-    found = Found()
+def find_rows(connection: Connection, tables: Tables, message_filter: MessageFilter) -> MatchedRows:
+    """Find the rows that match the filter."""
+    matched = MatchedRows()
     live = tables.message
-    with _without_values():
-        for condition in wanted.conditions(live):
-            for number, state in connection.execute(
-                select(live.c.id, live.c.state).where(condition)
-            ):
-                leased = state == MessageState.PROCESSING.name
-                (found.leased if leased else found.waiting).add(number)
+    with _hide_values():
+        for condition in message_filter.iter_conditions(live):
+            for id_, state in connection.execute(select(live.c.id, live.c.state).where(condition)):
+                is_leased = state == MessageState.PROCESSING.name
+                (matched.leased if is_leased else matched.waiting).add(id_)
         if (archive := tables.archive) is not None:
             columns = archive.c.id, archive.c.archived_at
-            for condition in wanted.conditions(archive):
+            for condition in message_filter.iter_conditions(archive):
                 rows = connection.execute(select(*columns).where(condition))
-                found.archived |= {(number, moment) for number, moment in rows}
-    return found
+                matched.archived |= {(id_, archived_at) for id_, archived_at in rows}
+    return matched
 
 
-def remove_rows(connection: Connection, tables: Tables, wanted: Wanted) -> tuple[int, Found]:
+def remove_rows(
+    connection: Connection, tables: Tables, message_filter: MessageFilter
+) -> tuple[int, MatchedRows]:
     """Remove live rows that are not leased, then rows of the archive.
 
-    A message that ends in between goes from the archive; one that is claimed in between stays. What
-    a replay copies until the last of them is gone goes, too.
+    A message that ends in between is removed from the archive; a message that is claimed in between
+    stays. Copies that a replay makes until the last row is removed are removed, too.
 
     Returns:
-        How many live rows were removed, and what was found of the archive and is leased.
+        Number of removed live rows, and the rows that were removed from the archive or are leased.
     """
     live = tables.message
-    waiting = 0
+    live_count = 0
     removed = set[tuple[int, datetime]]()
     while True:
-        with _without_values():
-            for condition in wanted.conditions(live):
-                # The state is looked at again under the row's lock.
-                rest = live.c.state != MessageState.PROCESSING.name
-                waiting += connection.execute(delete(live).where(condition, rest)).rowcount
-            # After the live rows: a message that ended in between is in the archive now.
-            found = find_rows(connection, tables, wanted)
+        with _hide_values():
+            for condition in message_filter.iter_conditions(live):
+                # Race: the state is checked again under the row's lock.
+                is_unleased = live.c.state != MessageState.PROCESSING.name
+                live_count += connection.execute(
+                    delete(live).where(condition, is_unleased)
+                ).rowcount
+            # Race: after the live rows, because a message that ended in between is in the archive
+            # now.
+            matched = find_rows(connection, tables, message_filter)
             if (archive := tables.archive) is not None:
-                for pairs in _chunks(sorted(found.archived)):
-                    ids = [number for number, _ in pairs]
-                    times = [moment for _, moment in pairs]
-                    # Of a partitioned archive only the partitions of these times are visited.
+                for pairs in _split(sorted(matched.archived)):
+                    ids = [id_ for id_, _ in pairs]
+                    times = [archived_at for _, archived_at in pairs]
+                    # In a partitioned archive only the partitions of these times are visited.
                     between = archive.c.archived_at.between(min(times), max(times))
                     connection.execute(delete(archive).where(archive.c.id.in_(ids), between))
-        removed |= found.archived
-        known = wanted.ids | found.ids
-        copies = find_rows(connection, tables, Wanted(origins=known)).ids
-        if copies <= known:
-            return waiting, replace(found, archived=removed)
-        wanted = replace(wanted, ids=known | copies)
+        removed |= matched.archived
+        known_ids = message_filter.ids | matched.ids
+        copies = find_rows(connection, tables, MessageFilter(origins=known_ids)).ids
+        if copies <= known_ids:
+            return live_count, replace(matched, archived=removed)
+        message_filter = replace(message_filter, ids=known_ids | copies)
 
 
-def lower_records(
+def subtract_from_records(
     connection: Connection, table: Table, lake_id: str, removed: Mapping[ExportWindow, RowChecksums]
 ) -> None:
-    """Take removed rows off the lake's records of windows, so that retention finds them equal.
+    """Subtract removed rows from the lake's records of windows, so that retention finds no
+    difference.
 
-    A record that has changed since it was read, or differs, is left: the next export makes it anew.
+    A record that differs, or has changed since it was read, is left; the next export writes it
+    again.
     """
-    by_name = {window.name: RowSum(one.rows, one.ids) for window, one in removed.items()}
+    by_name = {
+        window.name: RowSum(removed_rows.rows, removed_rows.ids)
+        for window, removed_rows in removed.items()
+    }
     c = table.c
-    for names in _chunks(sorted(by_name)):
-        after = LOADED[:-1] + chr(ord(LOADED[-1]) + 1)
-        asked = select(c.scope, c.key, c.info, c.counter).where(
-            c.scope >= LOADED, c.scope < after, c.key.in_(names)
+    for names in _split(sorted(by_name)):
+        upper_bound = LOADED[:-1] + chr(ord(LOADED[-1]) + 1)
+        query = select(c.scope, c.key, c.info, c.counter).where(
+            c.scope >= LOADED, c.scope < upper_bound, c.key.in_(names)
         )
-        for scope, *row in connection.execute(asked).all():
-            known = window_of(*row)
-            if known.lake_id != lake_id:
+        for scope, *row in connection.execute(query).all():
+            record = window_of(*row)
+            if record.lake_id != lake_id:
                 continue
-            left = known.left - by_name[known.name]
-            lowered = replace(known, left=left, version=known.version + 1)
-            values: dict[str, Any] = {"info": lowered.info(), "counter": lowered.version}
-            if not left.rows:
+            remaining = record.left - by_name[record.name]
+            new_record = replace(record, left=remaining, version=record.version + 1)
+            values: dict[str, Any] = {"info": new_record.info(), "counter": new_record.version}
+            if not remaining.rows:
                 values["due_at"] = null()
-            same = (c.scope == scope, c.key == known.name, c.counter == known.version)
-            connection.execute(update(table).where(*same).values(**values))
+            conditions = (c.scope == scope, c.key == record.name, c.counter == record.version)
+            connection.execute(update(table).where(*conditions).values(**values))
 
 
-class Audit:
-    """The record of one erasure, for `sqlbroker audit`; it holds no id and no key."""
+class ErasureAudit:
+    """The audit record of an erasure, for `sqlbroker audit`; contains no id and no key."""
 
     def __init__(
         self, database: ArchiveDatabase, connection: Connection, table: Table, by: str
     ) -> None:
-        """Nothing is written before `begin`."""
+        """Prepare the record, which `start` writes."""
         self._database = database
         self._connection = connection
         self._table = table
         self._job = Job(action="erase", by=by, state="running")
         self.id = ""
 
-    def begin(self, expected: int, path: str | None) -> None:
-        """Write it before the first row is removed; it stays "running" if the process dies."""
+    def start(self, expected: int, path: str | None) -> None:
+        """Write the record before rows are removed, "running" until `finish`."""
         now = self._database.now(self._connection)
         self.id = f"{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
         arguments = {} if path is None else {"lake": path}
         self._job = replace(self._job, expected=expected, arguments=arguments)
-        values = {"created_at": now, "expires_at": now + _AUDIT_KEPT, "due_at": null()}
+        values = {"created_at": now, "expires_at": now + _AUDIT_RETENTION, "due_at": null()}
         self._connection.execute(
             insert(self._table).values(
-                scope=_AUDIT, key=self.id, info=job_info(self._job), **values
+                scope=_AUDIT_SCOPE, key=self.id, info=job_info(self._job), **values
             )
         )
 
-    def end(self, counts: Mapping[str, int], leased: int) -> None:
-        """Note what was removed."""
+    def finish(self, counts: Mapping[str, int], leased: int) -> None:
+        """Record the counts of the removed rows."""
         arguments = {**self._job.arguments, **counts}
         done = sum(counts.values())
         now = self._database.now(self._connection)
-        ended = replace(
+        finished_job = replace(
             self._job, state="ended", done=done, skipped=leased, arguments=arguments, ended_at=now
         )
         c = self._table.c
         self._connection.execute(
             update(self._table)
-            .where(c.scope == _AUDIT, c.key == self.id)
-            .values(info=job_info(ended))
+            .where(c.scope == _AUDIT_SCOPE, c.key == self.id)
+            .values(info=job_info(finished_job))
         )
 
 
-def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for first in range(0, len(values), CHUNK):
-        yield values[first : first + CHUNK]
+def _split(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for first in range(0, len(values), CHUNK_SIZE):
+        yield values[first : first + CHUNK_SIZE]
 
 
 @contextmanager
-def _without_values() -> Iterator[None]:
-    """Errors of the database without the keys that the statement had."""
+def _hide_values() -> Iterator[None]:
+    """Raise errors of the database without the keys that the statement had."""
     try:
         yield
     except DBAPIError as error:

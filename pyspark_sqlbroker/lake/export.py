@@ -1,6 +1,4 @@
-"""Export the archive to a Delta table: whole windows, each compared with the database before it
-counts.
-"""
+"""Export the archive to a Delta table, in whole windows verified against the database."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,44 +22,52 @@ from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.records import Records, open_records
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, count_windows
-from pyspark_sqlbroker.lake.transfer import Batch, Job, lacking, transfer
-from pyspark_sqlbroker.lake.verify import Changes, find_changes
+from pyspark_sqlbroker.lake.transfer import (
+    TransferJob,
+    WindowBatch,
+    count_missing_rows,
+    transfer_batch,
+)
+from pyspark_sqlbroker.lake.verify import LakeChanges, find_changes
 from pyspark_sqlbroker.lake.windows import (
-    LENGTHS,
+    WINDOW_LENGTHS,
     ExportWindow,
     Span,
     cut_spans,
-    floor,
+    floor_to_window,
     merge_spans,
     plan_spans,
-    without_spans,
+    subtract_spans,
 )
 from pyspark_sqlbroker.load.selection import ARCHIVE, describe_source, find_oldest, select_rows
 from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.session import need_driver
-from pyspark_sqlbroker.store_errors import keep_errors, store_errors
+from pyspark_sqlbroker.store_errors import store_errors, wrap_callback
 
 logger = getLogger("faststream_sqlbroker.spark")
 
 CHECKED_BYTES = 256 << 20
-"""Bytes of the latest files whose SHA-256 each export compares; the others' sizes only."""
+"""Bytes of the latest files whose SHA-256 each export compares; of other files only the sizes are
+compared.
+"""
 
 ROWS_PER_COMMIT = 1_000_000
-"""Rows that one commit takes at least, if there are so many."""
+"""Minimum number of rows of a commit, if there are so many."""
 
 
 @dataclass(frozen=True)
 class ExportedWindow:
-    """The result of one window.
+    """The result of a window.
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
-        action: "exported"; "again" (rows had come since, and are in it now); "unchanged"; "left"
-            (the database has fewer rows than the lake, which keeps them); "damaged" (a file of it
-            was altered, or another program has changed its rows, so it is left as it is).
-        rows: In the lake.
+        action: "exported"; "again" (rows had come since the last export, and are now in the lake);
+            "unchanged"; "left" (the database has fewer rows than the lake, which keeps them);
+            "damaged" (a file of the window was altered, or another program has changed its rows, so
+            it is left as it is).
+        rows: Number of its rows in the lake.
         number: 1 for the first window of this run.
-        total: How many windows this run looks at.
+        total: Number of windows that this run checks.
     """
 
     name: str
@@ -76,12 +82,13 @@ class ExportResult:
     """The result of an export.
 
     Attributes:
-        path: Where to.
-        windows: Those that this run looked at and that have rows, in order.
+        path: Root of the lake.
+        windows: The windows that this run checked and that have rows, in order.
         horizon: Windows that end later are not closed yet; by the database's clock.
         watermark: End of the windows that are in the lake without a gap; None if there are none.
-        damaged: Files that were altered since they were written, or that another program has
-            written with other rows, with what differs; `repair_export` exports their windows again.
+        damaged: By path, files that were altered since they were written, or that another program
+            has written with other rows, with the difference; `repair_export` exports their windows
+            again.
     """
 
     path: str
@@ -92,8 +99,8 @@ class ExportResult:
 
     @property
     def rows(self) -> int:
-        """How many rows were written."""
-        return sum(one.rows for one in self.windows if one.action in ("exported", "again"))
+        """Number of rows that were written."""
+        return sum(window.rows for window in self.windows if window.action in ("exported", "again"))
 
 
 @store_errors(OSError)
@@ -124,79 +131,80 @@ def export_archive(
 
     The lake is a Delta table: the archive's columns, `date` and, for hours, `hour` (UTC). Spark
     writes Parquet files (zstd, sorted by window, queue and id; the times as microseconds in UTC) to
-    a folder of the attempt, they are read back, compared with what the database itself counts and
+    a folder of the attempt. The files are read back, compared with the database's own counts and
     sums for each window, and only then committed, many windows at a time. A file next to the log,
-    which the commit names, has the figures of all windows and the SHA-256 of each file. A process
-    may die at any moment: a reader sees whole commits only, and a second run brings what is
-    missing, each row once. Two exports may run at a time: of two that plan the same windows one
-    commits, and the other plans again.
+    which the commit names, contains the checksums of all windows and the SHA-256 of each file. A
+    process may die at any moment: a reader sees complete commits only, and a second run adds the
+    missing rows, each once. Two exports may run at a time: if both plan the same windows, one
+    commits and the other plans again.
 
-    Windows of the last `recheck`, and those between `since` and `until`, are compared with the
-    database again: if it has rows that the lake lacks (a transaction that was open for longer than
-    `safety_lag`) they are added, with a warning. Rows that the database has lost since, because
-    they were pruned or retried, stay in the lake. Windows without rows cost nothing.
+    Windows of the last `recheck`, and windows between `since` and `until`, are compared with the
+    database again. If it has rows that the lake lacks (a transaction was open for longer than
+    `safety_lag`), they are added, with a warning. Rows that were since pruned or retried stay in
+    the lake. Windows without rows cost nothing.
 
     Each run compares the sizes of all files with the log, the SHA-256 of the latest 256 MB, and the
-    number of rows with what exports have recorded. Files that another program has written (Delta's
-    OPTIMIZE) are read once, and count as the export's own if the figures of their windows are the
-    same. Windows of files that were altered, or of which another program has changed or removed
-    rows, are not exported again and not recorded for retention; the result and a warning name the
-    files.
+    number of rows with the exports' records. Files that another program has written (Delta's
+    OPTIMIZE) are read once, and count as the export's own if the checksums of their windows are
+    equal. Windows whose files were altered, or whose rows another program has changed or removed,
+    are not exported again and not recorded for retention; the result and a warning name the files.
 
     Args:
         spark: A session with the JDBC driver (`build_session`); not Spark Connect.
-        url: SQLAlchemy URL of the database; its password is written nowhere.
-        path: Of the lake, on any file system that Spark writes to. One path holds one archive, with
-            the same window, table and queues each time.
-        window: The length of a window, "day" or "hour".
-        since: From the window that this moment lies in; None goes on where the last export ended,
-            or begins with the oldest row.
-        until: Only windows that have ended by this moment; None takes all that are closed.
+        url: SQLAlchemy URL of the database; its password is not written anywhere.
+        path: Root of the lake, on any file system that Spark writes to. One path holds one archive,
+            with the same window, table and queues each time.
+        window: Length of a window, "day" or "hour".
+        since: Start with the window that contains this time; None continues after the last export,
+            or starts at the oldest row.
+        until: Only windows that end at or before this time; None takes all closed windows.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
         queues: Only these queues; None takes all.
-        safety_lag: How long a transaction may last where open ones cannot be seen; see
-            `find_horizon`.
+        safety_lag: Longest duration of a transaction on databases that do not show open
+            transactions; see `find_horizon`.
         primary: URL of the primary, if `url` is a standby.
         source: A name for the database in the state, where it has several addresses (a standby, a
             fail-over); None takes host, port and name, or the path of SQLite's file.
-            `prune_archive` needs the same.
+            `prune_archive` needs the same name.
         recheck: Windows that ended within this time before the horizon are compared again.
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
-            and of all other columns; "counts" leaves the last three out, and spares the database
-            reading every row.
-        rows_per_commit: A commit takes whole windows until it has so many rows; those are read by
-            one Spark job.
-        record_as: A name for the lake. Each window that is in it is recorded in the database, for
-            `Retention(unless_loaded_by=...)` of this name. Windows whose rows have changed since,
-            or that have no record yet, are looked at again, whatever `recheck` and `since` say. It
-            writes to `primary`, if that is given, and needs SELECT, INSERT and UPDATE on the
+            and of all other columns; "counts" omits the last three, so that the database need not
+            read every row.
+        rows_per_commit: A commit takes whole windows until it has so many rows; one Spark job reads
+            them.
+        record_as: A name for the lake. Each window in the lake is recorded in the database, for
+            `Retention(unless_loaded_by=...)` with this name. Windows whose rows have changed since,
+            or that have no record yet, are checked again, whatever `recheck` and `since` say. The
+            records are written to `primary`, if given, and need SELECT, INSERT and UPDATE on the
             policy state. Not with `queues`.
         message_table: The live table, with `record_as`: the policy state is named after it.
-        on_window: Called after each window; an error that it raises ends the export, unchanged.
+        on_window: Called after each window; an error raised by it ends the export and is raised
+            unchanged.
         options: More of Spark's JDBC options.
-        storage_options: What deltalake needs to reach an object store, by its names (such as
-            `aws_endpoint_url`), else AWS_* variables; Spark's own settings do not reach it. Where
-            the session has no hadoop-aws, they are also for the files of `s3://` paths.
+        storage_options: Settings of deltalake for an object store, by its names (such as
+            `aws_endpoint_url`); else AWS_* variables apply. Deltalake does not see Spark's own
+            settings. If the session has no hadoop-aws, these settings are also used for the files
+            of `s3://` paths.
 
     Returns:
-        What was done; windows appear in order.
+        The result; windows appear in order.
 
     Raises:
         SetupError: an option is invalid, the session lacks the driver, or the path holds something
             else, such as the export of another database; `record_as` is the name of another
             lake.
-        ExportMismatchError: twice in a row a window was not written as the database has it. The
+        ExportMismatchError: a window as written differed from the database twice in a row. The
             windows before it are in the lake, and the watermark stays before it.
-        ConcurrentLoadError: other processes have committed each time that this one wanted to.
+        ConcurrentLoadError: other processes committed during each try.
         StoreError: PostgreSQL: a commit took longer than an hour, after which the server ends its
             snapshot. Or a window could not be recorded; it is in the lake. Or the table cannot be
             read or written.
         NotSupportedError: Spark Connect.
     """
-    one_of("window", window, tuple(LENGTHS))
+    one_of("window", window, tuple(WINDOW_LENGTHS))
     one_of("verify", verify, ("checksums", "counts"))
-    back = seconds_or_zero("recheck", recheck)
+    recheck_seconds = seconds_or_zero("recheck", recheck)
     if checked_lake("record_as", record_as) is not None and queues is not None:
         raise SetupError(
             "record_as= needs an export of all queues, as retention compares whole windows: leave "
@@ -205,49 +213,54 @@ def export_archive(
     whole_number("rows_per_commit", rows_per_commit)
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
     if selection.since is not None:
-        selection = selection.between(floor(selection.since, window), selection.until)
+        selection = selection.between(floor_to_window(selection.since, window), selection.until)
     database = database_of(parse_address(url))
     need_driver(spark, database.jdbc_driver, database.kind)
     lake = Lake(spark, path, storage_options)
-    job = Job(lake, database, url, selection, verify == "checksums", options)
+    job = TransferJob(lake, database, url, selection, verify == "checksums", options)
     with database.connect() as connection:
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary)
         logger.info(
             "windows up to %s are closed: %s (%s)", horizon.moment, horizon.source, horizon.detail
         )
-        described = {**describe_source(database.address, selection, source), "window": window}
-        lake.plan_again(lambda: lake.begin(described, secrets.token_hex(8)))
+        source_description = {
+            **describe_source(database.address, selection, source),
+            "window": window,
+        }
+        lake.retry_on_conflict(lambda: lake.begin(source_description, secrets.token_hex(8)))
         lake.sweep()
         changes = _find_changes(lake)
-        for name, problem in changes.files.items():
+        for name, issue in changes.files.items():
             logger.warning(
                 "%s: %s; sqlbroker archive repair exports its windows again",
-                lake.folders.path(name),
-                problem,
+                lake.folders.get_full_path(name),
+                issue,
             )
-        with _records(lake, record_as, primary or url, message_table, schema) as records:
-            run = Run(job, connection, records, rows_per_commit, changes, on_window)
-            lake.plan_again(lambda: run.bring(_spans(run, window, horizon.moment, back)))
-    done = tuple(run.done[name] for name in sorted(run.done))
+        with _open_records(lake, record_as, primary or url, message_table, schema) as records:
+            run = ExportRun(job, connection, records, rows_per_commit, changes, on_window)
+            lake.retry_on_conflict(
+                lambda: run.export_spans(_plan_spans(run, window, horizon.moment, recheck_seconds))
+            )
+    windows = tuple(run.done[name] for name in sorted(run.done))
     return ExportResult(
-        lake.folders.root, done, horizon.moment, lake.state.watermark, changes.files
+        lake.folders.root, windows, horizon.moment, lake.state.watermark, changes.files
     )
 
 
-def _find_changes(lake: Lake) -> Changes:
-    """Look for changes of others, and take over their files with unchanged rows."""
-    found = list[Changes]()
+def _find_changes(lake: Lake) -> LakeChanges:
+    """Find changes of other programs, and accept their files with unchanged rows."""
+    results = list[LakeChanges]()
 
     def compare() -> None:
-        found.append(find_changes(lake, CHECKED_BYTES))
-        if found[-1].proven:
-            lake.commit(State(), compared=found[-1].proven)
+        results.append(find_changes(lake, CHECKED_BYTES))
+        if results[-1].verified:
+            lake.commit(State(), compared=results[-1].verified)
 
-    lake.plan_again(compare)
-    return found[-1]
+    lake.retry_on_conflict(compare)
+    return results[-1]
 
 
-def _records(
+def _open_records(
     lake: Lake, name: str | None, url: str | URL, message_table: str, schema: str | None
 ) -> AbstractContextManager[Records | None]:
     if name is None:
@@ -255,24 +268,24 @@ def _records(
     return open_records(name, lake.id, url, message_table, schema)
 
 
-class Run:
-    """The work of one call of `export_archive`; goes on where it was if it plans again.
+class ExportRun:
+    """The work of a call of `export_archive`, continued after a conflict.
 
     Attributes:
-        job: Where from and where to.
-        connection: To the database.
-        records: Of the lake in the database; None if none are kept.
-        done: What was done, by window.
+        job: Source and target of the export.
+        connection: A connection to the database.
+        records: The lake's records in the database; None if no records are written.
+        done: Results by name of window.
     """
 
     def __init__(
         self,
-        job: Job,
+        job: TransferJob,
         connection: Connection,
         records: Records | None,
         rows_per_commit: int,
-        changes: Changes,
-        tell: Callable[[ExportedWindow], Any] | None,
+        changes: LakeChanges,
+        on_window: Callable[[ExportedWindow], Any] | None,
     ) -> None:
         self.job = job
         self.connection = connection
@@ -280,135 +293,143 @@ class Run:
         self.done: dict[str, ExportedWindow] = {}
         self._rows_per_commit = rows_per_commit
         self._changes = changes
-        self._tell = keep_errors(tell)
+        self._notify = wrap_callback(on_window)
         self._total = 0
         if records is not None:
             records.hold(changes.windows)
 
-    def is_whole(self, window: ExportWindow) -> bool:
-        """Whether the lake has rows of a window, and none of its files was altered."""
-        entry = self.job.lake.entry(window)
+    def is_intact(self, window: ExportWindow) -> bool:
+        """Return True if the lake has rows of a window, and all their files are unaltered."""
+        entry = self.job.lake.get_entry(window)
         return (
             entry is not None and bool(entry.lake.rows) and window.name not in self._changes.windows
         )
 
-    def bring(self, spans: Sequence[Span]) -> None:
-        """Export what the lake lacks of some spans.
+    def export_spans(self, spans: Sequence[Span]) -> None:
+        """Export the rows of some spans that the lake lacks.
 
         Raises:
             ConcurrentLoadError: another process has committed since the lake was loaded.
         """
         job = self.job
-        # A process that died, or another program, may have left what is not on the disk yet.
+        # A process that died, or another program, may have left files that are not on the disk yet.
         job.lake.table.sync()
         counts = count_windows(job.database, self.connection, job.selection, spans, job.lake.size)
-        recorded = [one for one in self.job.lake.windows() if _inside(one, spans)]
+        recorded = [window for window in self.job.lake.windows() if _is_within(window, spans)]
         windows = sorted({*counts, *recorded})
-        self._total = len({*self.done, *(one.name for one in windows)})
-        strange = [one for one in windows if self._is_strange(one)]
-        for one in strange:
-            self._note(one, "damaged", Entry(NOTHING, NOTHING))
-        taken = merge_spans((one.start, one.end) for one in strange)
-        # A batch is read as one span, so what lies between two spans must not be within it.
+        self._total = len({*self.done, *(window.name for window in windows)})
+        skipped = [window for window in windows if self._may_have_unrecorded_rows(window)]
+        for window in skipped:
+            self._record(window, "damaged", Entry(NOTHING, NOTHING))
+        skipped_spans = merge_spans((window.start, window.end) for window in skipped)
+        # A batch is read as one span, so it must not contain windows between two spans.
         for span in spans:
-            for part in without_spans(span, taken):
-                self._bring_part(part, [one for one in windows if _inside(one, [part])], counts)
+            for part in subtract_spans(span, skipped_spans):
+                self._export_part(
+                    part, [window for window in windows if _is_within(window, [part])], counts
+                )
 
-    def _is_strange(self, window: ExportWindow) -> bool:
-        """Whether a window without a record may have rows in the lake: its record may be lost."""
-        return self.job.lake.entry(window) is None and self._changes.concern(window)
+    def _may_have_unrecorded_rows(self, window: ExportWindow) -> bool:
+        """Return True if the lake may have rows of a window without a record, as records may be
+        lost.
+        """
+        return self.job.lake.get_entry(window) is None and self._changes.may_affect(window)
 
-    def _bring_part(
+    def _export_part(
         self,
         span: Span,
         windows: Sequence[ExportWindow],
         counts: Mapping[ExportWindow, RowChecksums],
     ) -> None:
-        waiting = list[ExportWindow]()
+        pending = list[ExportWindow]()
         rows = 0
-        reached = span[0]
+        exported_until = span[0]
         for window in windows:
-            known = self.job.lake.entry(window) is not None
-            if not known:
-                waiting.append(window)
+            is_recorded = self.job.lake.get_entry(window) is not None
+            if not is_recorded:
+                pending.append(window)
                 rows += counts[window].rows
-            # No known window may lie within a batch either.
-            if waiting and (known or rows >= self._rows_per_commit):
-                end = waiting[-1].end
-                self._bring(waiting, rows, cut_spans([span], reached, end))
-                reached = end
-                waiting = []
+            # No recorded window may lie within a batch either.
+            if pending and (is_recorded or rows >= self._rows_per_commit):
+                end = pending[-1].end
+                self._export_windows(pending, rows, cut_spans([span], exported_until, end))
+                exported_until = end
+                pending = []
                 rows = 0
-            if known:
-                self._look_again(window, counts.get(window, NOTHING))
-        self._bring(waiting, rows, cut_spans([span], reached, None))
+            if is_recorded:
+                self._recheck(window, counts.get(window, NOTHING))
+        self._export_windows(pending, rows, cut_spans([span], exported_until, None))
 
-    def _bring(self, windows: list[ExportWindow], rows: int, covered: Sequence[Span]) -> None:
-        """Bring windows of which the lake has no row; the commit covers these spans."""
+    def _export_windows(
+        self, windows: list[ExportWindow], rows: int, covered: Sequence[Span]
+    ) -> None:
+        """Export windows of which the lake has no row; the commit covers the spans."""
         lake = self.job.lake
         if not windows:
-            if any(without_spans(one, lake.state.covered) for one in covered):
+            if any(subtract_spans(span, lake.state.covered) for span in covered):
                 lake.commit(State(covered=tuple(covered)))
             return
-        late = {one for one in windows if lake.covers(one)}
-        for one in sorted(late):
-            _warn_late(one, rows if len(windows) == 1 else None)
-        batch = Batch(tuple(windows), rows, False, tuple(covered))
-        entries = transfer(self.job, self.connection, batch)
-        for one in sorted(entries):
-            self._note(one, "again" if one in late else "exported", entries[one])
+        late_windows = {span for span in windows if lake.is_covered(span)}
+        for span in sorted(late_windows):
+            _log_late_rows(span, rows if len(windows) == 1 else None)
+        batch = WindowBatch(tuple(windows), rows, False, tuple(covered))
+        entries = transfer_batch(self.job, self.connection, batch)
+        for span in sorted(entries):
+            self._record(span, "again" if span in late_windows else "exported", entries[span])
 
-    def _look_again(self, window: ExportWindow, counts: RowChecksums) -> None:
-        """A window that the lake has: bring the rows that came late."""
+    def _recheck(self, window: ExportWindow, counts: RowChecksums) -> None:
+        """Add late rows to a window that the lake has."""
         lake = self.job.lake
-        entry = lake.entry(window)
+        entry = lake.get_entry(window)
         if entry is None:
             return
         if window.name in self._changes.windows:
-            self._note(window, "damaged", entry)
+            self._record(window, "damaged", entry)
             return
         if counts == entry.source:
-            self._note(window, "unchanged", entry)
+            self._record(window, "unchanged", entry)
             return
-        late = lacking(self.job, self.connection, window) if counts.rows else 0
-        if not late:
-            self._note(window, "left", Entry(entry.lake, counts))
+        late_rows = count_missing_rows(self.job, self.connection, window) if counts.rows else 0
+        if not late_rows:
+            self._record(window, "left", Entry(entry.lake, counts))
             return
-        _warn_late(window, late)
-        batch = Batch((window,), counts.rows, True)
-        self._note(window, "again", transfer(self.job, self.connection, batch)[window])
+        _log_late_rows(window, late_rows)
+        batch = WindowBatch((window,), counts.rows, True)
+        self._record(window, "again", transfer_batch(self.job, self.connection, batch)[window])
 
-    def _note(self, window: ExportWindow, action: str, entry: Entry) -> None:
-        if self.records is not None and self.is_whole(window):
+    def _record(self, window: ExportWindow, action: str, entry: Entry) -> None:
+        if self.records is not None and self.is_intact(window):
             self.records.write(window, entry.source)
-        known = self.done.get(window.name)
-        if known is not None and action in ("unchanged", "left"):
-            return  # this run has exported it before it planned again
-        number = len(self.done) + (known is None)
-        found = ExportedWindow(
+        previous = self.done.get(window.name)
+        if previous is not None and action in ("unchanged", "left"):
+            return  # this run has exported the window before a conflict
+        number = len(self.done) + (previous is None)
+        result = ExportedWindow(
             window.name, action, entry.lake.rows, number, max(self._total, number)
         )
-        self.done[window.name] = found
-        self._tell(found)
+        self.done[window.name] = result
+        self._notify(result)
 
 
-def _spans(run: Run, window: str, horizon: datetime, recheck: float) -> list[Span]:
-    """Which spans to look at, as the lake is now."""
+def _plan_spans(run: ExportRun, window: str, horizon: datetime, recheck: float) -> list[Span]:
+    """Return the spans to check, for the current state of the lake."""
     lake = run.job.lake
     selection = run.job.selection
     oldest = find_oldest(run.job.database, run.connection, selection)
     spans = plan_spans(lake.state.covered, window, selection, oldest, horizon, recheck)
     if run.records is not None:
-        with_rows = [one for one in lake.windows() if run.is_whole(one)]
-        spans += [(one.start, one.end) for one in run.records.lacking(with_rows)]
+        intact_windows = [window for window in lake.windows() if run.is_intact(window)]
+        spans += [
+            (window.start, window.end) for window in run.records.find_unrecorded(intact_windows)
+        ]
     return merge_spans(spans)
 
 
-def _inside(window: ExportWindow, spans: Sequence[Span]) -> bool:
+def _is_within(window: ExportWindow, spans: Sequence[Span]) -> bool:
     return any(start <= window.start and window.end <= end for start, end in spans)
 
 
-def _warn_late(window: ExportWindow, rows: int | None) -> None:
+def _log_late_rows(window: ExportWindow, rows: int | None) -> None:
     logger.warning(
         "window %s: %s rows came after it was exported; it is exported again. A transaction was "
         "open for longer than safety_lag",

@@ -1,7 +1,7 @@
 """Files through Hadoop's FileSystem, on local disks, HDFS and object stores alike.
 
-`Folders` are those of a lake. Small JSON files stand next to the data; `write_json` says how safe a
-write is on each file system.
+`Folders` reads and writes the files of a lake. Small JSON files stand next to the data; see
+`write_json` for how safe a write is on each file system.
 """
 
 import errno
@@ -26,27 +26,29 @@ from pyspark_sqlbroker.store_errors import store_errors
 
 T = TypeVar("T")
 
-RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
-"""Where a file replaces another by one rename; an object store shows what was written when it is
-closed."""
+RENAME_SCHEMES = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
+"""Schemes where a rename replaces the target atomically; an object store shows a file only when it
+is closed.
+"""
 
-LEFT_AFTER = 3_600_000
+ORPHAN_AGE_MS = 3_600_000
 """Milliseconds after which the writer of a temporary file counts as dead."""
 
-_REFUSED = re.compile(r"[][{}*?#\\]|%[0-9A-Fa-f]{2}")
-"""Spark takes brackets, * and ? for patterns; deltalake reads # and ? as parts of a URL, a
-backslash as a slash, and %20 as a space."""
+_UNSAFE_CHARACTERS = re.compile(r"[][{}*?#\\]|%[0-9A-Fa-f]{2}")
+"""Characters that Spark or deltalake interpret: Spark takes brackets, * and ? for patterns;
+deltalake reads # and ? as parts of a URL, a backslash as a slash, and %20 as a space.
+"""
 
-_UNSYNCED = {errno.EACCES, errno.EBADF, errno.EINVAL}
-"""Errors of folders that this user may not read, or whose file system syncs no folders."""
+_IGNORED_SYNC_ERRORS = {errno.EACCES, errno.EBADF, errno.EINVAL}
+"""Errors of folders that this user may not read, or whose file system cannot sync folders."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
-"""What deltalake calls the schemes that Hadoop has names of its own for."""
+"""Deltalake's names of Hadoop's schemes, where they differ."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file on disk.
+class FileStatus:
+    """Size and time of a file.
 
     Attributes:
         size: In bytes.
@@ -58,100 +60,103 @@ class Found:
 
 
 class Folders:
-    """Files and folders below one path."""
+    """Files and folders below a path."""
 
     _local = False
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         # Hadoop's .crc files would turn an altered file into an error of Java.
-        self._java, self._root, self._system = _open(spark, root)
+        self._java, self._root, self._system = _open_path(spark, root)
         self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
         scheme = str(self._system.getUri().getScheme())
         self._local = scheme == "file"
-        self._flat = not self._local and scheme not in RENAMING
+        self._flat = not self._local and scheme not in RENAME_SCHEMES
         self.root = str(self._root.toString())
-        refuse_path(self.root)
+        check_path(self.root)
 
     @property
     def address(self) -> str:
-        """The root as deltalake takes it: a local path, or a URL of its own scheme."""
+        """The root in deltalake's form: a local path, or a URL with deltalake's scheme."""
         uri = self._root.toUri()
         scheme = str(uri.getScheme())
         if self._local:
             return str(uri.getPath())
         return self.root.replace(scheme, _SCHEMES.get(scheme, scheme), 1)
 
-    def path(self, place: str) -> str:
-        """The full path of `place`."""
-        return f"{self.root}/{place}"
+    def get_full_path(self, path: str) -> str:
+        """Return the full path of `path`."""
+        return f"{self.root}/{path}"
 
-    def names(self, place: str = "") -> list[str]:
-        """Names of what is in a folder, in order; none if there is no such folder."""
-        at = self._at(place)
-        if not self._system.exists(at):
+    def names(self, path: str = "") -> list[str]:
+        """Return the names of a folder's entries, in order; none if there is no such folder."""
+        location = self._at(path)
+        if not self._system.exists(location):
             return []
-        return sorted(str(one.getPath().getName()) for one in self._system.listStatus(at))
+        return sorted(str(entry.getPath().getName()) for entry in self._system.listStatus(location))
 
-    def files(self, place: str) -> dict[str, Found]:
-        """All files below a folder, by their place; none if there is no such folder."""
-        found = dict[str, Found]()
+    def files(self, path: str) -> dict[str, FileStatus]:
+        """Return all files below a folder by path; none if there is no such folder."""
+        files = dict[str, FileStatus]()
         start = len(str(self._root.toUri().getPath()).rstrip("/")) + 1
-        waiting = [self._at(place)]
-        while waiting:
-            for one in self._listed(waiting.pop()):
-                if one.isDirectory():
-                    waiting.append(one.getPath())
+        pending = [self._at(path)]
+        while pending:
+            for entry in self._listed(pending.pop()):
+                if entry.isDirectory():
+                    pending.append(entry.getPath())
                     continue
-                name = str(one.getPath().toUri().getPath())[start:]
-                found[name] = Found(int(one.getLen()), int(one.getModificationTime()))
-        return found
+                name = str(entry.getPath().toUri().getPath())[start:]
+                files[name] = FileStatus(int(entry.getLen()), int(entry.getModificationTime()))
+        return files
 
-    def newest(self, place: str) -> int:
-        """When the last of a folder, its folders and files was written; 0 if it is gone.
+    def get_latest_time(self, path: str) -> int:
+        """Return the time of the latest write below a folder; 0 if the folder is gone.
 
-        A folder in which nothing was written yet has a time, too, except in an object store.
+        A folder without files has a time, too, except in an object store. In milliseconds since
+        1970.
         """
-        at = self._at(place)
-        if not self._system.exists(at):
+        location = self._at(path)
+        if not self._system.exists(location):
             return 0
-        moments = [int(self._system.getFileStatus(at).getModificationTime())]
-        waiting = [at]
-        while waiting:
-            for one in self._listed(waiting.pop()):
-                moments.append(int(one.getModificationTime()))
-                if one.isDirectory():
-                    waiting.append(one.getPath())
-        return max(moments)
+        timestamps = [int(self._system.getFileStatus(location).getModificationTime())]
+        pending = [location]
+        while pending:
+            for entry in self._listed(pending.pop()):
+                timestamps.append(int(entry.getModificationTime()))
+                if entry.isDirectory():
+                    pending.append(entry.getPath())
+        return max(timestamps)
 
     def _listed(self, folder: Any) -> Iterator[Any]:
-        """What is in a folder; of an object store all files below it, which is one request."""
+        """Yield the entries of a folder; in an object store all files below, as that is one
+        request.
+        """
         try:
             if self._flat:
-                listed = self._system.listFiles(folder, True)
-                while listed.hasNext():
-                    yield listed.next()
+                entries = self._system.listFiles(folder, True)
+                while entries.hasNext():
+                    yield entries.next()
             else:
-                # listFiles fails if files go while it runs; other attempts remove theirs.
+                # Race: listFiles fails if files go while it runs, and other attempts remove theirs.
                 yield from self._system.listStatus(folder)
         except Py4JJavaError as error:
             if not _is_missing(error):
                 raise
 
-    def delete(self, place: str) -> None:
-        """Remove a file, or a folder with everything in it, if it is there."""
-        self._system.delete(self._at(place), True)
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with all contents, if existing."""
+        self._system.delete(self._at(path), True)
 
-    def sha256(self, place: str) -> str:
-        """The SHA-256 of a file's bytes, as hexadecimal digits; it is read as a stream."""
-        stream = self._system.open(self._at(place))
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file as hexadecimal digits; the file is read as a stream."""
+        stream = self._system.open(self._at(path))
         try:
             digest = getattr(self._java, "org.apache.commons.codec.digest.DigestUtils")
             return str(digest.sha256Hex(stream))
         finally:
             stream.close()
 
-    def now(self) -> int:
-        """Milliseconds since 1970 by the clock of the file system, read from a file made for it."""
+    def get_time(self) -> int:
+        """Return the file system's time, in milliseconds since 1970, by creating a file."""
         probe = self._at(f"data/.{uuid.uuid4().hex}.tmp")
         try:
             self._system.create(probe, True).close()
@@ -164,22 +169,30 @@ class Folders:
                 self._system.delete(probe, False)
 
     def write(self, frame: DataFrame, folder: str) -> set[str]:
-        """Write rows as Parquet to a folder; returns the places of the files."""
-        frame.write.option("compression", "zstd").parquet(self.path(folder))
-        return {one for one in self.files(folder) if one.endswith(".parquet")}
+        """Write rows as Parquet to a folder; return the paths of the files."""
+        frame.write.option("compression", "zstd").parquet(self.get_full_path(folder))
+        return {path for path in self.files(folder) if path.endswith(".parquet")}
 
     def read(
-        self, session: SparkSession, schema: StructType, places: Sequence[str], name: str = ""
+        self,
+        session: SparkSession,
+        schema: StructType,
+        paths: Sequence[str],
+        file_name_column: str = "",
     ) -> DataFrame:
-        """The rows of files; with `name` a column of it has the name of the file."""
-        frame = session.read.schema(schema).parquet(*(self.path(one) for one in places))
-        return frame.select("*", F.col("_metadata.file_name").alias(name)) if name else frame
+        """Read the rows of files; `file_name_column` adds a column with the name of the file."""
+        frame = session.read.schema(schema).parquet(*(self.get_full_path(path) for path in paths))
+        return (
+            frame.select("*", F.col("_metadata.file_name").alias(file_name_column))
+            if file_name_column
+            else frame
+        )
 
-    def sync(self, places: Iterable[str]) -> None:
-        """Have files, those in folders, and all folders above them written to the local disk.
+    def sync(self, paths: Iterable[str]) -> None:
+        """Flush files, contents of folders, and all parent folders to the local disk.
 
-        What executors have written is in the cache of this host, too, if the path is a disk of it.
-        Elsewhere nothing is done: object stores keep a file once it is closed.
+        The files that executors have written are in the cache of this host, too, if the path is one
+        of its disks. Elsewhere nothing is done: object stores keep a file once it is closed.
 
         Raises:
             StoreError: the disk has lost some of it, or cannot be written.
@@ -187,19 +200,19 @@ class Folders:
         if not self._local:
             return
         root = Path(self.address)
-        paths = {root / place for place in places}
-        paths |= {one for path in paths for one in path.rglob("*")}
-        above = {path.parent for path in paths}
-        above |= {folder for path in above for folder in path.parents}
-        # A file before the folders that name it.
-        for path in sorted(paths | above, reverse=True):
-            _sync(path)
+        full_paths = {root / path for path in paths}
+        full_paths |= {child for path in full_paths for child in path.rglob("*")}
+        parents = {path.parent for path in full_paths}
+        parents |= {folder for path in parents for folder in path.parents}
+        # Files before the folders that contain them.
+        for path in sorted(full_paths | parents, reverse=True):
+            _sync_path(path)
 
-    def _at(self, place: str) -> Any:
-        return self._path(self._root, place) if place else self._root
+    def _at(self, path: str) -> Any:
+        return self._path(self._root, path) if path else self._root
 
 
-def _sync(path: Path) -> None:
+def _sync_path(path: Path) -> None:
     try:
         file = os.open(path, os.O_RDONLY)
         try:
@@ -209,47 +222,51 @@ def _sync(path: Path) -> None:
     except FileNotFoundError:
         pass  # another process has removed it since it was listed
     except OSError as error:
-        if error.errno not in _UNSYNCED or not path.is_dir():
+        if error.errno not in _IGNORED_SYNC_ERRORS or not path.is_dir():
             msg = f"{path} could not be written to its disk: {error.strerror}; see the disk's log"
             raise StoreError(msg) from error
 
 
 @contextmanager
 def undo_on_error(undo: Callable[[T], None], value: T) -> Iterator[None]:
-    """Call `undo(value)` if the block fails; an error of it does not hide that of the block."""
+    """Call `undo(value)` if the block fails; an error of `undo` does not hide that of the block."""
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # a full disk is not to stay full
+        with suppress(Exception):  # after an error of a full disk, free the space if possible
             undo(value)
         raise
 
 
-def refuse_path(root: str) -> None:
-    """Raises SetupError if Spark or deltalake would take the path for another."""
-    if found := _REFUSED.search(root):
+def check_path(root: str) -> None:
+    """Check the characters of a path.
+
+    Raises:
+        SetupError: Spark or deltalake would interpret a character of it.
+    """
+    if match := _UNSAFE_CHARACTERS.search(root):
         raise SetupError(
-            f"the path {root} has {found[0]!r}, which Spark or deltalake takes for something else: "
+            f"the path {root} has {match[0]!r}, which Spark or deltalake takes for something else: "
             "give a path without [ ] { } * ? # \\ and %XX"
         )
 
 
 @store_errors()
 def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """The object in the file at `path`; None if there is no file.
+    """Read the JSON object in the file at `path`; None if there is no file.
 
     Raises:
-        SetupError: it holds something else, or is there and cannot be read.
-        NotSupportedError: Spark Connect, whose Java cannot be asked.
+        SetupError: the file holds something else, or cannot be read.
+        NotSupportedError: Spark Connect, which gives no access to Java.
     """
-    java, place, system = _open(spark, path)
+    java, location, system = _open_path(spark, path)
     try:
-        stream = system.open(place)
+        stream = system.open(location)
     except Py4JJavaError as error:
         if not _is_missing(error):
             raise
         # Java raises the same error for a file of another user and for a folder.
-        if system.exists(place):
+        if system.exists(location):
             msg = (
                 f"{path} is there and cannot be read ({error.java_exception.getMessage()}): give "
                 "the path of a file that this user may read and write"
@@ -274,53 +291,50 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
 
 @store_errors()
 def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
-    """Put `content` in place of the file at `path`, whose folder is made: a reader finds the old or
-    the new.
+    """Replace the file at `path` by `content` atomically, and create the folder.
 
-    So it is on local disks, on those of `RENAMING` and in object stores that show a file when it is
-    closed (s3a, gs). On others (ftp, dbfs) it is as they do it: a crash in the middle may leave a
-    file that cannot be read. Temporary files next to it that are older than an hour, left by
-    writers that were killed, are deleted.
+    Readers find the old or the new content on local disks, on file systems of `RENAME_SCHEMES`, and
+    in object stores that show a file when it is closed (s3a, gs). On others (ftp, dbfs) the
+    guarantee is theirs: a crash in the middle may leave a file that cannot be read. Temporary files
+    next to it that are older than an hour, left by writers that were killed, are deleted.
 
     Raises:
-        NotSupportedError: Spark Connect, whose Java cannot be asked.
+        NotSupportedError: Spark Connect, which gives no access to Java.
     """
-    java, place, system = _open(spark, path)
+    java, location, system = _open_path(spark, path)
     data = json.dumps(content, indent=2, sort_keys=True).encode()
     scheme = str(system.getUri().getScheme())
-    if scheme != "file" and scheme not in RENAMING:
-        _put(system, place, data)
+    if scheme != "file" and scheme not in RENAME_SCHEMES:
+        _write_bytes(system, location, data)
         return
-    system.mkdirs(place.getParent())
+    system.mkdirs(location.getParent())
     temporary = getattr(java, "org.apache.hadoop.fs.Path")(
-        place.getParent(), f".{place.getName()}.{uuid.uuid4().hex}.tmp"
+        location.getParent(), f".{location.getName()}.{uuid.uuid4().hex}.tmp"
     )
     try:
-        _put(system, temporary, data)
+        _write_bytes(system, temporary, data)
         if scheme == "file":
-            system.rename(temporary, place)  # POSIX: it replaces
+            system.rename(temporary, location)  # POSIX: it replaces
         else:
-            _replace(spark, java, temporary, place)
+            _rename_over(spark, java, temporary, location)
         with suppress(Py4JJavaError):  # the content is there; a later write tries again
-            _delete_left(system, place)
+            _delete_orphans(system, location)
     finally:
         system.delete(temporary, False)
 
 
-def _delete_left(system: Any, place: Any) -> None:
-    """Delete temporary files of writers that were killed; times are compared by the file system's
-    own clock.
-    """
-    written = system.getFileStatus(place).getModificationTime()
-    for one in system.listStatus(place.getParent()):
-        name = str(one.getPath().getName())
-        ours = name.startswith(f".{place.getName()}.") and name.endswith(".tmp")
-        if ours and one.getModificationTime() < written - LEFT_AFTER:
-            system.delete(one.getPath(), False)
+def _delete_orphans(system: Any, location: Any) -> None:
+    """Delete temporary files of killed writers, by the file system's own clock."""
+    written_at = system.getFileStatus(location).getModificationTime()
+    for entry in system.listStatus(location.getParent()):
+        name = str(entry.getPath().getName())
+        is_temporary = name.startswith(f".{location.getName()}.") and name.endswith(".tmp")
+        if is_temporary and entry.getModificationTime() < written_at - ORPHAN_AGE_MS:
+            system.delete(entry.getPath(), False)
 
 
-def _put(system: Any, place: Any, data: bytes) -> None:
-    stream = system.create(place, True)
+def _write_bytes(system: Any, location: Any, data: bytes) -> None:
+    stream = system.create(location, True)
     try:
         stream.write(bytearray(data))
         stream.hsync()
@@ -328,7 +342,7 @@ def _put(system: Any, place: Any, data: bytes) -> None:
         stream.close()
 
 
-def _replace(spark: SparkSession, java: Any, temporary: Any, place: Any) -> None:
+def _rename_over(spark: SparkSession, java: Any, temporary: Any, location: Any) -> None:
     """Rename by FileContext, as FileSystem.rename refuses to replace a file."""
     options = getattr(java, "java.lang.reflect.Array").newInstance(
         getattr(java, "java.lang.Class").forName("org.apache.hadoop.fs.Options$Rename"), 1
@@ -336,23 +350,23 @@ def _replace(spark: SparkSession, java: Any, temporary: Any, place: Any) -> None
     options[0] = getattr(java, "org.apache.hadoop.fs.Options$Rename").OVERWRITE
     configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way
     getattr(java, "org.apache.hadoop.fs.FileContext").getFileContext(
-        place.toUri(), configuration
-    ).rename(temporary, place, options)
+        location.toUri(), configuration
+    ).rename(temporary, location, options)
 
 
-def _open(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
-    """Java, the path in it, and its file system."""
+def _open_path(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
+    """Return Java, the path as a Java object, and the file system."""
     java = java_of(spark)
     if java is None:
         raise NotSupportedError(
             "files are listed and written by Spark's own Java, which Spark Connect does not show: "
             "run this in the driver's process (spark-submit, or build_session)"
         )
-    place = getattr(java, "org.apache.hadoop.fs.Path")(path)
-    system = place.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - the only way
-    local = str(system.getUri().getScheme()) == "file"
+    location = getattr(java, "org.apache.hadoop.fs.Path")(path)
+    system = location.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - the only way
+    is_local = str(system.getUri().getScheme()) == "file"
     # No .crc files: a rename would leave them behind, and an edit would break them.
-    return java, system.makeQualified(place), system.getRawFileSystem() if local else system
+    return java, system.makeQualified(location), system.getRawFileSystem() if is_local else system
 
 
 def _is_missing(error: Py4JJavaError) -> bool:

@@ -1,4 +1,4 @@
-"""Remove rows from the archive: those that a verified export holds, and old ones."""
+"""Remove rows from the archive: rows that a verified export holds, and old rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import (
-    CHUNK,
+    DELETE_CHUNK,
     Partition,
     Partitions,
     Rows,
@@ -25,24 +25,30 @@ from pyspark_sqlbroker.lake.removal import (
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
-    ask_figures,
     count_windows,
+    query_checksums,
 )
-from pyspark_sqlbroker.lake.verify import examine
-from pyspark_sqlbroker.lake.windows import ExportWindow, Span, cut_spans, floor, without_spans
+from pyspark_sqlbroker.lake.verify import examine_lake
+from pyspark_sqlbroker.lake.windows import (
+    ExportWindow,
+    Span,
+    cut_spans,
+    floor_to_window,
+    subtract_spans,
+)
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
 from pyspark_sqlbroker.moments import FIRST
-from pyspark_sqlbroker.store_errors import keep_errors, store_errors
+from pyspark_sqlbroker.store_errors import store_errors, wrap_callback
 
 
 @dataclass(frozen=True)
 class PrunedWindow:
-    """The result of one window of the export.
+    """The result of a window of the export.
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
-        rows: How many were removed; in a dry run or a refusal, how many are there.
-        refused: Why the rows stay; None if they were removed, or would be.
+        rows: Number of removed rows; in a dry run or a refusal, of existing rows.
+        refused: Reason why the rows stay; None if they were removed, or would be.
     """
 
     name: str
@@ -52,15 +58,17 @@ class PrunedWindow:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What was removed, or would be.
+    """The result of a prune.
 
     Attributes:
-        rows: Removed, also those of refused windows that went with a partition before; of a dry run
-            those that would be.
-        windows: Those of the export that had rows in the database; none if it went by age alone.
-        partitions: Of PostgreSQL, dropped as a whole; of a dry run those that would be.
-        cutoff: What was archived at or after it was left alone; None if there was no `older_than`.
-        dry_run: Whether nothing was removed.
+        rows: Number of removed rows, including rows of refused windows that were dropped with a
+            partition before; in a dry run, of rows that would be removed.
+        windows: Windows of the export that had rows in the database; empty if the prune went by age
+            alone.
+        partitions: PostgreSQL's partitions that were dropped; in a dry run, that would be dropped.
+        cutoff: Rows archived at or after this time were left alone; None if there was no
+            `older_than`.
+        dry_run: True if nothing was removed.
     """
 
     rows: int
@@ -71,23 +79,24 @@ class PruneResult:
 
 
 @dataclass
-class _Work:
+class _PruneRun:
     lake: Lake
     database: ArchiveDatabase
     connection: Connection
     selection: Selection
-    done: dict[str, PrunedWindow] = field(default_factory=dict)
-    inside: dict[Partition, dict[str, RowChecksums]] = field(default_factory=dict)
-    """What lies in each partition, by window."""
+    results: dict[str, PrunedWindow] = field(default_factory=dict)
+    partition_windows: dict[Partition, dict[str, RowChecksums]] = field(default_factory=dict)
+    """Checksums in each partition, by name of window."""
     dropped: list[Partition] = field(default_factory=list)
     rows: int = 0
-    damaged: set[str] = field(default_factory=set)
-    """Names of windows that the lake does not hold as they were verified."""
+    damaged_windows: set[str] = field(default_factory=set)
+    """Names of windows that differ in the lake from the verified state."""
 
-    def gone(self, window: ExportWindow) -> int:
-        """Rows of a window that went with dropped partitions."""
+    def count_dropped_rows(self, window: ExportWindow) -> int:
+        """Count the rows of a window that were dropped with partitions."""
         return sum(
-            self.inside.get(part, {}).get(window.name, NOTHING).rows for part in self.dropped
+            self.partition_windows.get(part, {}).get(window.name, NOTHING).rows
+            for part in self.dropped
         )
 
 
@@ -106,36 +115,34 @@ def prune_archive(
     on_window: Callable[[PrunedWindow], Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> PruneResult:
-    """Remove rows from the archive: those that an export holds, old ones, or those that are both.
+    """Remove rows from the archive: exported rows, old rows, or rows that are both.
 
     With `exported` a window's rows are removed only if the export has verified it, its files still
-    have the SHA-256 and the rows that were committed, and every row that the database has in it
-    is among them. A window with any other row is refused and named; the others go on. Rows that
-    come while it runs stay. Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive
-    is partitioned by range of `archived_at`, partitions that lie within such windows are locked
-    against writers, compared once more, and dropped; if a lock is not free within 2 seconds, their
-    rows are deleted like others. If it dies, run it again. The ids and times of a window are held
-    in memory, at most 40 bytes a row: a day of 20 million takes 0.8 GB.
+    have the SHA-256 and the rows that were committed, and every row of the window in the database
+    is among them. A window with any other row is refused and named; the others are pruned. Rows
+    that come while the prune runs stay. Rows are deleted by id, 5 000 a transaction. If
+    PostgreSQL's archive is partitioned by range of `archived_at`, partitions that lie within such
+    windows are locked against writers, compared once more, and dropped; if a lock is not free
+    within 2 seconds, their rows are deleted like others. If the prune dies, run it again. The ids
+    and times of a window are held in memory, at most 40 bytes a row: a day of 20 million rows takes
+    0.8 GB.
 
     Without `exported`, all rows older than `older_than` are lost for ever.
 
     Args:
         url: SQLAlchemy URL of the database, of a user who may delete.
         exported: The path of an export of this archive.
-        older_than: Only what was archived longer ago than this, by the database's clock; needed
-            without `exported`. With it, whole windows count.
-        spark: Needed with `exported`: reads its state and files.
+        older_than: Only rows that were archived longer ago than this, by the database's clock;
+            required without `exported`. With `exported`, only complete windows count.
+        spark: Required with `exported`, to read the export's state and files.
         table: The archive table; None is that of the export, else message_archive.
         schema: Its schema; None is that of the export, else the connection's.
-        queues: Only these; with `exported` it is the export's business.
+        queues: Only these queues; not with `exported`, which has its own.
         source: The name that the export was given for the database, see `export_archive`.
-        dry_run: Remove nothing, tell what would be.
-        on_window: Called after each window of an export; an error that it raises ends the prune,
-            unchanged.
+        dry_run: Remove nothing, and return what would be removed.
+        on_window: Called after each window of an export; an error raised by it ends the prune and
+            is raised unchanged.
         storage_options: See `export_archive`.
-
-    Returns:
-        What was removed.
 
     Raises:
         SetupError: neither `exported` nor `older_than`, no session, or an export of something else.
@@ -151,14 +158,16 @@ def prune_archive(
             selection = select_rows(
                 ARCHIVE, table, schema, since=FIRST, until=cutoff, queues=queues
             )
-            rows = _expire(database, connection, selection, dry_run=dry_run)
+            rows = _prune_by_age(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported, storage_options)
         selection = lake.select(database, source, table, schema)
-        work = _Work(lake, database, connection, selection)
-        dropped = _prune(work, cutoff, dry_run=dry_run, tell=keep_errors(on_window))
-    windows = tuple(work.done[name] for name in sorted(work.done))
-    return PruneResult(work.rows, windows, dropped, cutoff, dry_run)
+        run = _PruneRun(lake, database, connection, selection)
+        partitions = _prune_exported(
+            run, cutoff, dry_run=dry_run, on_window=wrap_callback(on_window)
+        )
+    windows = tuple(run.results[name] for name in sorted(run.results))
+    return PruneResult(run.rows, windows, partitions, cutoff, dry_run)
 
 
 def _check_options(
@@ -175,134 +184,146 @@ def _check_options(
         raise SetupError("with exported= give spark=, and no queues=: the export says which")
 
 
-def _expire(
+def _prune_by_age(
     database: ArchiveDatabase, connection: Connection, selection: Selection, *, dry_run: bool
 ) -> int:
     if dry_run:
-        return ask_figures(database, connection, selection, checksums=False).rows
+        return query_checksums(database, connection, selection, checksums=False).rows
     gone = 0
-    while (rows := list_oldest(database, connection, selection, CHUNK)).ids:
+    while (rows := list_oldest(database, connection, selection, DELETE_CHUNK)).ids:
         gone += delete_rows(database, connection, selection, rows)
     return gone
 
 
-def _prune(
-    work: _Work,
+def _prune_exported(
+    run: _PruneRun,
     cutoff: datetime | None,
     *,
     dry_run: bool,
-    tell: Callable[[PrunedWindow], Any],
+    on_window: Callable[[PrunedWindow], Any],
 ) -> tuple[str, ...]:
-    """Fill `work.done`; returns the partitions that were dropped."""
-    spans: Sequence[Span] = work.lake.state.covered
+    """Fill `run.results`; return the partitions that were dropped."""
+    spans: Sequence[Span] = run.lake.state.covered
     if cutoff is not None:
-        spans = cut_spans(spans, None, floor(cutoff, work.lake.size))
-    partitions = Partitions(work.database, work.connection, work.selection)
-    with_rows = count_windows(work.database, work.connection, work.selection, spans, work.lake.size)
-    windows = sorted(with_rows)
+        spans = cut_spans(spans, None, floor_to_window(cutoff, run.lake.size))
+    partitions = Partitions(run.database, run.connection, run.selection)
+    counts = count_windows(run.database, run.connection, run.selection, spans, run.lake.size)
+    windows = sorted(counts)
     if not dry_run:
-        work.lake.table.sync()  # also what another program has written
-    work.damaged = _damaged(work.lake, windows)
-    parts = partitions.find()
-    if not parts or dry_run:
-        refused = [one for one in windows if not _finish(work, one, tell, dry_run=dry_run)]
-        return tuple(part.name for part in parts if _covered(part, _without(spans, refused)))
-    # Partitions go before rows are deleted: a row that goes with its partition costs no DELETE.
-    _drop(work, partitions, parts, spans, windows)
+        run.lake.table.sync()  # other programs may have written files, too
+    run.damaged_windows = _find_damaged_windows(run.lake, windows)
+    candidates = partitions.find()
+    if not candidates or dry_run:
+        refused_windows = [
+            window
+            for window in windows
+            if not _prune_window(run, window, on_window, dry_run=dry_run)
+        ]
+        return tuple(
+            partition.name
+            for partition in candidates
+            if _is_covered(partition, _exclude_windows(spans, refused_windows))
+        )
+    # Drop partitions before rows are deleted: a row that goes with its partition costs no DELETE.
+    _drop_partitions(run, partitions, candidates, spans, windows)
     for window in windows:
-        _finish(work, window, tell, dry_run=False)
-    return tuple(part.name for part in work.dropped)
+        _prune_window(run, window, on_window, dry_run=False)
+    return tuple(partition.name for partition in run.dropped)
 
 
-def _without(spans: Sequence[Span], refused: Sequence[ExportWindow]) -> list[Span]:
-    taken = [(one.start, one.end) for one in refused]
-    return [left for span in spans for left in without_spans(span, taken)]
+def _exclude_windows(spans: Sequence[Span], windows: Sequence[ExportWindow]) -> list[Span]:
+    excluded = [(window.start, window.end) for window in windows]
+    return [remaining for span in spans for remaining in subtract_spans(span, excluded)]
 
 
-def _drop(
-    work: _Work,
+def _drop_partitions(
+    run: _PruneRun,
     partitions: Partitions,
-    parts: list[Partition],
+    candidates: list[Partition],
     spans: Sequence[Span],
     windows: Sequence[ExportWindow],
 ) -> None:
-    """Drop the partitions that lie within spans whose rows may all be removed."""
-    refused = [window for window in windows if not _weigh(work, window, parts)]
-    sure = _without(spans, refused)
-    chosen = [part for part in parts if _covered(part, sure)]
-    for part in chosen:
-        expected = sum(work.inside.get(part, {}).values(), RowChecksums())
-        if (dropped := partitions.drop(part, expected)) is None:
-            return  # each further try could hold up the archive again
+    """Drop the partitions within spans whose rows may all be removed."""
+    refused = [window for window in windows if not _assign_partitions(run, window, candidates)]
+    removable = _exclude_windows(spans, refused)
+    selected = [partition for partition in candidates if _is_covered(partition, removable)]
+    for partition in selected:
+        expected = sum(run.partition_windows.get(partition, {}).values(), RowChecksums())
+        if (dropped := partitions.drop(partition, expected)) is None:
+            return  # each further try could block the archive again
         if dropped:
-            work.dropped.append(part)
+            run.dropped.append(partition)
 
 
-def _weigh(work: _Work, window: ExportWindow, parts: list[Partition]) -> bool:
-    """Whether a window's rows may be removed; notes which of them lie in which partition."""
-    rows, refused = _check(work, window)
+def _assign_partitions(run: _PruneRun, window: ExportWindow, partitions: list[Partition]) -> bool:
+    """Return True if a window's rows may be removed; note which rows are in which partition."""
+    rows, refused = _check_window(run, window)
     if refused is not None:
         return False
-    for part in parts:
-        if part.start < window.end and part.end > window.start:
-            figures = rows.between(part.start, part.end).figures
-            work.inside.setdefault(part, {})[window.name] = figures
+    for partition in partitions:
+        if partition.start < window.end and partition.end > window.start:
+            checksums = rows.select_between(partition.start, partition.end).figures
+            run.partition_windows.setdefault(partition, {})[window.name] = checksums
     return True
 
 
-def _finish(
-    work: _Work, window: ExportWindow, tell: Callable[[PrunedWindow], Any], *, dry_run: bool
+def _prune_window(
+    run: _PruneRun, window: ExportWindow, on_window: Callable[[PrunedWindow], Any], *, dry_run: bool
 ) -> bool:
-    """Remove the rows that went with no partition; returns whether the window may be removed."""
-    rows, refused = _check(work, window)
-    gone = work.gone(window)
-    there = len(rows.ids)
+    """Remove the rows that were dropped with no partition; return True if the window may be
+    removed.
+    """
+    rows, refused = _check_window(run, window)
+    dropped = run.count_dropped_rows(window)
+    count = len(rows.ids)
     if refused is None:
         if not dry_run:
-            there = delete_rows(work.database, work.connection, work.selection, rows)
-        result = PrunedWindow(window.name, gone + there)
+            count = delete_rows(run.database, run.connection, run.selection, rows)
+        result = PrunedWindow(window.name, dropped + count)
     else:
-        before = f" ({gone} others went with a partition before)" if gone else ""
-        result = PrunedWindow(window.name, there, refused + before)
-    work.rows += result.rows if refused is None else gone
+        suffix = f" ({dropped} others went with a partition before)" if dropped else ""
+        result = PrunedWindow(window.name, count, refused + suffix)
+    run.rows += result.rows if refused is None else dropped
     if result.rows or refused is not None:
-        work.done[window.name] = result
-        tell(result)
+        run.results[window.name] = result
+        on_window(result)
     return refused is None
 
 
-def _check(work: _Work, window: ExportWindow) -> tuple[Rows, str | None]:
-    """The window's rows in the database, and why they may not be removed."""
-    rows = list_rows(
-        work.database, work.connection, work.selection.between(window.start, window.end)
-    )
+def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[Rows, str | None]:
+    """Return the window's rows in the database, and the reason against their removal."""
+    rows = list_rows(run.database, run.connection, run.selection.between(window.start, window.end))
     if not rows.ids:
         return rows, None
-    if window.name in work.damaged:
+    if window.name in run.damaged_windows:
         return rows, "its files are missing or are not those that were verified"
-    entry = work.lake.entry(window)
+    entry = run.lake.get_entry(window)
     if entry is not None and rows.figures == entry.source:
         return rows, None
-    # After a prune that died, or a retried dead letter, the database has fewer: what it has must be
-    # there.
-    lacking = rows.count_lacking(work.lake.identities(window))
-    if not lacking:
+    # After a prune that died, or a retried dead letter, the database has fewer rows than at the
+    # export: all of them must be in the lake.
+    missing = rows.count_lacking(run.lake.iter_identities(window))
+    if not missing:
         return rows, None
-    return rows, f"{lacking} of its rows are not in the export: {window.advice}"
+    return rows, f"{missing} of its rows are not in the export: {window.repair_hint}"
 
 
-def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
-    """Names of windows that the lake does not hold as they were verified.
+def _find_damaged_windows(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
+    """Return the names of windows that differ in the lake from the verified state.
 
-    Their files must have the bytes that were committed, or be another program's that have the same
-    contents; and the rows in them must be as many as are recorded, with the same sums.
+    Their files must have the bytes that were committed, or be another program's with the same
+    contents; and the number and sums of their rows must be as recorded.
     """
-    findings = examine(lake, set(windows).__contains__, windows, checksums=False)
-    suspects = findings.suspects()
-    damaged = {w.name for w in windows if any(one.may_hold(w.start, w.end) for one in suspects)}
-    return damaged | {one.name for one in findings.differing}
+    examination = examine_lake(lake, set(windows).__contains__, windows, checksums=False)
+    suspects = examination.list_suspect_files()
+    damaged = {
+        window.name
+        for window in windows
+        if any(file.may_hold(window.start, window.end) for file in suspects)
+    }
+    return damaged | {window.name for window in examination.differing}
 
 
-def _covered(part: Partition, spans: Sequence[Span]) -> bool:
-    """Whether every moment of a partition lies in one of the spans."""
-    return any(start <= part.start and part.end <= end for start, end in spans)
+def _is_covered(partition: Partition, spans: Sequence[Span]) -> bool:
+    """Return True if a span contains the partition."""
+    return any(start <= partition.start and partition.end <= end for start, end in spans)

@@ -13,15 +13,15 @@ from pyspark_sqlbroker.store_errors import store_errors
 def read_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """The rows of a lake that `export_archive` wrote, as they are committed now.
+    """Read the rows of a lake that `export_archive` wrote, as committed now.
 
-    Spark reads the files that the log names, and the DataFrame stays with these: after a vacuum of
-    the table has removed them, make it anew. A session with Delta's own jars can
-    also read the path by `spark.read.format("delta")`.
+    Spark reads the files that the log names, and the DataFrame stays with these files: make it anew
+    after a vacuum of the table has removed some. A session with Delta's own jars can also read the
+    path by `spark.read.format("delta")`.
 
     Returns:
-        A DataFrame of `ARCHIVE_SCHEMA`, then `date` (date) and, of a lake of hours, `hour` (int),
-        both UTC. A dead letter that was exported and retried later is in it once for each time it
+        A DataFrame of `ARCHIVE_SCHEMA`, then `date` (date) and, in a lake of hours, `hour` (int),
+        both UTC. A dead letter that was exported and retried later appears once for each time it
         was archived.
 
     Raises:
@@ -30,15 +30,16 @@ def read_export(
         NotSupportedError: Spark Connect.
     """
     lake = Lake(spark, path, storage_options)
-    lake.need_source()
-    if problems := lake.altered(lake.files, checked_bytes=0):
-        name, problem = next(iter(problems.items()))
+    lake.require_source()
+    if issues := lake.find_altered_files(lake.files, checked_bytes=0):
+        name, issue = next(iter(issues.items()))
         raise SetupError(
-            f"{lake.folders.path(name)}: {problem}; put it back from a copy, or export its windows "
+            f"{lake.folders.get_full_path(name)}: {issue}; put it back from a copy, or export its "
+            "windows "
             "again with sqlbroker archive repair, if the database still has them"
         )
     schema = lake.table.schema()
-    places = [one.path for one in lake.files]
-    if not places:
+    paths = [file.path for file in lake.files]
+    if not paths:
         return spark.createDataFrame([], schema)
-    return lake.folders.read(spark, schema, places)
+    return lake.folders.read(spark, schema, paths)

@@ -1,7 +1,7 @@
-"""Tells the database which windows are in the lake, for retention without Spark.
+"""Record in the database which windows are in the lake, for retention without Spark.
 
-A record is written after its window is in its place in the lake. An export that dies before that
-leaves no record, so nothing of the window is removed; the next export writes it.
+A record is written after its window was committed to the lake. An export that dies before that
+leaves no record, so nothing of the window is removed; the next export writes the record.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ from pyspark_sqlbroker.lake.windows import ExportWindow
 
 
 class Records:
-    """The records of one lake in the policy state of one database."""
+    """The records of a lake in the policy state of a database."""
 
     def __init__(
         self,
@@ -40,71 +40,77 @@ class Records:
         lake: str,
         lake_id: str,
     ) -> None:
-        """Read those that there are.
+        """Read the existing records.
 
         Raises:
-            SetupError: they are another lake's, or there is no such table.
+            SetupError: the records are another lake's, or the table does not exist.
         """
         self._database = database
         self._connection = connection
         self._table = table
         self._lake = lake
         self._lake_id = lake_id
-        database.need_table(connection, table.name, table.schema)
-        self._known: dict[str, LoadedWindow] = {}
-        self._differing: set[str] = set()
+        database.require_table(connection, table.name, table.schema)
+        self._records: dict[str, LoadedWindow] = {}
+        self._changed_names: set[str] = set()
         c = table.c
         scopes = (LOADED + lake, DIFFERS + lake)
         statement = select(c.scope, c.key, c.info, c.counter).where(c.scope.in_(scopes))
         for scope, *row in connection.execute(statement):
-            found = self._known[row[0]] = window_of(*row)
+            record = self._records[row[0]] = window_of(*row)
             if scope == DIFFERS + lake:
-                self._differing.add(found.name)
-            self._refuse_other(found)
+                self._changed_names.add(record.name)
+            self._check_lake(record)
 
-    def _refuse_other(self, found: LoadedWindow) -> None:
-        if found.lake_id != self._lake_id:
+    def _check_lake(self, record: LoadedWindow) -> None:
+        if record.lake_id != self._lake_id:
             raise SetupError(
                 f"record_as={self._lake!r} is the name of another lake, which has recorded window "
-                f"{found.name}: give this lake another name; or, if the other is gone, DELETE FROM "
+                f"{record.name}: give this lake another name; or, if the other is gone, DELETE "
+                "FROM "
                 f"{self._table.fullname} WHERE scope IN ('{LOADED}{self._lake}', "
                 f"'{DIFFERS}{self._lake}')"
             )
 
-    def lacking(self, windows: list[ExportWindow]) -> set[ExportWindow]:
-        """Those of the lake's windows that have no record, or one that differs."""
+    def find_unrecorded(self, windows: list[ExportWindow]) -> set[ExportWindow]:
+        """Return the windows without a record, or with a record that differs."""
         return {
-            one for one in windows if one.name not in self._known or one.name in self._differing
+            window
+            for window in windows
+            if window.name not in self._records or window.name in self._changed_names
         }
 
     def hold(self, names: Iterable[str]) -> None:
-        """Let retention remove nothing of these windows until they are recorded anew."""
+        """Stop retention from removing rows of these windows until new records are written."""
         c = self._table.c
         for name in names:
-            same = (c.scope == LOADED + self._lake, c.key == name)
-            # The counter rises, so that an export that has read the record before leaves it held.
+            conditions = (c.scope == LOADED + self._lake, c.key == name)
+            # Race: the counter rises, so that an export that has read the record before cannot
+            # overwrite it.
             values: dict[str, Any] = {
                 "scope": DIFFERS + self._lake,
                 "due_at": null(),
                 "counter": c.counter + 1,
             }
-            held = self._connection.execute(update(self._table).where(*same).values(**values))
-            known = self._known.get(name)
-            if held.rowcount and known is not None:
-                self._known[name] = replace(known, version=known.version + 1)
-                self._differing.add(name)
+            result = self._connection.execute(
+                update(self._table).where(*conditions).values(**values)
+            )
+            record = self._records.get(name)
+            if result.rowcount and record is not None:
+                self._records[name] = replace(record, version=record.version + 1)
+                self._changed_names.add(name)
 
     def write(self, window: ExportWindow, source: RowChecksums) -> None:
-        """Record what the database has of a window that is in the lake.
+        """Record the database's rows of a window that is in the lake.
 
-        If the record has changed since it was read, it is left as it is: rows were removed, and
-        the next export counts anew.
+        A record that has changed since it was read is left as it is: rows were removed, and the
+        next export counts again.
         """
         rows = RowSum(source.rows, source.ids)
-        known = self._known.get(window.name)
-        if known is not None and known.left == rows and window.name not in self._differing:
+        record = self._records.get(window.name)
+        if record is not None and record.left == rows and window.name not in self._changed_names:
             return
-        version = 0 if known is None else known.version + 1
+        version = 0 if record is None else record.version + 1
         new = LoadedWindow(window.name, window.start, window.end, rows, self._lake_id, version)
         values: dict[str, Any] = {
             "scope": LOADED + self._lake,
@@ -114,9 +120,9 @@ class Records:
             "counter": version,
         }
         try:
-            self._save(new, known, values)
+            self._save(new, record, values)
         except IntegrityError:
-            return  # Another export of this lake has recorded it first.
+            return  # Race: another export of this lake has recorded the window first.
         except DBAPIError as error:
             msg = (
                 f"window {window.name} is in the lake, and cannot be recorded in "
@@ -124,17 +130,19 @@ class Records:
                 "export again"
             )
             raise StoreError(msg) from None
-        self._known[new.name] = new
-        self._differing.discard(new.name)
+        self._records[new.name] = new
+        self._changed_names.discard(new.name)
 
-    def _save(self, new: LoadedWindow, known: LoadedWindow | None, values: dict[str, Any]) -> None:
-        if known is None:
+    def _save(
+        self, new: LoadedWindow, previous: LoadedWindow | None, values: dict[str, Any]
+    ) -> None:
+        if previous is None:
             self._connection.execute(insert(self._table).values(key=new.name, **values))
             return
         c = self._table.c
         scopes = (LOADED + self._lake, DIFFERS + self._lake)
-        same = (c.scope.in_(scopes), c.key == new.name, c.counter == known.version)
-        self._connection.execute(update(self._table).where(*same).values(**values))
+        conditions = (c.scope.in_(scopes), c.key == new.name, c.counter == previous.version)
+        self._connection.execute(update(self._table).where(*conditions).values(**values))
 
 
 @contextmanager
@@ -145,7 +153,7 @@ def open_records(
     message_table: str,
     schema: str | None,
 ) -> Iterator[Records]:
-    """The records of `lake` on a connection of their own, in autocommit."""
+    """Open the records of `lake` on a separate connection, in autocommit."""
     config = SqlBrokerSchemaConfig(
         message_table_name=message_table, message_archive_table_name=None, schema=schema
     )
@@ -154,7 +162,7 @@ def open_records(
     engine = database.address.engine()
     connection = engine.connect()
     try:
-        database.set_up(connection)
+        database.configure_session(connection)
         yield Records(database, connection, table, lake, lake_id)
     finally:
         # The server may have closed it.

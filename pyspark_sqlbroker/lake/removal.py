@@ -1,4 +1,4 @@
-"""Remove rows of the archive: by id in small transactions, or a partition of PostgreSQL as a whole.
+"""Remove rows of the archive: by id in small transactions, or by dropping partitions of PostgreSQL.
 
 A partition of an archive that is partitioned by range of `archived_at` is locked against writers,
 compared, and dropped, in one transaction.
@@ -18,25 +18,31 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.schema.partitions import LOCK_TIMEOUT, list_partitions
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.lake.row_checksums import RowChecksums, asked_figures, start_expression
+from pyspark_sqlbroker.lake.row_checksums import (
+    RowChecksums,
+    build_checksum_expressions,
+    build_start_expression,
+)
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.load.selection import Selection
 
-CHUNK = 5_000
-"""Rows in one transaction: few enough to take milliseconds, as others wait for its locks."""
+DELETE_CHUNK = 5_000
+"""Rows in one transaction: few enough to take milliseconds, as other sessions wait for its locks.
 
-PAGE = 100_000
-"""Rows in one listing: drivers hold the whole result in memory, up to 175 bytes a row."""
+"""
+
+PAGE_ROWS = 100_000
+"""Rows in one listing: drivers hold the complete result in memory, up to 175 bytes a row."""
 
 NO_LIMIT = 1 << 62
-"""Rows; more than there are."""
+"""A number of rows larger than any table."""
 
 logger = getLogger("faststream_sqlbroker.spark")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that were found, in the order of `archived_at` and id; 16 bytes each.
+    """Ids and times of rows, in the order of `archived_at` and id; 16 bytes each.
 
     Attributes:
         ids: Their ids.
@@ -51,32 +57,32 @@ class Rows:
         """Their number and sums."""
         return RowChecksums(len(self.ids), sum(self.ids), sum(self.times))
 
-    def between(self, start: datetime, end: datetime) -> "Rows":
-        """The rows archived in a span of time."""
+    def select_between(self, start: datetime, end: datetime) -> "Rows":
+        """Return the rows archived in [start, end)."""
         first = bisect_left(self.times, to_microseconds(start))
         last = bisect_left(self.times, to_microseconds(end))
         return Rows(self.ids[first:last], self.times[first:last])
 
     def count_lacking(self, pairs: Iterable[tuple[int, int]]) -> int:
-        """How many of them are not among `pairs` of id and time; needs a byte a row."""
-        found = bytearray(len(self.ids))
-        for number, moment in pairs:
-            first = bisect_left(self.times, moment)
-            last = bisect_right(self.times, moment)
-            place = bisect_left(self.ids, number, first, last)
-            if place < last and self.ids[place] == number:
-                found[place] = 1
-        return found.count(0)
+        """Count the rows that are not among `pairs` of id and time; needs a byte a row."""
+        is_found = bytearray(len(self.ids))
+        for id_, time in pairs:
+            first = bisect_left(self.times, time)
+            last = bisect_right(self.times, time)
+            index = bisect_left(self.ids, id_, first, last)
+            if index < last and self.ids[index] == id_:
+                is_found[index] = 1
+        return is_found.count(0)
 
 
 def list_rows(database: ArchiveDatabase, connection: Connection, selection: Selection) -> Rows:
-    """The selected rows.
+    """List the selected rows.
 
-    They are asked for in pages of 100 000, of some 20 MB at most while one is read; what is kept
-    takes 16 bytes a row. A row that is added during this may be left out; it is then not deleted.
+    They are queried in pages of 100 000, of some 20 MB at most while a page is read; the result
+    takes 16 bytes a row. A row that is added meanwhile may be left out, and is then not deleted.
     """
     rows = Rows()
-    while _add(database, connection, selection, rows, PAGE) == PAGE:
+    while _append_rows(database, connection, selection, rows, PAGE_ROWS) == PAGE_ROWS:
         pass
     return rows
 
@@ -84,17 +90,17 @@ def list_rows(database: ArchiveDatabase, connection: Connection, selection: Sele
 def list_window(
     database: ArchiveDatabase, connection: Connection, selection: Selection, window: ExportWindow
 ) -> Rows:
-    """The selected rows of a window, found by their own times: no index serves it.
+    """List the selected rows of a window by their own times, which no index serves.
 
     They come by one statement, in pieces of at most 1000.
     """
     rows = Rows()
-    chosen = f"{start_expression(database, window.size)} = {to_microseconds(window.start)}"
+    condition = f"{build_start_expression(database, window.size)} = {to_microseconds(window.start)}"
     connection.exec_driver_sql("BEGIN")  # PostgreSQL sends pieces in a transaction only
     try:
-        _add(database, connection, selection, rows, NO_LIMIT, chosen)
+        _append_rows(database, connection, selection, rows, NO_LIMIT, condition)
     finally:
-        with suppress(SQLAlchemyError):  # the first error tells more
+        with suppress(SQLAlchemyError):  # the first error says more
             connection.exec_driver_sql("ROLLBACK")
     return rows
 
@@ -102,55 +108,60 @@ def list_window(
 def list_oldest(
     database: ArchiveDatabase, connection: Connection, selection: Selection, number: int
 ) -> Rows:
-    """The first `number` of the selected rows, or all there are."""
+    """List the first `number` of the selected rows, or all if there are fewer."""
     rows = Rows()
-    _add(database, connection, selection, rows, number)
+    _append_rows(database, connection, selection, rows, number)
     return rows
 
 
-def _add(
+def _append_rows(
     database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     rows: Rows,
-    number: int,
-    chosen: str = "",
+    limit: int,
+    extra_condition: str = "",
 ) -> int:
-    """Append the next rows after `rows`, `number` at most; returns how many there were."""
+    """Append the next rows after `rows`, up to `limit`; return their number."""
     id_ = database.quote("id")
     time = database.quote("archived_at")
-    conditions = [one for one in (selection.where(database), chosen) if one]
+    conditions = [
+        clause for clause in (selection.build_condition(database), extra_condition) if clause
+    ]
     if rows.ids:
-        last = database.moment(from_microseconds(rows.times[-1]))
-        conditions.append(f"{time} >= {last} AND ({time} > {last} OR {id_} > {rows.ids[-1]})")
+        last_time = database.moment(from_microseconds(rows.times[-1]))
+        conditions.append(
+            f"{time} >= {last_time} AND ({time} > {last_time} OR {id_} > {rows.ids[-1]})"
+        )
     condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    before = len(rows.ids)
+    previous_count = len(rows.ids)
     for row in connection.exec_driver_sql(
-        f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}{condition} "
-        f"ORDER BY {time}, {id_} LIMIT {number}",
-        execution_options={"stream_results": number == NO_LIMIT},
+        f"SELECT {id_}, {database.build_microseconds(time)} FROM "
+        f"{selection.name(database)}{condition} "
+        f"ORDER BY {time}, {id_} LIMIT {limit}",
+        execution_options={"stream_results": limit == NO_LIMIT},
     ):
         rows.ids.append(row[0])
         rows.times.append(row[1])
-    return len(rows.ids) - before
+    return len(rows.ids) - previous_count
 
 
 def delete_rows(
     database: ArchiveDatabase, connection: Connection, selection: Selection, rows: Rows
 ) -> int:
-    """Remove exactly `rows`, none that came later; returns how many were still there."""
-    gone = 0
+    """Delete exactly `rows`, none that came later; return how many still existed."""
+    count = 0
     time = database.quote("archived_at")
-    for first in range(0, len(rows.ids), CHUNK):
-        ids = rows.ids[first : first + CHUNK]
-        times = rows.times[first : first + CHUNK]
-        low, high = (database.moment(from_microseconds(moment)) for moment in (times[0], times[-1]))
-        deleted = connection.exec_driver_sql(
+    for first in range(0, len(rows.ids), DELETE_CHUNK):
+        ids = rows.ids[first : first + DELETE_CHUNK]
+        times = rows.times[first : first + DELETE_CHUNK]
+        low, high = (database.moment(from_microseconds(time)) for time in (times[0], times[-1]))
+        result = connection.exec_driver_sql(
             f"DELETE FROM {selection.name(database)} WHERE {time} >= {low} AND {time} <= {high} "
             f"AND {database.quote('id')} IN ({', '.join(map(str, ids))})"
         )
-        gone += deleted.rowcount
-    return gone
+        count += result.rowcount
+    return count
 
 
 @dataclass(frozen=True)
@@ -158,9 +169,9 @@ class Partition:
     """A partition of the archive.
 
     Attributes:
-        name: As SQL takes it.
-        start: Its first moment.
-        end: The first moment that does not belong to it.
+        name: Quoted, as SQL takes it.
+        start: Its first time.
+        end: The first time after it.
     """
 
     name: str
@@ -169,7 +180,7 @@ class Partition:
 
 
 class Partitions:
-    """The partitions of one archive; none if it is a plain table or on another database."""
+    """The partitions of an archive; none for a plain table or another database."""
 
     def __init__(
         self, database: ArchiveDatabase, connection: Connection, selection: Selection
@@ -179,44 +190,48 @@ class Partitions:
         self._selection = selection
 
     def find(self) -> list[Partition]:
-        """The partitions whose begin and end are both moments."""
+        """List the partitions whose bounds are both points in time."""
         if self._database.kind != "postgresql" or self._selection.queues is not None:
             return []
         archive = Table(self._selection.table, MetaData(), schema=self._selection.schema)
         return [
-            Partition(one.name, one.start, one.end)
-            for one in list_partitions(self._connection, archive)
+            Partition(partition.name, partition.start, partition.end)
+            for partition in list_partitions(self._connection, archive)
             # Bounds of other columns may look like dates, which have no time zone.
-            if one.start is not None and one.start.tzinfo is not None
+            if partition.start is not None and partition.start.tzinfo is not None
         ]
 
     def drop(self, partition: Partition, expected: RowChecksums) -> bool | None:
-        """Drop a partition if it has exactly the expected rows; None: no partition can be dropped.
+        """Drop a partition with exactly the expected rows.
 
-        It gives up, with a warning, if a lock is not free within 2 seconds: what comes later waits
-        behind it.
+        The drop gives up, with a warning, if a lock is not free within 2 seconds, as later
+        statements wait behind it.
+
+        Returns:
+            True if the partition was dropped, False if its rows differ, None if no partition can be
+            dropped.
         """
         try:
             with self._transaction():
                 self._run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-                # Readers go on; no row can come between the look and the drop.
+                # Race: readers go on, but no row can come between the comparison and the drop.
                 self._run(f"LOCK TABLE {partition.name} IN SHARE ROW EXCLUSIVE MODE")
-                if self._figures(partition.name) != expected:
+                if self._query_checksums(partition.name) != expected:
                     return False
                 self._run(f"DROP TABLE {partition.name}")
                 return True
         except DBAPIError as error:
-            problem = " ".join(str(error.orig).split())
+            reason = " ".join(str(error.orig).split())
             logger.warning(
                 "partition %s cannot be dropped, so rows are deleted one by one: %s",
                 partition.name,
-                problem,
+                reason,
             )
             return None
 
-    def _figures(self, name: str) -> RowChecksums:
-        asked = ", ".join(asked_figures(self._database, checksums=False))
-        row = self._connection.exec_driver_sql(f"SELECT {asked} FROM {name}").one()
+    def _query_checksums(self, name: str) -> RowChecksums:
+        columns = ", ".join(build_checksum_expressions(self._database, checksums=False))
+        row = self._connection.exec_driver_sql(f"SELECT {columns} FROM {name}").one()
         return RowChecksums(*(int(value) for value in row))
 
     @contextmanager
@@ -227,7 +242,7 @@ class Partitions:
         except BaseException:
             with suppress(
                 SQLAlchemyError
-            ):  # the connection may be gone, and the first error tells why
+            ):  # the connection may be gone, and the first error says why
                 self._run("ROLLBACK")
             raise
         self._run("COMMIT")

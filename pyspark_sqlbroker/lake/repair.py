@@ -15,28 +15,28 @@ from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
-    compute_windows,
+    build_window_start,
+    compute_window_checksums,
     count_windows,
-    window_start,
 )
-from pyspark_sqlbroker.lake.transfer import Job, one_moment, only
-from pyspark_sqlbroker.lake.verify import Findings, examine
+from pyspark_sqlbroker.lake.transfer import TransferJob, select_missing, share_snapshot
+from pyspark_sqlbroker.lake.verify import LakeExamination, examine_lake
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
 from pyspark_sqlbroker.load.read import scan
 from pyspark_sqlbroker.store_errors import store_errors
 
-_Figures = Mapping[ExportWindow, RowChecksums]
+_ChecksumsByWindow = Mapping[ExportWindow, RowChecksums]
 
 
 @dataclass(frozen=True)
 class RepairResult:
-    """What was repaired.
+    """The result of a repair.
 
     Attributes:
-        path: Where.
-        windows: Rows of each window that is whole again, by name.
+        path: Root of the lake.
+        windows: Number of rows of each repaired window, by name.
         left: Windows that stay damaged, with the reason.
-        files: Files that were taken out of the table: damaged ones, and those of other programs.
+        files: Files that were taken out of the table: damaged files, and files of other programs.
     """
 
     path: str
@@ -55,108 +55,125 @@ def repair_export(
     options: Mapping[str, str] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> RepairResult:
-    """Export windows whose files are damaged again, as long as the database has their rows.
+    """Export windows of damaged files again, as long as the database has their rows.
 
-    A window is repaired only if its rows in the database and in the files that are whole have
-    exactly the figures that its export has recorded. One commit takes damaged files out of the
-    table and adds the rows anew; a damaged file stays in the table while one of its windows cannot
-    be repaired. No row that the lake has lost is given up: a window that the database has no longer
-    stays damaged, and `verify_export` names what is missing.
+    A window is repaired only if its rows in the database and in the intact files have exactly the
+    checksums that its export has recorded. One commit takes damaged files out of the table and adds
+    the rows again; a damaged file stays in the table while one of its windows cannot be repaired.
+    The repair never drops a row from the lake's records: a window that is no longer in the database
+    stays damaged, and `verify_export` names its missing rows.
 
-    Files of other programs count as damaged if a window in them is not as it was exported.
+    Files of other programs count as damaged if a window in them differs from the export.
 
     Args:
         spark: A session with the JDBC driver; not Spark Connect.
         url: SQLAlchemy URL of the database.
-        path: Of the lake.
+        path: Root of the lake.
         source: The name that the export was given for the database, see `export_archive`.
         options: More of Spark's JDBC options.
         storage_options: See `export_archive`.
 
     Raises:
-        SetupError: nothing was exported to this path, or that of another database.
-        ConcurrentLoadError: other processes have committed each time that this one wanted to.
+        SetupError: nothing was exported to this path, or the export is of another database.
+        ConcurrentLoadError: other processes committed during each try.
         NotSupportedError: Spark Connect.
     """
     lake = Lake(spark, path, storage_options)
     database = database_of(parse_address(url))
     selection = lake.select(database, source)
-    repair = _RepairRun(Job(lake, database, url, selection, checksums=True, options=options))
+    repair = _RepairRun(
+        TransferJob(lake, database, url, selection, checksums=True, options=options)
+    )
 
     def repair_all() -> None:
         with database.connect() as connection:
             repair.run(connection)
 
-    lake.plan_again(repair_all)
+    lake.retry_on_conflict(repair_all)
     return RepairResult(
         lake.folders.root,
         dict(sorted(repair.windows.items())),
-        repair.left,
+        repair.unrepaired,
         tuple(repair.files),
     )
 
 
 class _RepairRun:
-    """The work of one call of `repair_export`; goes on where it was if it plans again.
+    """The work of a call of `repair_export`, continued after a conflict.
 
     Attributes:
-        windows: Rows of those that are whole again, by name.
-        left: Why others stay damaged, by name.
-        files: Those that were taken out.
+        windows: Number of rows of each repaired window, by name.
+        unrepaired: Reasons why other windows stay damaged, by name.
+        files: Files that were taken out of the table.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TransferJob) -> None:
         self.windows: dict[str, int] = {}
-        self.left: dict[str, str] = {}
+        self.unrepaired: dict[str, str] = {}
         self.files: list[str] = []
         self._job = job
         self._lake = job.lake
 
     def run(self, connection: Connection) -> None:
-        """Repair each span by a commit of its own."""
-        findings = examine(self._lake)
-        suspects = findings.suspects()
-        self.left = {}
+        """Repair each span by a separate commit."""
+        findings = examine_lake(self._lake)
+        suspects = findings.list_suspect_files()
+        self.unrepaired = {}
         for span in _spans(self._lake, findings, suspects):
-            self._repair(connection, _DamagedSpan(self._lake, findings, suspects, span))
+            self._repair_span(connection, _DamagedSpan(self._lake, findings, suspects, span))
 
-    def _repair(self, connection: Connection, part: "_DamagedSpan") -> None:
-        """Export the rows again that only suspect files have, and take these out."""
+    def _repair_span(self, connection: Connection, damaged: "_DamagedSpan") -> None:
+        """Export the rows again that only suspect files have, and take the files out."""
         lake = self._lake
-        counts, staged, added = self._export(connection, part)
-        figures = {one: part.had_of(one) + added.get(one, NOTHING) for one in part.wanted}
-        if problems := part.find_problems(figures):
+        counts, staged, staged_checksums = self._export(connection, damaged)
+        checksums = {
+            window: damaged.get_checksums(window) + staged_checksums.get(window, NOTHING)
+            for window in damaged.expected
+        }
+        if issues := damaged.find_issues(checksums):
             lake.discard(staged)
-            self.left |= problems
+            self.unrepaired |= issues
             return
         entries = {
-            one.name: Entry(figures[one], counts.get(one, NOTHING).counts) for one in part.lacking
+            window.name: Entry(checksums[window], counts.get(window, NOTHING).counts)
+            for window in damaged.incomplete
         }
-        same_rows = part.is_same(figures)
-        covered = tuple((one.start, one.end) for one in part.lacking)
-        lake.commit(State(entries, covered), staged, part.gone, same_rows=same_rows)
-        self.windows |= {one.name: figures[one].rows for one in part.differing}
-        self.files += [one.path for one in part.gone]
+        same_rows = damaged.has_same_rows(checksums)
+        covered = tuple((window.start, window.end) for window in damaged.incomplete)
+        lake.commit(State(entries, covered), staged, damaged.removed_files, same_rows=same_rows)
+        self.windows |= {window.name: checksums[window].rows for window in damaged.differing}
+        self.files += [file.path for file in damaged.removed_files]
 
     def _export(
-        self, connection: Connection, part: "_DamagedSpan"
-    ) -> tuple[_Figures, list[DataFile], _Figures]:
-        """Stage the database's rows of the windows that the good files do not have whole.
+        self, connection: Connection, damaged: "_DamagedSpan"
+    ) -> tuple[_ChecksumsByWindow, list[DataFile], _ChecksumsByWindow]:
+        """Stage the database's rows of the windows that are incomplete in the intact files.
 
         Returns:
-            Counts of all that the database has, the files, and the figures of their rows.
+            The database's counts, the staged files, and the checksums of their rows.
         """
         job = self._job
         lake = job.lake
-        starts = [to_microseconds(one.start) for one in part.lacking]
-        selection = job.selection.between(*part.span)
-        with one_moment(job, connection) as (asked, snapshot):
-            # Before the rows are read: one that comes in between is late, and not missed.
-            counts = count_windows(job.database, asked, job.selection, [part.span], lake.size)
-            there = scan(
-                lake.session, job.database, asked, selection, "auto", snapshot, job.options
+        starts = [to_microseconds(window.start) for window in damaged.incomplete]
+        selection = job.selection.between(*damaged.span)
+        with share_snapshot(job, connection) as (read_connection, snapshot):
+            # Race: count before the rows are read. A row that comes in between is late then, and
+            # not lost.
+            counts = count_windows(
+                job.database, read_connection, job.selection, [damaged.span], lake.size
             )
-            rows = only(there, part.good).where(window_start(lake.size).isin(starts))
+            database_rows = scan(
+                lake.session,
+                job.database,
+                read_connection,
+                selection,
+                "auto",
+                snapshot,
+                job.options,
+            )
+            rows = select_missing(database_rows, damaged.intact_rows).where(
+                build_window_start(lake.size).isin(starts)
+            )
             return counts, *lake.stage(rows)
 
 
@@ -164,89 +181,99 @@ class _DamagedSpan:
     """A span of time whose windows are repaired together.
 
     Attributes:
-        span: No suspect file reaches beyond it.
-        gone: Its suspect files.
-        good: The rows of the other files.
-        wanted: The figures that its windows are to have: the recorded ones, else those of all files
-            that can be read.
-        lacking: Windows that the good files do not have so, or that have no record, in order.
-        differing: Those, and the ones that have rows too many.
+        span: [start, end) of `archived_at`; no suspect file reaches beyond it.
+        removed_files: Its suspect files, which the repair removes.
+        intact_rows: The rows of the other files.
+        expected: The expected checksums of its windows: the recorded ones, else those of all
+            readable files.
+        incomplete: Windows that are incomplete in the other files, or that have no record, in
+            order.
+        differing: The windows of `incomplete`, and windows with rows too many.
     """
 
     def __init__(
-        self, lake: Lake, findings: Findings, suspects: Iterable[DataFile], span: Span
+        self, lake: Lake, findings: LakeExamination, suspects: Iterable[DataFile], span: Span
     ) -> None:
         self.span = span
-        self.gone = [one for one in suspects if one.may_hold(*span)]
-        self.good = lake.read(*span, without=self.gone)
-        self.wanted: _Figures = {
-            one: findings.found[one] if lake.entry(one) is None else lake.figures_of(one)
-            for one in sorted({*lake.windows(), *findings.found})
-            if span[0] <= one.start < span[1]
+        self.removed_files = [file for file in suspects if file.may_hold(*span)]
+        self.intact_rows = lake.read(*span, excluded=self.removed_files)
+        self.expected: _ChecksumsByWindow = {
+            window: findings.checksums[window]
+            if lake.get_entry(window) is None
+            else lake.get_checksums(window)
+            for window in sorted({*lake.windows(), *findings.checksums})
+            if span[0] <= window.start < span[1]
         }
         self._lake = lake
         self._findings = findings
-        self._had = compute_windows(self.good, lake.size, checksums=True)
-        self.lacking = [
-            one for one in self.wanted if lake.entry(one) is None or not self._has_whole(one)
+        self._checksums = compute_window_checksums(self.intact_rows, lake.size, checksums=True)
+        self.incomplete = [
+            window
+            for window in self.expected
+            if lake.get_entry(window) is None or not self._is_complete(window)
         ]
-        differing = {*self.lacking, *findings.differing}
-        self.differing = [one for one in self.wanted if one in differing]
+        differing = {*self.incomplete, *findings.differing}
+        self.differing = [window for window in self.expected if window in differing]
 
-    def had_of(self, window: ExportWindow) -> RowChecksums:
-        """The figures of a window in the good files."""
-        return self._had.get(window, NOTHING)
+    def get_checksums(self, window: ExportWindow) -> RowChecksums:
+        """Return the checksums of a window in the intact files."""
+        return self._checksums.get(window, NOTHING)
 
-    def _has_whole(self, window: ExportWindow) -> bool:
-        """Whether the good files have all that was exported of a window."""
-        return self.had_of(window).matches(self.wanted[window])
+    def _is_complete(self, window: ExportWindow) -> bool:
+        """Return True if the intact files have all exported rows of a window."""
+        return self.get_checksums(window).matches(self.expected[window])
 
-    def find_problems(self, figures: _Figures) -> dict[str, str]:
-        """Why windows stay damaged, by name, if they have figures so."""
-        broken = {
-            one.name: f"the record says {self.wanted[one]}; the database and the files that are "
-            f"whole have {figures[one]}"
-            for one in self.lacking
-            if not self._has_whole(one) and not figures[one].matches(self.wanted[one])
+    def find_issues(self, checksums: _ChecksumsByWindow) -> dict[str, str]:
+        """Return why windows would stay damaged with the given checksums, by name."""
+        mismatches = {
+            window.name: f"the record says {self.expected[window]}; the database and the files "
+            "that are "
+            f"whole have {checksums[window]}"
+            for window in self.incomplete
+            if not self._is_complete(window)
+            and not checksums[window].matches(self.expected[window])
         }
         reason = "it shares a file with a window that cannot be repaired"
         if unknown := self._count_unknown():
             reason = f"the record does not say of which windows {unknown} rows of its files were"
-        elif not broken:
+        elif not mismatches:
             return {}
         windows = self.differing or [ExportWindow(self.span[0], self._lake.size)]
-        return {one.name: broken.get(one.name, reason) for one in windows}
+        return {window.name: mismatches.get(window.name, reason) for window in windows}
 
     def _count_unknown(self) -> int:
         """Count rows of altered files that may belong to unrecorded windows.
 
-        A file whose SHA-256 is recorded had none. Of others it is known only how many rows they
-        had beyond those that recorded windows lack.
+        A file whose SHA-256 is recorded had no such rows. Of another file we only know how many
+        rows it had in excess of those that recorded windows lack.
         """
-        altered = [one for one in self.gone if one.path in self._findings.altered]
-        lacking = (
-            self._lake.figures_of(one).rows - self._findings.found.get(one, NOTHING).rows
-            for one in self.wanted
+        altered = [file for file in self.removed_files if file.path in self._findings.altered]
+        missing = (
+            self._lake.get_checksums(window).rows
+            - self._findings.checksums.get(window, NOTHING).rows
+            for window in self.expected
         )
-        beyond = sum(one.rows for one in altered) - sum(max(0, rows) for rows in lacking)
-        most = sum(one.rows for one in self._lake.foreign_of(altered))
-        return min(most, max(0, beyond))
+        excess = sum(file.rows for file in altered) - sum(max(0, rows) for rows in missing)
+        limit = sum(file.rows for file in self._lake.find_foreign_files(altered))
+        return min(limit, max(0, excess))
 
-    def is_same(self, figures: _Figures) -> bool:
-        """Whether streams may pass over the commit: it brings back the rows that they have seen."""
-        altered = all(one.path in self._findings.altered for one in self.gone)
-        return altered and all(figures[one].matches(self.wanted[one]) for one in self.lacking)
+    def has_same_rows(self, checksums: _ChecksumsByWindow) -> bool:
+        """Return True if the commit only restores rows, so that streams may skip the commit."""
+        is_altered = all(file.path in self._findings.altered for file in self.removed_files)
+        return is_altered and all(
+            checksums[window].matches(self.expected[window]) for window in self.incomplete
+        )
 
 
-def _spans(lake: Lake, findings: Findings, suspects: Iterable[DataFile]) -> list[Span]:
-    """The spans of differing windows and of suspect files; no such file reaches into two."""
-    known = sorted({*lake.windows(), *findings.found})
-    parts = [(one.start, one.end) for one in findings.differing]
-    for one in suspects:
-        if (span := lake.span_of(one)) is not None:
+def _spans(lake: Lake, findings: LakeExamination, suspects: Iterable[DataFile]) -> list[Span]:
+    """Return spans of differing windows and suspect files; no such file is in two spans."""
+    windows = sorted({*lake.windows(), *findings.checksums})
+    parts = [(window.start, window.end) for window in findings.differing]
+    for file in suspects:
+        if (span := lake.span_of(file)) is not None:
             parts.append(span)
-        elif known:
-            parts.append((known[0].start, known[-1].end))
+        elif windows:
+            parts.append((windows[0].start, windows[-1].end))
     spans = list[Span]()
     for start, end in sorted(parts):
         if spans and start < spans[-1][1]:

@@ -1,4 +1,4 @@
-"""Checksums over rows that a database and Spark compute alike: equal checksums mean equal rows."""
+"""Checksums over rows, computed alike by databases and Spark: equal sums mean equal rows."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, TICK, from_microseconds
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.lake.windows import LENGTHS, ExportWindow, Span
+from pyspark_sqlbroker.lake.windows import WINDOW_LENGTHS, ExportWindow, Span
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, Field
 from pyspark_sqlbroker.load.selection import Selection
 
@@ -20,15 +20,15 @@ _DIGITS = "decimal(38,0)"
 
 @dataclass(frozen=True)
 class RowChecksums:
-    """Sums over rows; the figures of two sets without a common row can be added.
+    """Sums over rows; the checksums of two sets without a common row can be added.
 
     Attributes:
-        rows: How many.
+        rows: Number of rows.
         ids: Sum of their ids.
         times: Sum of `archived_at` as microseconds since 1970.
-        payload_bytes: Of all payloads; None if only counts were asked for, as the next two.
+        payload_bytes: Total size of the payloads; this and the next two are None for counts only.
         payloads: Sum of the first 60 bits of the MD5 of each payload.
-        columns: The same of all other columns, joined to one text a row.
+        columns: The same sum of all other columns, joined to one text a row.
     """
 
     rows: int = 0
@@ -39,11 +39,11 @@ class RowChecksums:
     columns: int | None = None
 
     def __add__(self, other: "RowChecksums") -> "RowChecksums":
-        """Of both sets of rows; a sum that one of them lacks is None."""
+        """Return the checksums of both sets of rows; a sum missing in either is None."""
         return self._combine(other, add)
 
     def __sub__(self, other: "RowChecksums") -> "RowChecksums":
-        """Without `other`, a part of it; a sum that one of them lacks is None."""
+        """Return the checksums without `other`, a subset; a sum missing in either is None."""
         return self._combine(other, sub)
 
     def _combine(
@@ -55,16 +55,18 @@ class RowChecksums:
 
     @property
     def counts(self) -> "RowChecksums":
-        """The figures that a database gives cheaply: counts and sums of ids and times."""
+        """The checksums that are cheap for a database: counts and sums of ids and times."""
         return RowChecksums(self.rows, self.ids, self.times)
 
     def matches(self, other: "RowChecksums") -> bool:
-        """Whether all figures that both have are equal."""
+        """Return True if all sums that both have are equal."""
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return all(one == two for one, two in pairs if one is not None and two is not None)
+        return all(
+            first == second for first, second in pairs if first is not None and second is not None
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; sums are text, as they exceed the numbers that JSON readers keep exactly."""
+        """Convert to JSON; sums are text, because many JSON readers round large numbers."""
         return {
             name: value if name == "rows" else str(value)
             for name, value in asdict(self).items()
@@ -78,33 +80,33 @@ class RowChecksums:
 
 
 NOTHING = RowChecksums(0, 0, 0, 0, 0, 0)
-"""The figures of no rows."""
+"""The checksums of no rows."""
 
 
-def from_json(values: Mapping[str, Any]) -> RowChecksums:
-    """Read what `RowChecksums.to_json` has written."""
+def parse_checksums(values: Mapping[str, Any]) -> RowChecksums:
+    """Parse the result of `RowChecksums.to_json`."""
     return RowChecksums(**{name: int(value) for name, value in values.items()})
 
 
-def ask_figures(
+def query_checksums(
     database: ArchiveDatabase, connection: Connection, selection: Selection, *, checksums: bool
 ) -> RowChecksums:
-    """The figures of the archive's selected rows, by one statement of the database.
+    """Query the checksums of the archive's selected rows, by a statement of the database.
 
     Args:
-        database: Its words.
-        connection: Whose snapshot, if it holds one, is asked.
-        selection: Which rows.
-        checksums: All figures, which reads every byte; False gives the counts, which an index
+        database: The database's dialect.
+        connection: The connection to query; its snapshot, if it holds one, is used.
+        selection: The rows.
+        checksums: True for all sums, which reads every byte; False for the counts, which an index
             serves.
     """
-    database.prepare(connection)
-    asked = ", ".join(asked_figures(database, checksums=checksums))
-    row = connection.exec_driver_sql(f"SELECT {asked} {selection.from_clause(database)}").one()
+    database.register_functions(connection)
+    columns = ", ".join(build_checksum_expressions(database, checksums=checksums))
+    row = connection.exec_driver_sql(f"SELECT {columns} {selection.from_clause(database)}").one()
     return RowChecksums(*(int(value) for value in row))
 
 
-def ask_windows(
+def query_window_checksums(
     database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
@@ -112,25 +114,25 @@ def ask_windows(
     *,
     checksums: bool,
 ) -> dict[ExportWindow, RowChecksums]:
-    """The same for each window that has rows, by one statement for all of them."""
-    database.prepare(connection)
-    figures = asked_figures(database, checksums=checksums)
-    asked = ", ".join([start_expression(database, size), *figures])
+    """Query the checksums of each window with rows, by a statement for all windows."""
+    database.register_functions(connection)
+    sums = build_checksum_expressions(database, checksums=checksums)
+    columns = ", ".join([build_start_expression(database, size), *sums])
     rows = connection.exec_driver_sql(
-        f"SELECT {asked} {selection.from_clause(database)} GROUP BY 1"
+        f"SELECT {columns} {selection.from_clause(database)} GROUP BY 1"
     )
-    return _by_window(rows, size)
+    return _group_by_window(rows, size)
 
 
-def start_expression(database: ArchiveDatabase, size: str) -> str:
-    """SQL for the start of a row's window as microseconds since 1970."""
-    length = LENGTHS[size] // TICK
-    moment = f"({database.microseconds(database.quote('archived_at'))})"
-    return f"{moment} - ({moment} % {length} + {length}) % {length}"
+def build_start_expression(database: ArchiveDatabase, size: str) -> str:
+    """Return SQL for the start of a row's window as microseconds since 1970."""
+    length = WINDOW_LENGTHS[size] // TICK
+    time = f"({database.build_microseconds(database.quote('archived_at'))})"
+    return f"{time} - ({time} % {length} + {length}) % {length}"
 
 
-def _by_window(rows: Iterable[Any], size: str) -> dict[ExportWindow, RowChecksums]:
-    """Figures by window; of times outside of the years 1 to 9999 there is none."""
+def _group_by_window(rows: Iterable[Any], size: str) -> dict[ExportWindow, RowChecksums]:
+    """Return checksums by window; times outside of the years 1 to 9999 are left out."""
     return {
         ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
         for first, *values in rows
@@ -145,73 +147,78 @@ def count_windows(
     spans: Iterable[Span],
     size: str,
 ) -> dict[ExportWindow, RowChecksums]:
-    """The counts of each window of these spans that has rows, by one statement for each span."""
+    """Count the rows of each window with rows, by a statement for each span."""
     counts = dict[ExportWindow, RowChecksums]()
     for span in spans:
         rows = selection.between(*span)
-        counts |= ask_windows(database, connection, rows, size, checksums=False)
+        counts |= query_window_checksums(database, connection, rows, size, checksums=False)
     return counts
 
 
-def asked_figures(database: ArchiveDatabase, *, checksums: bool) -> list[str]:
-    """What SQL aggregates, in the order of `RowChecksums`."""
+def build_checksum_expressions(database: ArchiveDatabase, *, checksums: bool) -> list[str]:
+    """Return the aggregates in SQL, in the order of `RowChecksums`."""
     name = database.quote
-    sums = [name("id"), database.microseconds(name("archived_at"))]
-    asked = ["count(*)", *(database.exact_sum(one) for one in sums)]
+    sums = [name("id"), database.build_microseconds(name("archived_at"))]
+    aggregates = ["count(*)", *(database.build_exact_sum(value) for value in sums)]
     if checksums:
         payload = name("payload")
-        joined = database.joined([_source(database, field) for field in _others()])
-        asked += [
-            database.exact_sum(database.length(payload)),
-            database.digest_sum(payload, text=False),
-            database.digest_sum(joined, text=True),
+        joined = database.build_joined_text(
+            [_build_source_value(database, field) for field in _get_other_fields()]
+        )
+        aggregates += [
+            database.build_exact_sum(database.build_length(payload)),
+            database.build_digest_sum(payload, text=False),
+            database.build_digest_sum(joined, text=True),
         ]
-    return asked
+    return aggregates
 
 
-def compute_windows(
+def compute_window_checksums(
     frame: DataFrame, size: str, *, checksums: bool
 ) -> dict[ExportWindow, RowChecksums]:
-    """The same of a DataFrame of `ARCHIVE_SCHEMA`, for each window that has rows, by one action.
+    """Compute the checksums of each window with rows in a DataFrame of `ARCHIVE_SCHEMA`, by one
+    action.
 
     Rows without a time are in no window.
     """
-    timed = frame.where(F.col("archived_at").isNotNull())  # other programs may write others
-    grouped = timed.groupBy(window_start(size).alias("w"))
-    return _by_window(grouped.agg(*figure_columns(checksums=checksums)).collect(), size)
+    timed = frame.where(
+        F.col("archived_at").isNotNull()
+    )  # other programs may write rows without a time
+    grouped = timed.groupBy(build_window_start(size).alias("w"))
+    return _group_by_window(grouped.agg(*figure_columns(checksums=checksums)).collect(), size)
 
 
-def window_start(size: str) -> Column:
-    """The start of a row's window as microseconds since 1970."""
-    moment = F.unix_micros("archived_at")
-    return moment - F.pmod(moment, F.lit(LENGTHS[size] // TICK))
+def build_window_start(size: str) -> Column:
+    """Return the start of a row's window as microseconds since 1970."""
+    time = F.unix_micros("archived_at")
+    return time - F.pmod(time, F.lit(WINDOW_LENGTHS[size] // TICK))
 
 
 def figure_columns(*, checksums: bool) -> list[Column]:
-    """What Spark aggregates, in the order of `RowChecksums`."""
-    asked = [F.count(F.lit(1)), _sum(F.col("id")), _sum(F.unix_micros("archived_at"))]
+    """Return the aggregates in Spark, in the order of `RowChecksums`."""
+    aggregates = [F.count(F.lit(1)), _sum(F.col("id")), _sum(F.unix_micros("archived_at"))]
     if checksums:
-        joined = F.concat_ws("|", *(_spark(field) for field in _others()))
+        joined = F.concat_ws("|", *(_build_spark_value(field) for field in _get_other_fields()))
         payload = F.col("payload")
-        asked += [
+        aggregates += [
             _sum(F.octet_length(payload)),
             _digest_sum(payload),
             _digest_sum(joined.cast("binary")),
         ]
-    return asked
+    return aggregates
 
 
-def _others() -> list[Field]:
+def _get_other_fields() -> list[Field]:
     return [field for field in ARCHIVE_FIELDS if field.name != "payload"]
 
 
-def _source(database: ArchiveDatabase, field: Field) -> str:
-    """A column's value as the checksum of columns takes it."""
+def _build_source_value(database: ArchiveDatabase, field: Field) -> str:
+    """Return SQL for a column's value as used in the checksum of columns."""
     name = database.quote(field.name)
-    return database.microseconds(name) if field.type == "timestamp" else name
+    return database.build_microseconds(name) if field.type == "timestamp" else name
 
 
-def _spark(field: Field) -> Column:
+def _build_spark_value(field: Field) -> Column:
     column = F.col(field.name)
     value = F.unix_micros(column) if field.type == "timestamp" else column
     return F.coalesce(F.concat(F.lit("="), value.cast("string")), F.lit("~"))

@@ -17,17 +17,17 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from faststream_sqlbroker.exceptions import StoreError
 from pyspark_sqlbroker.drivers import java_of
-from pyspark_sqlbroker.lake.files import Folders, Found, refuse_path
+from pyspark_sqlbroker.lake.files import FileStatus, Folders, check_path
 
 _SCHEMES = ("s3", "s3a", "s3n")
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
-_CHUNK = 1 << 20
-"""Bytes that are read at once for a SHA-256."""
+_CHUNK_BYTES = 1 << 20
+"""Bytes to read at once for a SHA-256."""
 
-_MOST_TASKS = 200
-"""Files are read by so many tasks at most, several by each if there are more."""
+_MAX_TASKS = 200
+"""Maximum number of tasks that read files; with more files each task reads several."""
 
-_NAMES = {
+_SETTING_NAMES = {
     "access_key_id": "access_key",
     "secret_access_key": "secret_key",
     "session_token": "session_token",
@@ -40,7 +40,7 @@ _NAMES = {
 
 
 def open_folders(spark: SparkSession, path: str, storage: Mapping[str, str] | None) -> Folders:
-    """The files below a path: by Hadoop, or by PyArrow in S3 if the session has no s3a.
+    """Open the files below a path: by Hadoop, or by PyArrow in S3 if the session has no s3a.
 
     Raises:
         SetupError: the path has characters that Spark or deltalake takes for something else.
@@ -54,7 +54,7 @@ def open_folders(spark: SparkSession, path: str, storage: Mapping[str, str] | No
 def _has_s3a(spark: SparkSession) -> bool:
     java = java_of(spark)
     if java is None:
-        return True  # Folders says what Spark Connect cannot do
+        return True  # Folders raises the error about Spark Connect
     try:
         getattr(java, "java.lang.Class").forName(_S3A)
     except Exception:  # noqa: BLE001 - py4j wraps whatever Java raises
@@ -63,17 +63,19 @@ def _has_s3a(spark: SparkSession) -> bool:
 
 
 def s3_settings(storage: Mapping[str, str] | None) -> dict[str, Any]:
-    """Arguments of PyArrow's S3 file system, from deltalake's settings and from AWS_* variables."""
-    given = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    given |= storage or {}
+    """Build the arguments of PyArrow's S3 file system from deltalake's settings and AWS_*
+    variables.
+    """
+    options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    options |= storage or {}
     settings = dict[str, Any]()
-    for name, value in given.items():
-        known = _NAMES.get(name.lower().removeprefix("aws_"))
-        if known is not None:
-            settings[known] = value
-    scheme, found, place = settings.get("endpoint_override", "").partition("://")
-    if found:
-        settings |= {"scheme": scheme, "endpoint_override": place.rstrip("/")}
+    for name, value in options.items():
+        argument = _SETTING_NAMES.get(name.lower().removeprefix("aws_"))
+        if argument is not None:
+            settings[argument] = value
+    scheme, separator, host = settings.get("endpoint_override", "").partition("://")
+    if separator:
+        settings |= {"scheme": scheme, "endpoint_override": host.rstrip("/")}
     return settings
 
 
@@ -84,95 +86,113 @@ class S3Folders(Folders):
     """
 
     def __init__(self, root: str, storage: Mapping[str, str] | None) -> None:
-        """Raises SetupError if the path has characters that deltalake takes otherwise."""
+        """Open the bucket.
+
+        Raises:
+            SetupError: the path has characters that deltalake interprets.
+        """
         self._base = root.partition("://")[2].rstrip("/")
         self.root = f"s3://{self._base}"
-        refuse_path(self.root)
+        check_path(self.root)
         self._settings = s3_settings(storage)
         self._s3 = fs.S3FileSystem(**self._settings)
 
     @property
     def address(self) -> str:
-        """The root as deltalake takes it."""
+        """The root in deltalake's form."""
         return self.root
 
-    def names(self, place: str = "") -> list[str]:
-        """Names of what is in a folder, in order; none if there is no such folder."""
-        return sorted(one.base_name for one in self._found(place, recursive=False))
+    def names(self, path: str = "") -> list[str]:
+        """Return the names of a folder's entries, in order; none if there is no such folder."""
+        return sorted(entry.base_name for entry in self._list_entries(path, recursive=False))
 
-    def files(self, place: str) -> dict[str, Found]:
-        """All files below a folder, by their place; none if there is no such folder."""
+    def files(self, path: str) -> dict[str, FileStatus]:
+        """Return all files below a folder by path; none if there is no such folder."""
         return {
-            one.path.removeprefix(f"{self._base}/"): Found(one.size, one.mtime_ns // 1_000_000)
-            for one in self._found(place, recursive=True)
-            if one.type == fs.FileType.File
+            entry.path.removeprefix(f"{self._base}/"): FileStatus(
+                entry.size, entry.mtime_ns // 1_000_000
+            )
+            for entry in self._list_entries(path, recursive=True)
+            if entry.type == fs.FileType.File
         }
 
-    def newest(self, place: str) -> int:
-        """When the last file of a folder was written; 0 if there is none."""
-        return max((one.modified for one in self.files(place).values()), default=0)
+    def get_latest_time(self, path: str) -> int:
+        """Return the time of the latest write to a file of the folder; 0 if there is none."""
+        return max((status.modified for status in self.files(path).values()), default=0)
 
-    def delete(self, place: str) -> None:
-        """Remove a file, or a folder with everything in it, if it is there."""
-        at = self._at(place)
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with all contents, if existing."""
+        location = self._at(path)
         with suppress(FileNotFoundError):
-            if self._s3.get_file_info(at).type == fs.FileType.File:
-                self._s3.delete_file(at)
+            if self._s3.get_file_info(location).type == fs.FileType.File:
+                self._s3.delete_file(location)
             else:
-                self._s3.delete_dir(at)
+                self._s3.delete_dir(location)
 
-    def sha256(self, place: str) -> str:
-        """The SHA-256 of a file's bytes, as hexadecimal digits; it is read as a stream."""
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file as hexadecimal digits; the file is read as a stream."""
         digest = hashlib.sha256()
-        with self._s3.open_input_stream(self._at(place)) as stream:
-            while chunk := stream.read(_CHUNK):
+        with self._s3.open_input_stream(self._at(path)) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
 
-    def now(self) -> int:
-        """Milliseconds since 1970 by the clock of the store, read from a file made for it."""
-        place = f"data/.{uuid.uuid4().hex}.tmp"
+    def get_time(self) -> int:
+        """Return the store's time, in milliseconds since 1970, by creating a file."""
+        path = f"data/.{uuid.uuid4().hex}.tmp"
         try:
-            with self._s3.open_output_stream(self._at(place)):
+            with self._s3.open_output_stream(self._at(path)):
                 pass
-            # Listed, as the times that it is compared with: a single request has whole seconds.
-            return self.files("data")[place].modified
+            # Listed like the times that it is compared with, because a request for a single file
+            # returns whole seconds.
+            return self.files("data")[path].modified
         except OSError as error:
             raise StoreError(f"{self.root} cannot be written: {error}") from error
         finally:
-            self.delete(place)
+            self.delete(path)
 
     def write(self, frame: DataFrame, folder: str) -> set[str]:
-        """Write rows as Parquet, a file for each partition that has some; returns their places."""
+        """Write rows as Parquet, a file for each partition with rows; return the paths."""
         schema = to_arrow_schema(frame.schema)
-        task = partial(_write, self._settings, self._at(folder), schema)
+        task = partial(_write_task, self._settings, self._at(folder), schema)
         rows = frame.mapInArrow(task, "name string").collect()
-        # A task that Spark has tried twice leaves a file more, which is none of these.
+        # A task that Spark has tried twice leaves another file, which is not in this result.
         return {f"{folder}/{row.name}" for row in rows}
 
     def read(
-        self, session: SparkSession, schema: StructType, places: Sequence[str], name: str = ""
+        self,
+        session: SparkSession,
+        schema: StructType,
+        paths: Sequence[str],
+        file_name_column: str = "",
     ) -> DataFrame:
-        """The rows of files; with `name` a column of it has the name of the file."""
-        wanted = StructType([*schema.fields, *([StructField(name, StringType())] if name else [])])
-        paths = [self._at(one) for one in places]
-        task = partial(_read, self._settings, paths, to_arrow_schema(wanted), name)
-        numbers = session.range(0, len(paths), 1, min(len(paths), _MOST_TASKS))
-        return numbers.mapInArrow(task, wanted)
+        """Read the rows of files; `file_name_column` adds a column with the name of the file."""
+        result_schema = StructType(
+            [
+                *schema.fields,
+                *([StructField(file_name_column, StringType())] if file_name_column else []),
+            ]
+        )
+        locations = [self._at(path) for path in paths]
+        task = partial(
+            _read_task, self._settings, locations, to_arrow_schema(result_schema), file_name_column
+        )
+        numbers = session.range(0, len(locations), 1, min(len(locations), _MAX_TASKS))
+        return numbers.mapInArrow(task, result_schema)
 
-    def _found(self, place: str, *, recursive: bool) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(self._at(place), allow_not_found=True, recursive=recursive)
+    def _list_entries(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
+        selector = fs.FileSelector(self._at(path), allow_not_found=True, recursive=recursive)
         return list(self._s3.get_file_info(selector))
 
-    def _at(self, place: str) -> str:
-        return f"{self._base}/{place}" if place else self._base
+    def _at(self, path: str) -> str:
+        return f"{self._base}/{path}" if path else self._base
 
 
-def _write(
+def _write_task(
     settings: Mapping[str, Any], folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write what one task has, at an executor; the store shows the file when it is whole."""
-    first = next((one for one in batches if one.num_rows), None)
+    """Write the rows of a task, at an executor; the store shows only the complete file."""
+    first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
     name = f"{uuid.uuid4().hex}.parquet"
@@ -181,29 +201,31 @@ def _write(
         pq.ParquetWriter(stream, schema, compression="zstd") as writer,
     ):
         writer.write_table(pa.Table.from_batches([first]).cast(schema))
-        for one in batches:
-            writer.write_table(pa.Table.from_batches([one]).cast(schema))
+        for batch in batches:
+            writer.write_table(pa.Table.from_batches([batch]).cast(schema))
     yield pa.RecordBatch.from_pydict({"name": [name]})
 
 
-def _read(
+def _read_task(
     settings: Mapping[str, Any],
     paths: Sequence[str],
     schema: pa.Schema,
     name: str,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Read the files of one task's numbers, at an executor; missing columns are NULL."""
+    """Read the files of a task's numbers, at an executor; missing columns are NULL."""
     system = fs.S3FileSystem(**settings)
     for numbers in batches:
         for number in numbers.column(0).to_pylist():
             with pq.ParquetFile(system.open_input_file(paths[number])) as file:
-                for one in file.iter_batches():
+                for batch in file.iter_batches():
                     extra = {name: paths[number].rpartition("/")[2]} if name else {}
-                    yield _shaped(one, schema, extra)
+                    yield _to_schema(batch, schema, extra)
 
 
-def _shaped(batch: pa.RecordBatch, schema: pa.Schema, extra: Mapping[str, str]) -> pa.RecordBatch:
+def _to_schema(
+    batch: pa.RecordBatch, schema: pa.Schema, extra: Mapping[str, str]
+) -> pa.RecordBatch:
     columns = []
     for field in schema:
         if field.name in batch.schema.names:

@@ -1,4 +1,4 @@
-"""What an export holds, and how far it is behind its archive."""
+"""The contents of an export, and its lag behind the archive."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from pyspark_sqlbroker.lake.windows import Span, plan_spans
 from pyspark_sqlbroker.load.selection import Selection, find_oldest
 from pyspark_sqlbroker.store_errors import store_errors
 
-MOST_COUNTED = 1_000_000
-"""Rows up to which `measure_freshness` counts, unless it is asked for more."""
+MAX_COUNTED = 1_000_000
+"""Default number of rows up to which `measure_freshness` counts."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LakeWindow:
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
-        rows: In the lake.
+        rows: Number of its rows in the lake.
     """
 
     name: str
@@ -37,16 +37,16 @@ class LakeWindow:
 
 @dataclass(frozen=True)
 class ExportStatus:
-    """What an export holds, and up to when.
+    """The contents of an export.
 
     Attributes:
-        path: Where it is.
-        source: What it is the export of; no user and no password.
-        windows: Those that have rows, in order.
+        path: Root of the lake.
+        source: The exported database, table and queues; no user and no password.
+        windows: The windows that have rows, in order.
         watermark: End of the windows that follow each other without a gap; None if there are none.
-        files: Of Parquet, in the table.
-        bytes: Of these files.
-        version: Of the Delta table.
+        files: Number of Parquet files in the table.
+        bytes: Total size of these files.
+        version: Version of the Delta table.
     """
 
     path: str
@@ -59,23 +59,23 @@ class ExportStatus:
 
     @property
     def rows(self) -> int:
-        """The rows of all windows."""
-        return sum(one.rows for one in self.windows)
+        """Total number of rows."""
+        return sum(window.rows for window in self.windows)
 
 
 @dataclass(frozen=True)
 class Freshness:
-    """How far a lake is behind its archive, at one moment.
+    """The lag of a lake behind its archive, at the time of the measurement.
 
     Attributes:
-        horizon: Windows that end by it are closed; by the database's clock.
+        horizon: Windows that end at or before it are closed; by the database's clock.
         watermark: End of the windows that are in the lake without a gap; None if there are none.
-        watermark_age: Seconds from the watermark until now, by the database's clock; None without
-            a watermark. It grows until the next export, so with windows of a day and an export a
-            day it reaches 24 hours, and the time from midnight until the export.
-        rows_behind: Rows of closed windows that the lake does not cover: what an export now
-            brings.
-        capped: Whether there are more such rows than were counted; `rows_behind` is the cap then.
+        watermark_age: Seconds from the watermark until now, by the database's clock; None without a
+            watermark. It grows until the next export: with windows of a day and a daily export, it
+            reaches 24 hours plus the time from midnight until the export.
+        rows_behind: Rows of closed windows that the lake does not cover and an export would add
+            now.
+        capped: True if there are more such rows than were counted; `rows_behind` is the cap then.
     """
 
     horizon: datetime
@@ -96,10 +96,10 @@ def describe_export(
         NotSupportedError: Spark Connect.
     """
     lake = Lake(spark, path, storage_options)
-    source = lake.need_source()
-    entries = [(window.name, lake.entry(window)) for window in lake.windows()]
-    windows = tuple(LakeWindow(name, one.lake.rows) for name, one in entries if one)
-    size = sum(one.size for one in lake.files)
+    source = lake.require_source()
+    entries = [(window.name, lake.get_entry(window)) for window in lake.windows()]
+    windows = tuple(LakeWindow(name, entry.lake.rows) for name, entry in entries if entry)
+    size = sum(file.size for file in lake.files)
     return ExportStatus(
         lake.folders.root,
         source,
@@ -117,27 +117,27 @@ def measure_freshness(
     url: str | URL,
     path: str,
     *,
-    cap: int = MOST_COUNTED,
+    cap: int = MAX_COUNTED,
     safety_lag: Duration = "5m",
     primary: str | URL | None = None,
     source: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Freshness:
-    """Measure how far a lake is behind; neither the lake nor the database is changed.
+    """Measure the lag of a lake; neither the lake nor the database is changed.
 
-    It counts the table and the queues that the lake is the export of. Rows of a window that is not
-    closed yet are not behind. Rows that came late into a window that the lake has are not counted;
-    `export_archive` finds them (`recheck=`).
+    Only the exported table and queues are counted. Rows of a window that is not closed yet are not
+    behind. Rows that came late into an exported window are not counted; `export_archive` finds them
+    (`recheck=`).
 
     Args:
         spark: A session; it needs no JDBC driver. Not Spark Connect.
         url: SQLAlchemy URL of the database, with any driver.
-        path: Of the lake.
-        cap: Rows up to which are counted, so that a lake far behind costs the database no count of
-            the whole archive.
+        path: Root of the lake.
+        cap: Maximum number of rows to count, so that the database need not count the whole archive
+            for a lake far behind.
         safety_lag: As for `export_archive`.
         primary: As for `export_archive`.
-        source: As for `export_archive`: the name that the lake has for the database.
+        source: As for `export_archive`: the lake's name for the database.
         storage_options: As for `export_archive`.
 
     Raises:
@@ -148,38 +148,38 @@ def measure_freshness(
     """
     whole_number("cap", cap)
     lake = Lake(spark, path, storage_options)
-    lake.need_source()
+    lake.require_source()
     database = database_of(parse_address(url))
-    selection = lake.select(database, source, advice="give the URL of its database")
+    selection = lake.select(database, source, hint="give the URL of its database")
     with database.connect() as connection:
-        database.need_table(connection, selection.table, selection.schema)
+        database.require_table(connection, selection.table, selection.schema)
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary).moment
         oldest = find_oldest(database, connection, selection)
-        lacking = plan_spans(lake.state.covered, lake.size, selection, oldest, horizon, 0)
-        rows = _count(database, connection, selection, lacking, cap)
+        missing_spans = plan_spans(lake.state.covered, lake.size, selection, oldest, horizon, 0)
+        rows = _count_rows(database, connection, selection, missing_spans, cap)
         now = database.now(connection)
-    mark = lake.state.watermark
-    age = None if mark is None else (now - mark).total_seconds()
-    return Freshness(horizon, mark, age, min(rows, cap), rows > cap)
+    watermark = lake.state.watermark
+    age = None if watermark is None else (now - watermark).total_seconds()
+    return Freshness(horizon, watermark, age, min(rows, cap), rows > cap)
 
 
-def _count(
+def _count_rows(
     database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     spans: Iterable[Span],
     cap: int,
 ) -> int:
-    """Rows of some spans; counts one more than the cap at most."""
+    """Count the rows of some spans, up to one more than the cap."""
     rows = 0
     for start, end in spans:
         if rows > cap:
             break
         part = selection.between(start, end)
-        found: Any = database.scalar(
+        count: Any = database.scalar(
             connection,
             f"SELECT count(*) FROM (SELECT 1 AS one {part.from_clause(database)} "
             f"LIMIT {cap + 1 - rows}) counted",
         )
-        rows += int(found)
+        rows += int(count)
     return rows

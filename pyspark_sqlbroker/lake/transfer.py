@@ -1,4 +1,4 @@
-"""Bring windows from the database into a lake: read many at once, stage, compare, commit."""
+"""Copy windows from the database into a lake: read many at once, stage, compare, commit."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,39 +11,42 @@ from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.databases.base import MOST_PARTITIONS, PARTITION_BYTES, SMALL
+from pyspark_sqlbroker.databases.base import MAX_PARTITIONS, PARTITION_BYTES, SMALL_TABLE_ROWS
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.files import undo_on_error
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, ask_windows, compute_windows
+from pyspark_sqlbroker.lake.row_checksums import (
+    NOTHING,
+    RowChecksums,
+    compute_window_checksums,
+    query_window_checksums,
+)
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
 from pyspark_sqlbroker.load.read import Snapshot, open_snapshot, scan
 from pyspark_sqlbroker.load.selection import Selection
 
-TYPICAL_ROW = 500
+DEFAULT_ROW_BYTES = 500
 """Bytes of a row while the database has no statistics."""
 
-IDENTITY = ["id", "archived_at"]
-"""What identifies a row of the archive: a retried dead letter is archived again, later."""
+IDENTITY_COLUMNS = ["id", "archived_at"]
+"""Columns that identify a row of the archive: a retried dead letter is archived again, later."""
 
-_ADVICE = (
-    "Rows of closed windows are being changed: see who writes to the archive, then export again"
-)
+_HINT = "Rows of closed windows are being changed: see who writes to the archive, then export again"
 
 logger = getLogger("faststream_sqlbroker.spark")
 
 
 @dataclass(frozen=True)
-class Job:
-    """Where windows come from, and where they go.
+class TransferJob:
+    """Source and target of a transfer.
 
     Attributes:
-        lake: To.
-        database: From.
-        url: Of the database, for snapshots.
+        lake: The target.
+        database: The source.
+        url: URL of the database, for snapshots.
         selection: Table and queues.
-        checksums: Whether contents are compared, or counts only.
-        options: Of JDBC.
+        checksums: True if contents are compared, False for counts only.
+        options: Options of JDBC.
     """
 
     lake: Lake
@@ -55,105 +58,123 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Windows of one commit, in order.
+class WindowBatch:
+    """Windows of a commit, in order.
 
     Attributes:
-        windows: With rows in the database; there is one at least.
-        rows: How many the database has.
-        known: Whether the lake has rows of it; it is then one window.
-        covered: The spans that are in the lake with this commit.
+        windows: Windows with rows in the database; at least one.
+        rows: Number of rows in the database.
+        is_exported: True if the lake has rows of the batch, which is then a single window.
+        covered: The spans that the commit adds to the lake.
     """
 
     windows: tuple[ExportWindow, ...]
     rows: int
-    known: bool
+    is_exported: bool
     covered: tuple[Span, ...] = ()
 
 
-def lacking(job: Job, connection: Connection, window: ExportWindow) -> int:
-    """How many rows of the database the lake lacks in a window."""
+def count_missing_rows(job: TransferJob, connection: Connection, window: ExportWindow) -> int:
+    """Count the database's rows that the lake lacks in a window."""
     selection = job.selection.between(window.start, window.end)
-    there = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
-    return only(there, job.lake.read(window.start, window.end)).count()
+    rows = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
+    return select_missing(rows, job.lake.read(window.start, window.end)).count()
 
 
-def transfer(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindow, Entry]:
-    """Bring a batch into the lake by one commit.
+def transfer_batch(
+    job: TransferJob, connection: Connection, batch: WindowBatch
+) -> dict[ExportWindow, Entry]:
+    """Copy a batch into the lake by a commit.
 
-    If it is not as the database has it, it is tried once more, window by window.
+    If the written rows differ from the database, each window is tried once more, by itself.
 
     Returns:
-        For each window of the batch its record.
+        The record of each window of the batch.
 
     Raises:
-        ExportMismatchError: what was written is not what the database has, twice.
+        ExportMismatchError: the written rows differed from the database twice.
         ConcurrentLoadError: another process has committed since the batch was planned.
     """
     try:
-        return _attempt(job, connection, batch)
+        return _transfer_once(job, connection, batch)
     except ExportMismatchError as error:
         logger.warning("%s; it is read once more", error)
-    done = dict[ExportWindow, Entry]()
-    for one in batch.windows:
-        covered = ((one.start, one.end),) if one != batch.windows[-1] else batch.covered
-        done |= _attempt(job, connection, Batch((one,), batch.rows, batch.known, covered))
-    return done
+    entries = dict[ExportWindow, Entry]()
+    for window in batch.windows:
+        covered = ((window.start, window.end),) if window != batch.windows[-1] else batch.covered
+        entries |= _transfer_once(
+            job, connection, WindowBatch((window,), batch.rows, batch.is_exported, covered)
+        )
+    return entries
 
 
-def _attempt(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindow, Entry]:
+def _transfer_once(
+    job: TransferJob, connection: Connection, batch: WindowBatch
+) -> dict[ExportWindow, Entry]:
     start = batch.windows[0].start
     end = batch.windows[-1].end
     selection = job.selection.between(start, end)
     size = job.lake.size
-    kept = dict[ExportWindow, RowChecksums]()
-    with one_moment(job, connection) as (asked, snapshot):
-        frame = _rows(job, asked, selection, snapshot, batch.rows)
-        if batch.known:
-            frame = only(frame, job.lake.read(start, end))
-        files, found = job.lake.stage(frame)
+    lake_only = dict[ExportWindow, RowChecksums]()
+    with share_snapshot(job, connection) as (read_connection, snapshot):
+        frame = _scan_rows(job, read_connection, selection, snapshot, batch.rows)
+        if batch.is_exported:
+            frame = select_missing(frame, job.lake.read(start, end))
+        files, staged = job.lake.stage(frame)
         with undo_on_error(job.lake.discard, files):
-            full = ask_windows(job.database, asked, selection, size, checksums=job.checksums)
-            if batch.known:
-                there = scan(
-                    job.lake.session, job.database, asked, selection, "auto", snapshot, job.options
+            database_checksums = query_window_checksums(
+                job.database, read_connection, selection, size, checksums=job.checksums
+            )
+            if batch.is_exported:
+                database_rows = scan(
+                    job.lake.session,
+                    job.database,
+                    read_connection,
+                    selection,
+                    "auto",
+                    snapshot,
+                    job.options,
                 )
-                ours = only(job.lake.read(start, end), there)
-                kept = compute_windows(ours, size, checksums=job.checksums)
-            entries = _compare(job, batch, found, full, kept)
-    noted = {one.name: entry for one, entry in entries.items()}
-    job.lake.commit(State(noted, batch.covered), files)
+                lake_only_rows = select_missing(job.lake.read(start, end), database_rows)
+                lake_only = compute_window_checksums(lake_only_rows, size, checksums=job.checksums)
+            entries = _compare(job, batch, staged, database_checksums, lake_only)
+    changes = {window.name: entry for window, entry in entries.items()}
+    job.lake.commit(State(changes, batch.covered), files)
     return entries
 
 
 def _compare(
-    job: Job,
-    batch: Batch,
-    found: Mapping[ExportWindow, RowChecksums],
-    full: Mapping[ExportWindow, RowChecksums],
-    kept: Mapping[ExportWindow, RowChecksums],
+    job: TransferJob,
+    batch: WindowBatch,
+    staged: Mapping[ExportWindow, RowChecksums],
+    database_checksums: Mapping[ExportWindow, RowChecksums],
+    lake_only: Mapping[ExportWindow, RowChecksums],
 ) -> dict[ExportWindow, Entry]:
-    """The records of the windows.
+    """Return the records of the windows.
 
-    What the lake had, with what was staged, must be what the database has, with what only the lake
-    has.
+    The lake's rows plus the staged ones must equal the database's rows plus those that only the
+    lake has.
     """
     entries = {}
-    for window in sorted({*batch.windows, *found, *full, *kept}):
-        before = job.lake.entry(window)
-        had = NOTHING if before is None else before.lake
-        ours = had + found.get(window, NOTHING)
-        theirs = full.get(window, NOTHING) + kept.get(window, NOTHING)
-        if not ours.matches(theirs):
-            raise ExportMismatchError(window.name, str(theirs), str(ours), _ADVICE)
-        if ours.rows:
-            entries[window] = Entry(ours, full.get(window, NOTHING).counts)
+    for window in sorted({*batch.windows, *staged, *database_checksums, *lake_only}):
+        entry = job.lake.get_entry(window)
+        previous = NOTHING if entry is None else entry.lake
+        written = previous + staged.get(window, NOTHING)
+        expected = database_checksums.get(window, NOTHING) + lake_only.get(window, NOTHING)
+        if not written.matches(expected):
+            raise ExportMismatchError(window.name, str(expected), str(written), _HINT)
+        if written.rows:
+            entries[window] = Entry(written, database_checksums.get(window, NOTHING).counts)
     return entries
 
 
 @contextmanager
-def one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, Snapshot | None]]:
-    """A snapshot for all reads, on PostgreSQL; elsewhere None, as closed windows do not change."""
+def share_snapshot(
+    job: TransferJob, connection: Connection
+) -> Iterator[tuple[Connection, Snapshot | None]]:
+    """Share a snapshot among all reads, on PostgreSQL; elsewhere None, as closed windows do not
+    change.
+    """
     if not job.database.shares_snapshots:
         yield connection, None
         return
@@ -161,24 +182,26 @@ def one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, S
         yield snapshot.connection, snapshot
 
 
-def only(ours: DataFrame, theirs: DataFrame) -> DataFrame:
-    """The rows of the first that are not among the second."""
-    return ours.join(theirs.select(*IDENTITY), IDENTITY, "left_anti").select(*ours.columns)
+def select_missing(rows: DataFrame, others: DataFrame) -> DataFrame:
+    """Return the rows of `rows` without a match in the second frame."""
+    return rows.join(others.select(*IDENTITY_COLUMNS), IDENTITY_COLUMNS, "left_anti").select(
+        *rows.columns
+    )
 
 
-def _rows(
-    job: Job,
+def _scan_rows(
+    job: TransferJob,
     connection: Connection,
     selection: Selection,
     snapshot: Snapshot | None,
     rows: int,
 ) -> DataFrame:
-    """All rows of the span, in one partition for each file to write."""
-    size = job.database.size(connection, selection.table, selection.schema)
-    bytes_ = rows * (size.row_bytes or TYPICAL_ROW)
+    """Scan all rows of the span, in a partition for each file to write."""
+    size = job.database.estimate_size(connection, selection.table, selection.schema)
+    total_bytes = rows * (size.row_bytes or DEFAULT_ROW_BYTES)
     cores = int(job.lake.session.sparkContext.defaultParallelism)
-    wanted = 1 if rows <= SMALL else max(math.ceil(bytes_ / PARTITION_BYTES), cores)
-    number = min(wanted, MOST_PARTITIONS)
+    needed = 1 if rows <= SMALL_TABLE_ROWS else max(math.ceil(total_bytes / PARTITION_BYTES), cores)
+    number = min(needed, MAX_PARTITIONS)
     return scan(
         job.lake.session, job.database, connection, selection, number, snapshot, job.options
     )

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 from faststream_sqlbroker.core.times import EPOCH
 from pyspark_sqlbroker.load.selection import Selection
 
-LENGTHS = {"day": timedelta(days=1), "hour": timedelta(hours=1)}
+WINDOW_LENGTHS = {"day": timedelta(days=1), "hour": timedelta(hours=1)}
 _FORMATS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
-_LETTERS = {"day": len("2026-03-01"), "hour": len("2026-03-01T05")}
+_NAME_LENGTHS = {"day": len("2026-03-01"), "hour": len("2026-03-01T05")}
 
 
 @dataclass(frozen=True, order=True)
@@ -17,7 +17,7 @@ class ExportWindow:
     """One window: [start, end) of `archived_at`.
 
     Attributes:
-        start: In UTC.
+        start: Its start, in UTC.
         size: "day" or "hour".
     """
 
@@ -26,28 +26,30 @@ class ExportWindow:
 
     @property
     def end(self) -> datetime:
-        """The first moment that does not belong to it."""
-        return self.start + LENGTHS[self.size]
+        """The first time after the window."""
+        return self.start + WINDOW_LENGTHS[self.size]
 
     @property
     def name(self) -> str:
-        """Such as 2026-03-01 or 2026-03-01T05."""
-        return self.start.isoformat()[: _LETTERS[self.size]]
+        """Name such as 2026-03-01 or 2026-03-01T05."""
+        return self.start.isoformat()[: _NAME_LENGTHS[self.size]]
 
     @property
-    def advice(self) -> str:
-        """How to export it again: without since= it may be older than what an export looks at."""
-        return f"export again with --since {self.name[: _LETTERS['day']]}"
+    def repair_hint(self) -> str:
+        """Hint to export the window again, with since= because the next export may not check so far
+        back checks.
+        """
+        return f"export again with --since {self.name[: _NAME_LENGTHS['day']]}"
 
 
 def parse_window(name: str, size: str) -> ExportWindow:
-    """The window of a name."""
+    """Return the window with this name."""
     return ExportWindow(datetime.strptime(name, _FORMATS[size]).replace(tzinfo=timezone.utc), size)
 
 
-def floor(moment: datetime, size: str) -> datetime:
-    """The start of the window that `moment` lies in."""
-    return moment - (moment - EPOCH) % LENGTHS[size]
+def floor_to_window(time: datetime, size: str) -> datetime:
+    """Return the start of the window that contains `time`."""
+    return time - (time - EPOCH) % WINDOW_LENGTHS[size]
 
 
 Span = tuple[datetime, datetime]
@@ -55,9 +57,9 @@ Span = tuple[datetime, datetime]
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """The same moments as spans in order that do not touch each other."""
+    """Return the same time as spans in order, none of which touches another."""
     merged = list[Span]()
-    for start, end in sorted(one for one in spans if one[0] < one[1]):
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
@@ -66,7 +68,7 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def cut_spans(spans: Iterable[Span], start: datetime | None, end: datetime | None) -> list[Span]:
-    """What of the spans lies between two moments; None is no bound."""
+    """Cut the spans to the time between `start` and `end`; None is no bound."""
     cut = list[Span]()
     for first, last in spans:
         low = first if start is None else max(first, start)
@@ -76,16 +78,16 @@ def cut_spans(spans: Iterable[Span], start: datetime | None, end: datetime | Non
     return cut
 
 
-def without_spans(span: Span, taken: Iterable[Span]) -> list[Span]:
-    """What is left of a span without those, which are in order and do not touch each other."""
-    left = list[Span]()
+def subtract_spans(span: Span, removed: Iterable[Span]) -> list[Span]:
+    """Subtract `removed` spans, which are in order and do not touch each other, from a span."""
+    remaining = list[Span]()
     start, end = span
-    for first, last in taken:
+    for first, last in removed:
         if first >= end or last <= start:
             continue
-        left.append((start, first))
+        remaining.append((start, first))
         start = max(start, last)
-    return merge_spans([*left, (start, end)])
+    return merge_spans([*remaining, (start, end)])
 
 
 def plan_spans(
@@ -96,37 +98,40 @@ def plan_spans(
     horizon: datetime,
     recheck: float,
 ) -> list[Span]:
-    """Which spans of time an export looks at, in order; windows in them without rows cost nothing.
+    """Return the spans that an export checks, in order; windows in them without rows cost nothing.
 
     Args:
-        covered: Those that the lake has, in order.
+        covered: The exported spans, in order.
         size: "day" or "hour".
-        selection: Its since is the start of the window to begin with, its until is what the user
-            asked for.
-        oldest: Of the archive's rows of the selection's time; None if there are none.
+        selection: Its since is the start of the first window, its until is the user's.
+        oldest: Time of the oldest row in the selection's time; None if there is none.
         horizon: Later rows may still come.
-        recheck: Seconds before the horizon in which covered windows are looked at again.
+        recheck: Seconds before the horizon in which covered windows are checked again.
     """
     end = horizon if selection.until is None else min(horizon, selection.until)
-    end = floor(end, size)
-    back = floor(horizon - timedelta(seconds=recheck), size)
-    looked = [(max(start, back), min(stop, end)) for start, stop in covered] if recheck else []
-    begin = _begin(covered, selection.since, oldest, size)
-    if begin is not None and begin < end:
-        taken = covered if selection.since is None else ()
-        looked += without_spans((begin, end), taken)
-    return merge_spans(looked)
+    end = floor_to_window(end, size)
+    recheck_start = floor_to_window(horizon - timedelta(seconds=recheck), size)
+    spans = (
+        [(max(start, recheck_start), min(stop, end)) for start, stop in covered] if recheck else []
+    )
+    new_start = _find_start(covered, selection.since, oldest, size)
+    if new_start is not None and new_start < end:
+        excluded = covered if selection.since is None else ()
+        spans += subtract_spans((new_start, end), excluded)
+    return merge_spans(spans)
 
 
-def _begin(
+def _find_start(
     covered: Sequence[Span], since: datetime | None, oldest: datetime | None, size: str
 ) -> datetime | None:
-    """The first moment that an export looks at; None if there is nothing."""
+    """Return the first time that an export checks; None if there is nothing."""
     if since is None and covered:
         return covered[0][1]
-    # Before the first row, and the first window of the lake, there are only empty windows.
-    known = [start for start, _ in covered] + ([] if oldest is None else [floor(oldest, size)])
+    # All windows before the first row and before the first window of the lake are empty.
+    candidates = [start for start, _ in covered] + (
+        [] if oldest is None else [floor_to_window(oldest, size)]
+    )
     if since is not None:
-        known = [max(start, since) for start, end in covered if end > since]
-        known += [] if oldest is None else [floor(oldest, size)]
-    return min(known, default=None)
+        candidates = [max(start, since) for start, end in covered if end > since]
+        candidates += [] if oldest is None else [floor_to_window(oldest, size)]
+    return min(candidates, default=None)

@@ -14,44 +14,50 @@ from pyspark_sqlbroker.load.selection import Selection
 from pyspark_sqlbroker.moments import Moment, parse_moment
 
 BATCH_BYTES = 8 << 20
-"""A batch ends with the row that reaches this."""
+"""A batch ends with the row that reaches this size."""
 
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """Between two rows of the archive.
+    """A position between two rows of the archive.
 
     Attributes:
-        moment: Rows that were archived before it lie behind.
-        id: So do those of the same moment up to this id; 0 is none of them.
+        moment: Rows archived before this time are before the position.
+        id: So are rows of the same time up to this id; 0 means no row of that time.
     """
 
     moment: datetime
     id: int = 0
 
     def __str__(self) -> str:
-        """The text that `parse_position` reads."""
-        moment = self.moment.isoformat(timespec="microseconds")
-        return f"{moment}/{self.id}" if self.id else moment
+        """Return the text that `parse_position` reads."""
+        time = self.moment.isoformat(timespec="microseconds")
+        return f"{time}/{self.id}" if self.id else time
 
-    def select_later_rows(self, database: ArchiveDatabase, time: str) -> str:
-        """Give the condition on the rows that lie ahead; an index on the time serves it."""
-        moment = database.moment(self.moment)
+    def build_later_condition(self, database: ArchiveDatabase, time_column: str) -> str:
+        """Return the condition on the rows after the position; for an index on the time."""
+        bound = database.moment(self.moment)
         if not self.id:
-            return f"{time} >= {moment}"
-        return f"{time} >= {moment} AND ({time} > {moment} OR {database.quote('id')} > {self.id})"
+            return f"{time_column} >= {bound}"
+        return (
+            f"{time_column} >= {bound} AND ({time_column} > {bound} OR {database.quote('id')} "
+            f"> {self.id})"
+        )
 
-    def select_earlier_rows(self, database: ArchiveDatabase, time: str) -> str:
-        """Give the condition on the other rows."""
-        moment = database.moment(self.moment)
-        return f"{time} <= {moment} AND ({time} < {moment} OR {database.quote('id')} <= {self.id})"
+    def build_earlier_condition(self, database: ArchiveDatabase, time_column: str) -> str:
+        """Return the condition on the rows before the position."""
+        bound = database.moment(self.moment)
+        return (
+            f"{time_column} <= {bound} AND ({time_column} < {bound} OR {database.quote('id')} "
+            f"<= {self.id})"
+        )
 
 
 def parse_position(name: str, value: Moment | None) -> Position | None:
-    """The position that a text, or a moment, names.
+    """Parse the text of a position, or a time.
 
     Raises:
-        SetupError: it is neither.
+        SetupError: the value is neither.
     """
     text, slash, number = value.partition("/") if isinstance(value, str) else (value, "", "")
     if slash and not (number.isascii() and number.isdecimal()):
@@ -59,18 +65,18 @@ def parse_position(name: str, value: Moment | None) -> Position | None:
             f"{name} {value!r} is no watermark: give the text that a reader had, a datetime with a "
             "time zone, a date, or either as ISO 8601 text"
         )
-    moment = parse_moment(name, text)
-    return None if moment is None else Position(moment, int(number or 0))
+    time = parse_moment(name, text)
+    return None if time is None else Position(time, int(number or 0))
 
 
 @dataclass(frozen=True)
 class Page:
-    """Some rows.
+    """Some rows of the archive.
 
     Attributes:
-        rows: With the values of the selection's fields; times as microseconds.
-        end: Behind the last of them.
-        is_last: No row of the selection lies ahead.
+        rows: Values of the selection's fields; times as microseconds.
+        end: The position after the last row.
+        is_last: True if no row of the selection comes after.
     """
 
     rows: list[Any]
@@ -85,33 +91,34 @@ def read_page(
     start: Position | None,
     most: int,
 ) -> Page | None:
-    """Read the selected rows that come first after `start`; None if there are none.
+    """Read the first selected rows after `start`; None if there are none.
 
-    It has `most` rows at most, and few bytes more than `BATCH_BYTES` and one row. Two statements
-    read it, and rows that are deleted between them are left out.
+    A page has at most `most` rows, and few bytes more than `BATCH_BYTES` and one row. Two
+    statements read it, and rows that are deleted between them are left out.
 
     Args:
-        database: Of the rows.
-        connection: To it.
-        selection: From `FIRST` or later `until` a moment that the horizon has passed.
-        start: None is before the oldest.
-        most: Rows. The length of each is read, for which MySQL and MariaDB read long bodies whole.
+        database: The database to read from.
+        connection: A connection to it.
+        selection: Its since is in year 1 or later, its until a time that the horizon has passed.
+        start: None starts before the oldest row.
+        most: Maximum number of rows. The length of each row is read, for which MySQL and MariaDB
+            read long bodies completely.
     """
     connection = connection.execution_options(no_parameters=True)
     time = database.quote(selection.time_column)
-    values = [database.value(field) for field in selection.fields]
+    values = [database.build_value(field) for field in selection.fields]
     source = selection.from_clause(database)
     if start is not None:
-        source += f" AND {start.select_later_rows(database, time)}"
+        source += f" AND {start.build_later_condition(database, time)}"
     order = f"ORDER BY {time}, {database.quote('id')}"
     sizes = [
-        f"COALESCE({database.length(value)}, 0)"
+        f"COALESCE({database.build_length(value)}, 0)"
         for field, value in zip(selection.fields, values, strict=True)
         if field.type in ("string", "binary")
     ]
-    # The lengths come first, by themselves: drivers fetch all rows of a statement at once.
+    # Read the lengths first, separately: drivers fetch all rows of a statement at once.
     lengths = connection.exec_driver_sql(
-        f"SELECT {database.microseconds(time)}, {database.quote('id')}, {' + '.join(sizes)} "
+        f"SELECT {database.build_microseconds(time)}, {database.quote('id')}, {' + '.join(sizes)} "
         f"{source} {order} LIMIT {most}"
     ).all()
     if not lengths:
@@ -123,10 +130,12 @@ def read_page(
         size += int(length) + 8 * len(values)
         if size >= BATCH_BYTES:
             break
-    moment, number, _ = lengths[count - 1]
-    # SQLite's column takes fractions, too; a position before its own row would never get past it.
-    end = Position(from_microseconds(math.ceil(moment)), int(number))
+    last_time, last_id, _ = lengths[count - 1]
+    # SQLite's column takes fractions, too. Round up, as a position before its own row would never
+    # get past that row.
+    end = Position(from_microseconds(math.ceil(last_time)), int(last_id))
     rows = connection.exec_driver_sql(
-        f"SELECT {', '.join(values)} {source} AND {end.select_earlier_rows(database, time)} {order}"
+        f"SELECT {', '.join(values)} {source} AND {end.build_earlier_condition(database, time)} "
+        f"{order}"
     ).all()
     return Page(list(rows), end, is_last=count == len(lengths) < most)

@@ -1,4 +1,4 @@
-"""The columns of the two tables as Spark sees them: fixed, on every database the same."""
+"""Columns of the two tables as Spark sees them: fixed, and the same on every database."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,10 @@ class Field:
     """One column.
 
     Attributes:
-        name: In the table and in the DataFrame.
+        name: Its name in the table and in the DataFrame.
         type: Spark SQL's name of its type.
-        always: Whether it never holds NULL. Spark takes every column of a JDBC source to be
-            nullable.
-        meaning: What it holds, and in which unit.
+        always: True if it never holds NULL. Spark treats every column of a JDBC source as nullable.
+        meaning: Description of the content, with the unit.
     """
 
     name: str
@@ -21,7 +20,7 @@ class Field:
     meaning: str
 
 
-_SHARED = (
+_COMMON_FIELDS = (
     Field("id", "bigint", True, "number of the message; never used twice"),
     Field("queue", "string", True, "name of the queue"),
     Field("priority", "int", True, "-100 to 100, higher first"),
@@ -49,7 +48,7 @@ _SHARED = (
     Field("acquired_at", "timestamp", False, "the last claim"),
     Field("last_error", "string", False, "the last failure: its type and text"),
 )
-_ADDED = (
+_EXTRA_FIELDS = (
     Field(
         "hops", "int", True, "how often the broker itself has moved it on since a handler last did"
     ),
@@ -57,7 +56,7 @@ _ADDED = (
 )
 
 ARCHIVE_FIELDS = (
-    *_SHARED,
+    *_COMMON_FIELDS,
     Field("archived_at", "timestamp", True, "when it was settled"),
     Field(
         "reason",
@@ -65,7 +64,7 @@ ARCHIVE_FIELDS = (
         False,
         "why it failed or was discarded: a code, or what the handler gave",
     ),
-    *_ADDED,
+    *_EXTRA_FIELDS,
     Field("related_id", "bigint", False, "id of the message that the reason is about"),
     Field(
         "error_fingerprint",
@@ -74,14 +73,15 @@ ARCHIVE_FIELDS = (
         "the same for errors of one type from the same place in the code; NULL without an error",
     ),
 )
-"""What `read_archive` returns, in this order. Timestamps are moments (microseconds, UTC in the
-table)."""
+"""Columns of `read_archive`, in this order. Timestamps are points in time (microseconds, UTC in the
+table).
+"""
 
 MESSAGE_FIELDS = (
-    *_SHARED,
+    *_COMMON_FIELDS,
     Field(
         "lease_expires_at", "timestamp", False, "until when a worker has it; only while PROCESSING"
     ),
-    *_ADDED,
+    *_EXTRA_FIELDS,
 )
-"""What `read_messages` returns, in this order."""
+"""Columns of `read_messages`, in this order."""

@@ -16,13 +16,13 @@ NOT_JSON = "not_json"
 MISMATCH = "mismatch"
 CONTENT_TYPE = "content_type"
 
-_BODY = "v"
-_SEAL = "s"
-_BROKEN = "c"
+_BODY_FIELD = "v"
+_SEAL_FIELD = "s"
+_CORRUPT_FIELD = "c"
 _JSON_OPTIONS = {
-    "columnNameOfCorruptRecord": _BROKEN,
+    "columnNameOfCorruptRecord": _CORRUPT_FIELD,
     "allowSingleQuotes": "false",
-    # Times without an offset would be those of the session's zone.
+    # Times without an offset would be read in the session's time zone.
     "timeZone": "UTC",
 }
 
@@ -34,21 +34,22 @@ def decode_payload(
 
     The header content-type decides, in any case of letters and with any parameters:
     "application/json" and "…+json" are JSON, "text/…" is a text, any other content type is not
-    decoded. A message without the header is read as FastStream reads it: as JSON, if it is JSON.
-    All of it must be UTF-8. An object that names a field twice is no JSON for "variant"; a schema
-    reads it, and takes the last.
+    decoded. A message without the header is read as in FastStream: as JSON, if it is JSON. The
+    payload must be UTF-8. An object that names a field twice is no JSON for "variant"; with a
+    schema the last value is used.
 
     Args:
-        frame: With the columns `payload` and `headers` of `ARCHIVE_SCHEMA` or `MESSAGE_SCHEMA`.
-        schema: "variant", for bodies of any shape: `body:user.id::int` in SQL, `variant_get` in
-            Python. Or what bodies are, which is twice as fast: a `DataType`, its DDL ("user INT,
-            amount DOUBLE"), or a Pydantic model class (see `struct_of`). A body in which anything
-            has another type is NULL as a whole; fields that are missing in it are NULL, those that
-            the schema does not name are left out.
+        frame: A DataFrame with the columns `payload` and `headers` of `ARCHIVE_SCHEMA` or
+            `MESSAGE_SCHEMA`.
+        schema: "variant", for bodies of any structure: `body:user.id::int` in SQL, `variant_get` in
+            Python. Or the type of the bodies, which is twice as fast: a `DataType`, its DDL ("user
+            INT, amount DOUBLE"), or a Pydantic model class (see `struct_of`). A body that contains
+            a value of another type is NULL as a whole; missing fields are NULL, and fields that the
+            schema does not name are left out.
         column: The new column's name.
-        error: Name of a second column (STRING) that says why the first is NULL; None adds none. It
-            is "content_type" (neither JSON nor text), "not_utf8", "not_json", or "mismatch"
-            (something other than the schema says); NULL where the body was decoded.
+        error: Name of a second column (STRING) with the reason why the first is NULL; None adds no
+            column. The reason is "content_type" (neither JSON nor text), "not_utf8", "not_json", or
+            "mismatch" (another type than in the schema); NULL where the body was decoded.
 
     Returns:
         The frame with the column, of type VARIANT or the schema's. Times in JSON without an offset
@@ -63,16 +64,24 @@ def decode_payload(
         raise SetupError(
             f"decode_payload needs the columns payload and headers; this frame lacks {missing}"
         )
-    wanted = _data_type(schema)
-    kind = _kind()
+    data_type = _parse_data_type(schema)
+    kind = _classify_content()
     text = F.try_validate_utf8(F.col("payload").cast("string"))
-    parsed = _variant(text) if isinstance(wanted, VariantType) else _typed(text, wanted)
-    plain = text.cast(VARIANT) if isinstance(wanted, VariantType) else _plain(text, wanted)
+    parsed = (
+        _parse_variant(text)
+        if isinstance(data_type, VariantType)
+        else _parse_typed(text, data_type)
+    )
+    plain = (
+        text.cast(VARIANT) if isinstance(data_type, VariantType) else _convert_text(text, data_type)
+    )
     # One struct is computed once for each row; its two fields become the new columns.
     result = (
-        F.when(kind == CONTENT_TYPE, _result(F.lit(None).cast(wanted), F.lit(CONTENT_TYPE)))
-        .when(text.isNull(), _result(F.lit(None).cast(wanted), F.lit(NOT_UTF8)))
-        .when(kind == "text", _result(plain, F.lit(MISMATCH)))
+        F.when(
+            kind == CONTENT_TYPE, _build_result(F.lit(None).cast(data_type), F.lit(CONTENT_TYPE))
+        )
+        .when(text.isNull(), _build_result(F.lit(None).cast(data_type), F.lit(NOT_UTF8)))
+        .when(kind == "text", _build_result(plain, F.lit(MISMATCH)))
         .otherwise(parsed)
     )
     inner = f"{column} {error or ''} decoded"
@@ -82,12 +91,12 @@ def decode_payload(
     return decoded.drop(inner)
 
 
-def header(path: str) -> Column:
-    """The text of a header by its JSON path below `$`, such as "['dead-letter'].queue"."""
+def get_header(path: str) -> Column:
+    """Return the text of a header by a JSON path below `$`, such as "['dead-letter'].queue"."""
     return F.get_json_object(F.col("headers"), f"${path}")
 
 
-def _data_type(schema: Any) -> DataType:
+def _parse_data_type(schema: Any) -> DataType:
     if isinstance(schema, DataType):
         return schema
     if isinstance(schema, type) and hasattr(schema, "model_fields"):
@@ -109,70 +118,79 @@ def _data_type(schema: Any) -> DataType:
         raise SetupError(msg) from error
 
 
-def _kind() -> Column:
-    """What the content type says: "json", "text" or CONTENT_TYPE."""
+def _classify_content() -> Column:
+    """Return the kind of content: "json", "text" or CONTENT_TYPE."""
     # Names of headers keep their case in the table; most are spelled as FastStream does.
     fields = F.map_entries(F.from_json(F.col("headers"), "map<string, string>"))
-    named = F.filter(fields, lambda field: F.lower(field["key"]) == "content-type")
-    given = F.coalesce(header("['content-type']"), F.get(named, 0)["value"])
-    media = F.lower(F.trim(F.split(given, ";").getItem(0)))
-    json = media.isNull() | (media == "") | (media == "application/json") | media.endswith("+json")
-    return F.when(json, "json").when(media.startswith("text/"), "text").otherwise(CONTENT_TYPE)
+    matching = F.filter(fields, lambda field: F.lower(field["key"]) == "content-type")
+    content_type = F.coalesce(get_header("['content-type']"), F.get(matching, 0)["value"])
+    media = F.lower(F.trim(F.split(content_type, ";").getItem(0)))
+    is_json = (
+        media.isNull() | (media == "") | (media == "application/json") | media.endswith("+json")
+    )
+    return F.when(is_json, "json").when(media.startswith("text/"), "text").otherwise(CONTENT_TYPE)
 
 
-def _result(body: Column, error: Column) -> Column:
-    why = F.when(body.isNull(), error)
-    return F.struct(body.alias("body"), why.alias("error"))
+def _build_result(body: Column, error: Column) -> Column:
+    reason = F.when(body.isNull(), error)
+    return F.struct(body.alias("body"), reason.alias("error"))
 
 
-# Spark reads the first JSON value of a text and ignores what follows it. To notice that, each text
-# is read as the first element of an array (or field of an object) whose second one is the text's
-# hash, the seal. If the text ends too early, or goes on after its value, the seal is not found in
-# its place.
+# Spark reads the first JSON value of a text and ignores the rest. To detect that, each text is read
+# as the first element of an array (or field of an object) whose second element is the text's hash,
+# the seal. If the text ends too early, or continues after its value, the seal is not at its
+# position.
 
 
-def _listed(text: Column) -> Column:
-    """The text and its seal as an array's two values."""
+def _build_sealed_array(text: Column) -> Column:
+    """Return text and seal as an array of two values."""
     return F.concat(F.lit("["), text, F.lit(","), F.xxhash64(text), F.lit("]"))
 
 
-def _is_json(listed: Column, text: Column) -> Column:
-    """Whether the array, as VARIANT, ends with the seal of its only other value."""
-    return F.coalesce(F.try_variant_get(listed, "$[1]", "bigint") == F.xxhash64(text), F.lit(False))
+def _is_json(sealed: Column, text: Column) -> Column:
+    """Return True if the array, as VARIANT, ends with the seal of the only other value."""
+    return F.coalesce(F.try_variant_get(sealed, "$[1]", "bigint") == F.xxhash64(text), F.lit(False))
 
 
-def _variant(text: Column) -> Column:
-    read = F.try_parse_json(_listed(text))
-    return _result(
-        F.when(_is_json(read, text), F.try_variant_get(read, "$[0]", VARIANT)), F.lit(NOT_JSON)
+def _parse_variant(text: Column) -> Column:
+    parsed = F.try_parse_json(_build_sealed_array(text))
+    return _build_result(
+        F.when(_is_json(parsed, text), F.try_variant_get(parsed, "$[0]", VARIANT)), F.lit(NOT_JSON)
     )
 
 
-def _named(text: Column) -> Column:
-    """The text and its seal as fields of an object; an array's values would have one type."""
+def _build_sealed_object(text: Column) -> Column:
+    """Return text and seal as fields of an object; an array's values would have one type."""
     return F.concat(
-        F.lit(f'{{"{_BODY}":'), text, F.lit(f',"{_SEAL}":'), F.xxhash64(text), F.lit("}")
+        F.lit(f'{{"{_BODY_FIELD}":'),
+        text,
+        F.lit(f',"{_SEAL_FIELD}":'),
+        F.xxhash64(text),
+        F.lit("}"),
     )
 
 
-def _typed(text: Column, wanted: DataType) -> Column:
-    shape = StructType(
+def _parse_typed(text: Column, data_type: DataType) -> Column:
+    schema = StructType(
         [
-            StructField(_BODY, wanted),
-            StructField(_SEAL, LongType()),
-            StructField(_BROKEN, StringType()),
+            StructField(_BODY_FIELD, data_type),
+            StructField(_SEAL_FIELD, LongType()),
+            StructField(_CORRUPT_FIELD, StringType()),
         ]
     )
-    named = _named(text)
-    read = F.from_json(named, shape, _JSON_OPTIONS)
-    # A text that goes on with a field, `1,"a":2`, is seen by the object's keys only.
-    alone = F.size(F.json_object_keys(named)) == len((_BODY, _SEAL))
-    fits = read[_BROKEN].isNull() & (read[_SEAL] == F.xxhash64(text)) & alone
-    is_json = _is_json(F.try_parse_json(_listed(text)), text)
-    return _result(
-        F.when(fits, read[_BODY]), F.when(is_json, F.lit(MISMATCH)).otherwise(F.lit(NOT_JSON))
+    sealed = _build_sealed_object(text)
+    parsed = F.from_json(sealed, schema, _JSON_OPTIONS)
+    # A text that continues with a field, `1,"a":2`, is detected by the object's keys only.
+    has_two_fields = F.size(F.json_object_keys(sealed)) == len((_BODY_FIELD, _SEAL_FIELD))
+    matches = (
+        parsed[_CORRUPT_FIELD].isNull() & (parsed[_SEAL_FIELD] == F.xxhash64(text)) & has_two_fields
+    )
+    is_json = _is_json(F.try_parse_json(_build_sealed_array(text)), text)
+    return _build_result(
+        F.when(matches, parsed[_BODY_FIELD]),
+        F.when(is_json, F.lit(MISMATCH)).otherwise(F.lit(NOT_JSON)),
     )
 
 
-def _plain(text: Column, wanted: DataType) -> Column:
-    return text if isinstance(wanted, StringType) else F.lit(None).cast(wanted)
+def _convert_text(text: Column, data_type: DataType) -> Column:
+    return text if isinstance(data_type, StringType) else F.lit(None).cast(data_type)

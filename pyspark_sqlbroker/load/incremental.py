@@ -1,4 +1,4 @@
-"""What was archived since the last load: every row once, however late its transaction commits.
+"""Rows archived since the last load: every row once, however late its transaction commits.
 
 The progress of a series of loads is a small JSON file next to the data.
 """
@@ -20,7 +20,7 @@ from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
-from pyspark_sqlbroker.horizon.base import Source, earlier
+from pyspark_sqlbroker.horizon.base import Source, get_earlier
 from pyspark_sqlbroker.lake.files import read_json, write_json
 from pyspark_sqlbroker.load.decode import decode_payload
 from pyspark_sqlbroker.load.read import open_snapshot, scan
@@ -32,14 +32,14 @@ from pyspark_sqlbroker.load.selection import (
     refuse_other_rows,
     select_rows,
 )
-from pyspark_sqlbroker.moments import Moment, parse_moment, utc_text
+from pyspark_sqlbroker.moments import Moment, format_utc, parse_moment
 
 logger = logging.getLogger("faststream_sqlbroker.spark")
 
-_COMPACT = str.maketrans({"-": None, ":": None, " ": "T"})
+_NAME_TRANSLATION = str.maketrans({"-": None, ":": None, " ": "T"})
 
 FORMAT = 1
-"""Version of the file's layout; a file of another version is refused."""
+"""Version of the file's layout; other versions are refused."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,15 @@ class Load:
     """One window of the archive.
 
     Attributes:
-        frame: Its rows, of `ARCHIVE_SCHEMA`, and `body` if asked for. It is closed: evaluated again
-            it has the same rows, unless rows are deleted.
-        since: Where the window begins; None is the oldest row.
-        until: The first moment that does not belong to it: the next load's `since`.
-        horizon: Why the window ends no later.
-        name: Of the window's begin, fit for a folder: a load that is repeated has it again. Write
-            to a folder of this name with mode "overwrite", and what a crash left is replaced. Spark
-            reads the folder above as one table, with the name as a column `since`.
+        frame: Its rows, of `ARCHIVE_SCHEMA`, and `body` if requested. The window is closed:
+            evaluated again it has the same rows, unless rows are deleted.
+        since: Start of the window; None is the oldest row.
+        until: The first time after the window: the next load's `since`.
+        horizon: Reason why the window ends no later.
+        name: Name made from the window's start, fit for a folder; a repeated load has the same
+            name. Write to a folder of this name with mode "overwrite", so that data left by a crash
+            is replaced. Spark reads the folder above as one table, with the name as a column
+            `since`.
     """
 
     frame: DataFrame
@@ -64,10 +65,10 @@ class Load:
 
     @property
     def name(self) -> str:
-        """`since=20260301T120000.000000Z`, or `since=start`."""
+        """Name such as `since=20260301T120000.000000Z`, or `since=start`."""
         if self.since is None:
             return "since=start"
-        return f"since={utc_text(self.since).translate(_COMPACT)}Z"
+        return f"since={format_utc(self.since).translate(_NAME_TRANSLATION)}Z"
 
 
 @contextmanager
@@ -91,51 +92,53 @@ def new_rows(
     decode: Any = None,
     options: Mapping[str, str] | None = None,
 ) -> Iterator[Load]:
-    """Load what was archived since the last load that ended well.
+    """Load the rows archived since the last load that ended well.
 
         with new_rows(spark, url, state="/lake/_state/orders.json") as load:
             load.frame.write.mode("overwrite").parquet(f"/lake/orders/{load.name}")
 
-    Over all loads every row of the archive comes exactly once, in the order of `archived_at`: also
-    rows whose transaction commits late, and messages that were retried for days and have an old id.
-    The end of each window is written to `state` before the data is read, and that the window is
-    done when the block has ended without an exception. After an exception or a crash the next load
-    repeats the same window; where it asks a server that has not come as far as the one before, it
-    repeats the part that is complete there, and the rest comes with the load after it.
+    Over all loads every row of the archive comes exactly once, in the order of `archived_at`,
+    including rows whose transaction commits late, and messages that were retried for days and have
+    an old id. The end of each window is written to `state` before the data is read, and its
+    completion when the block has ended without an exception. After an exception or a crash the next
+    load repeats the same window. If its server is behind the one of the failed load, it repeats the
+    part that is complete there, and the rest comes with the following load.
 
-    Run one load of a state at a time. Of two, the one that began first fails at its end, and the
-    other's rows count: drop what the one that failed wrote, but no folder that both wrote to, as
-    those of one `name` are. If the one that failed wrote to it last, write the window that the
-    other has logged to it again (`read_archive` with its `since` and `until`).
+    Run one load of a state at a time. If two run, the first to begin fails at its end, and the
+    other's rows count. Drop the failed load's output, except folders that both wrote to, such as
+    folders of the same `name`. If the failed load wrote to such a folder last, write the window
+    that the other has logged to it again (`read_archive` with its `since` and `until`).
 
     Args:
         spark: A session with the JDBC driver (`build_session`).
-        url: SQLAlchemy URL, with any driver; the password appears in no plan, log, error or file.
+        url: SQLAlchemy URL, with any driver; the password does not appear in plans, logs, errors or
+            files.
         state: Path of a JSON file, on any file system that Spark writes to; keep it next to the
             data.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
-        since: Where the first load begins; None is the oldest row. Later loads begin where the last
-            ended, or where the one began that they repeat, and do not look at it.
-        queues: Only these queues; every load of a state must ask for the same.
-        states: Only these states; every load of a state must ask for the same.
-        safety_lag: See `find_horizon`: how long a transaction may last where transactions cannot be
-            seen.
-        margin: See `find_horizon`: how long a statement may be under way before it can be seen.
-        max_window: The longest window, as a length of time: a long history then comes in several
-            loads. None takes all there is.
+        since: Start of the first load; None is the oldest row. Later loads ignore it: they start
+            where the last load ended, or repeat the last window.
+        queues: Only these queues; every load of a state must request the same queues.
+        states: Only these states; every load of a state must request the same states.
+        safety_lag: See `find_horizon`: longest duration of a transaction on databases that do not
+            show open transactions.
+        margin: See `find_horizon`: how long a statement may run before it becomes visible.
+        max_window: Maximum duration of a window: a long history then comes in several loads. None
+            has no limit.
         primary: URL of the primary of a PostgreSQL standby, see `find_horizon`.
         source: A name for the database in the state, where it has several addresses (a standby, a
             fail-over); None takes host, port and name.
-        snapshot: Whether all partitions see one snapshot (PostgreSQL): rows that a retention job
-            deletes during the load are then still read, and dropping a partition waits. Evaluate
-            `frame` inside the block, within an hour: after that the server ends the snapshot.
+        snapshot: True to read all partitions in one snapshot (PostgreSQL): rows that a retention
+            job deletes during the load are then still read, and dropping a partition waits.
+            Evaluate `frame` inside the block, within an hour: after that the server ends the
+            snapshot.
         num_partitions: As for `read_archive`.
         decode: As for `read_archive`.
         options: As for `read_archive`.
 
     Yields:
-        The window. It may be empty: its `since` is then its `until`, or no row lies between.
+        The window. It may be empty: its `since` then equals its `until`, or no row lies between.
 
     Raises:
         SetupError: An option is invalid, or `state` is of other rows or not a state file.
@@ -143,102 +146,117 @@ def new_rows(
             stays as that one wrote it.
         NotSupportedError: `snapshot` or `primary` on another database than PostgreSQL; Spark
             Connect.
-        TransientStoreError: The standby did not come as far as its primary in time.
+        TransientStoreError: The standby did not reach the position of its primary in time.
         StoreError: Reading failed, and the server had ended the snapshot.
     """
     selection = select_rows(ARCHIVE, table, schema, since=since, queues=queues, states=states)
-    longest = (
+    max_duration = (
         None
         if max_window is None
         else timedelta(seconds=positive_seconds("max_window", max_window))
     )
-    # The order of these steps makes each row come once, so they stay in one function: read the
-    # watermark, find the horizon, take the snapshot, write the window's end, read, mark it done.
+    # Race: the order of these steps makes each row come once, so they stay in one function: read
+    # the watermark, find the horizon, take the snapshot, write the window's end, read, mark it
+    # done.
     address = parse_address(url)
     database = database_of(address)
     file = WatermarkFile(spark, state, describe_source(address, selection, source))
     with ExitStack() as stack:
         with database.connect() as connection:
-            found = file.read()
-            first = found.until if found.until is not None or found.begun else selection.since
+            watermark = file.read()
+            first = (
+                watermark.until
+                if watermark.until is not None or watermark.pending_end
+                else selection.since
+            )
             end = find_horizon(
                 database, connection, safety_lag=safety_lag, primary=primary, margin=margin
             )
-            if found.begun is not None:
-                # This server may be another one, which is behind the server of the first try: only
-                # the part of the window that is complete here is read.
-                end = earlier(found.begun, end)
-            end = _shorten(database, connection, selection, first, end, longest)
+            if watermark.pending_end is not None:
+                # This may be another server, which is behind the server of the first try: read only
+                # the part of the window that is complete here.
+                end = get_earlier(watermark.pending_end, end)
+            end = _limit_window(database, connection, selection, first, end, max_duration)
             until = end.moment if first is None else max(first, end.moment)
-            nothing_new = until == first and found.begun is None
-            mark = found if nothing_new else found.begin(first, replace(end, moment=until))
+            nothing_new = until == first and watermark.pending_end is None
+            new_watermark = (
+                watermark
+                if nothing_new
+                else watermark.start_load(first, replace(end, moment=until))
+            )
             window = selection.between(first, until)
             # The snapshot comes after the horizon: an older one could lack rows before the horizon,
             # which no later load would read.
-            held = stack.enter_context(open_snapshot(url)) if snapshot else None
-            frame = scan(spark, database, connection, window, num_partitions, held, options)
-        if mark != found:
-            file.write(found, mark)  # before any row is read
-        _log(window, found, end)
+            shared_snapshot = stack.enter_context(open_snapshot(url)) if snapshot else None
+            frame = scan(
+                spark, database, connection, window, num_partitions, shared_snapshot, options
+            )
+        if new_watermark != watermark:
+            file.write(watermark, new_watermark)  # before any row is read
+        _log_load(window, watermark, end)
         frame = frame if decode is None else decode_payload(frame, decode)
         yield Load(frame, first, until, end)
-        if mark != found:
-            file.write(mark, mark.finish())
+        if new_watermark != watermark:
+            file.write(new_watermark, new_watermark.finish_load())
 
 
-def _shorten(
+def _limit_window(
     database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     first: datetime | None,
     end: Horizon,
-    longest: timedelta | None,
+    max_duration: timedelta | None,
 ) -> Horizon:
-    """No later than `longest` after `first`, or after the oldest selected row."""
-    if longest is None:
+    """Limit the window to `max_duration` after `first`, or after the oldest selected row."""
+    if max_duration is None:
         return end
     if first is None:
         first = find_oldest(database, connection, selection.between(None, end.moment))
     if first is None:
         return end
-    return replace(end, moment=min(end.moment, first + longest))
+    return replace(end, moment=min(end.moment, first + max_duration))
 
 
 @dataclass(frozen=True)
 class Watermark:
-    """What the file holds.
+    """The content of the file.
 
     Attributes:
         source: Which rows of which table; no password.
-        until: Rows archived before it are loaded or not asked for; None before the first load.
+        until: Rows archived before it are loaded or were not requested; None before the first load.
         load: A unique number of the last load that began.
-        begun: The end of that load's window; None once the load has ended well.
+        pending_end: The end of that load's window; None once the load has ended well.
     """
 
     source: Mapping[str, Any]
     until: datetime | None = None
     load: str = ""
-    begun: Horizon | None = None
+    pending_end: Horizon | None = None
 
-    def begin(self, since: datetime | None, end: Horizon) -> "Watermark":
-        """Begin a load of [since, end); an earlier load can then no longer change the file."""
-        return replace(self, until=since, load=uuid.uuid4().hex, begun=end)
+    def start_load(self, since: datetime | None, end: Horizon) -> "Watermark":
+        """Start a load of [since, end); an earlier load can then no longer change the file."""
+        return replace(self, until=since, load=uuid.uuid4().hex, pending_end=end)
 
-    def finish(self) -> "Watermark":
-        """The watermark after a load that ended well."""
-        return self if self.begun is None else replace(self, until=self.begun.moment, begun=None)
+    def finish_load(self) -> "Watermark":
+        """Return the watermark after a load that ended well."""
+        return (
+            self
+            if self.pending_end is None
+            else replace(self, until=self.pending_end.moment, pending_end=None)
+        )
 
 
 @dataclass(frozen=True)
 class WatermarkFile:
-    """The file of one series of loads."""
+    """The watermark file of a series of loads."""
 
     spark: SparkSession
     path: str
     source: dict[str, Any]
 
     def read(self) -> Watermark:
-        """What it holds; a new one where there is no file.
+        """Read the watermark; a new one if there is no file.
 
         Raises:
             SetupError: it is not such a file, of a newer version, of other rows, or cannot be read.
@@ -258,7 +276,7 @@ class WatermarkFile:
             "give each series of loads its own path",
         )
         try:
-            return _parse(content, self.source)
+            return _parse_watermark(content, self.source)
         except (KeyError, TypeError) as error:
             msg = f"{self.path} is a damaged watermark ({error}): restore it from a copy"
             raise SetupError(msg) from error
@@ -267,12 +285,12 @@ class WatermarkFile:
         """Replace `old` by `new`.
 
         Raises:
-            ConcurrentLoadError: the file does not hold `old` any more; it stays as it is.
+            ConcurrentLoadError: the file no longer holds `old`; it is left unchanged.
         """
-        # Not atomic: two loads that begin at the same instant may both write. The one whose number
-        # was overwritten fails at its end.
-        found = self.read()
-        if found != old:
+        # Race: this is not atomic, so two loads that begin at the same instant may both write. The
+        # load whose number was overwritten fails at its end.
+        current = self.read()
+        if current != old:
             raise ConcurrentLoadError(
                 f"another load changed {self.path} while this one ran, and that one's rows count: "
                 "drop what this one wrote, but no folder that both wrote to, as those of one name "
@@ -280,44 +298,44 @@ class WatermarkFile:
                 "it again (read_archive with its since= and until=); run one load of a state at a "
                 "time"
             )
-        write_json(self.spark, self.path, _render(new))
+        write_json(self.spark, self.path, _render_watermark(new))
 
 
-def _parse(content: Mapping[str, Any], source: Mapping[str, Any]) -> Watermark:
-    begun = content["begun"]
+def _parse_watermark(content: Mapping[str, Any], source: Mapping[str, Any]) -> Watermark:
+    pending = content["begun"]
     end = None
-    if begun is not None:
-        moment = cast("datetime", parse_moment("until", begun["until"]))
-        end = Horizon(moment, cast("Source", begun["source"]), str(begun["detail"]))
+    if pending is not None:
+        time = cast("datetime", parse_moment("until", pending["until"]))
+        end = Horizon(time, cast("Source", pending["source"]), str(pending["detail"]))
     return Watermark(source, parse_moment("until", content["until"]), str(content["load"]), end)
 
 
-def _render(mark: Watermark) -> dict[str, Any]:
-    end = mark.begun
-    begun = end and {"until": end.moment.isoformat(), "source": end.source, "detail": end.detail}
-    until = None if mark.until is None else mark.until.isoformat()
+def _render_watermark(watermark: Watermark) -> dict[str, Any]:
+    end = watermark.pending_end
+    pending = end and {"until": end.moment.isoformat(), "source": end.source, "detail": end.detail}
+    until = None if watermark.until is None else watermark.until.isoformat()
     return {
         "format": FORMAT,
-        "source": mark.source,
+        "source": watermark.source,
         "until": until,
-        "load": mark.load,
-        "begun": begun,
+        "load": watermark.load,
+        "begun": pending,
     }
 
 
-def _log(window: Selection, found: Watermark, end: Horizon) -> None:
-    """One line a load."""
+def _log_load(window: Selection, watermark: Watermark, end: Horizon) -> None:
+    """Log a line for each load."""
     first, until = (
-        "the oldest row" if moment is None else moment.astimezone(timezone.utc).isoformat()
-        for moment in (window.since, window.until)
+        "the oldest row" if time is None else time.astimezone(timezone.utc).isoformat()
+        for time in (window.since, window.until)
     )
-    again = " again, as the last load of it did not end well" if found.begun else ""
+    suffix = " again, as the last load of it did not end well" if watermark.pending_end else ""
     logger.info(
         "%s: rows archived from %s until %s%s; by %s: %s",
         window.table,
         first,
         until,
-        again,
+        suffix,
         end.source,
         end.detail,
     )

@@ -1,4 +1,4 @@
-"""Pydantic models as Spark's schemas of the JSON that they read."""
+"""Pydantic models as Spark schemas of the JSON that they read."""
 
 import collections.abc
 import types
@@ -43,11 +43,11 @@ from pyspark.sql.types import (
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
-_SCALARS: dict[Any, DataType] = {
+_SCALAR_TYPES: dict[Any, DataType] = {
     bool: BooleanType(),
     int: LongType(),
     float: DoubleType(),
-    # As Pydantic writes them into JSON: text, or text in base64 or hex.
+    # As Pydantic writes bytes and UUIDs into JSON: text, or text in base64 or hex.
     bytes: StringType(),
     UUID: StringType(),
     datetime: TimestampType(),
@@ -61,7 +61,7 @@ _SCALARS: dict[Any, DataType] = {
     Any: VariantType(),
     object: VariantType(),
 }
-_LISTS = (
+_LIST_TYPES = (
     list,
     set,
     frozenset,
@@ -69,16 +69,16 @@ _LISTS = (
     collections.abc.Set,
     collections.abc.Iterable,
 )
-_MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
-MOST_DIGITS = 38
-"""Digits of Spark's longest decimal."""
+_MAP_TYPES = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+MAX_DIGITS = 38
+"""Maximum number of digits of Spark's decimals."""
 
 DEFAULT_SCALE = 18
-"""Digits after the point where the model does not say; Spark's default for Python's Decimal."""
+"""Digits after the point if the model does not specify them; Spark's default for Decimal."""
 
 
 def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
-    """The schema of the JSON bodies that a Pydantic model reads; every field is nullable.
+    """Return the schema of the JSON bodies that a Pydantic model reads; every field is nullable.
 
     | annotation | Spark |
     |---|---|
@@ -95,14 +95,14 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
     | a model; a RootModel | STRUCT; as its root |
     | Any | VARIANT |
 
-    DECIMAL(38, 18) has room for 20 digits before the point: a body with more is NULL as a whole,
-    also where `max_digits` allows them, so give `decimal_places` too. Digits that have no room
-    after the point are rounded off.
+    DECIMAL(38, 18) has 20 digits before the point: a body with more is NULL as a whole, even if
+    `max_digits` allows them, so give `decimal_places` too. More digits after the point are rounded
+    off.
 
     Args:
         model: The class.
-        by_alias: Name the fields as the model reads them: by their alias where they have one (the
-            first of AliasChoices). False names them as the class does.
+        by_alias: Name the fields by their alias, if they have one (the first of AliasChoices).
+            False uses the names in the class.
 
     Raises:
         SetupError: an annotation without a counterpart (it names the field), a model that contains
@@ -116,33 +116,33 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
             'is its root, or give decode_payload the DDL of the root, such as "ARRAY<BIGINT>", or '
             '"variant"'
         )
-    return _struct(model, model.__name__, by_alias, ())
+    return _build_struct(model, model.__name__, by_alias, ())
 
 
-def _struct(
-    model: type[BaseModel], path: str, by_alias: bool, above: tuple[type, ...]
+def _build_struct(
+    model: type[BaseModel], path: str, by_alias: bool, parents: tuple[type, ...]
 ) -> StructType:
-    _refuse_cycle(model, path, above)
+    _check_cycle(model, path, parents)
     fields = []
     for name, info in model.model_fields.items():
-        place = f"{path}.{name}"
-        shown = _alias(info, place) if by_alias else None
-        convert = _Converter(place, by_alias, (*above, model))
-        fields.append(StructField(shown or name, convert(info.annotation, tuple(info.metadata))))
+        field_path = f"{path}.{name}"
+        alias = _get_alias(info, field_path) if by_alias else None
+        convert = _Converter(field_path, by_alias, (*parents, model))
+        fields.append(StructField(alias or name, convert(info.annotation, tuple(info.metadata))))
     return StructType(fields)
 
 
-def _refuse_cycle(model: type[BaseModel], path: str, above: tuple[type, ...]) -> None:
-    if model in above:
+def _check_cycle(model: type[BaseModel], path: str, parents: tuple[type, ...]) -> None:
+    if model in parents:
         raise SetupError(
-            f"{path}: {model.__name__} contains itself, which no schema of Spark can; {_ADVICE}"
+            f"{path}: {model.__name__} contains itself, which no schema of Spark can; {_HINT}"
         )
 
 
-_ADVICE = 'annotate it as Any (it becomes VARIANT), or give decode_payload a DDL or "variant"'
+_HINT = 'annotate it as Any (it becomes VARIANT), or give decode_payload a DDL or "variant"'
 
 
-def _alias(info: FieldInfo, place: str) -> str | None:
+def _get_alias(info: FieldInfo, field_path: str) -> str | None:
     alias = info.validation_alias if info.validation_alias is not None else info.alias
     if isinstance(alias, AliasChoices):
         alias = next(
@@ -150,100 +150,116 @@ def _alias(info: FieldInfo, place: str) -> str | None:
         )
     if isinstance(alias, AliasPath):
         raise SetupError(
-            f"{place} is read from a path (AliasPath), which no field of Spark can: {_ADVICE}"
+            f"{field_path} is read from a path (AliasPath), which no field of Spark can: {_HINT}"
         )
     return alias
 
 
-def _constraints(annotations: tuple[Any, ...]) -> Iterator[Any]:
-    """What `Annotated` says of a type, also inside of `Field(…)`."""
-    for each in annotations:
-        if isinstance(each, FieldInfo):
-            yield from each.metadata
+def _iter_constraints(annotations: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield the metadata of `Annotated`, also from `Field(…)`."""
+    for annotation in annotations:
+        if isinstance(annotation, FieldInfo):
+            yield from annotation.metadata
         else:
-            yield each
+            yield annotation
 
 
 @dataclass(frozen=True)
 class _Converter:
-    """Turns the annotation of one field into a type."""
+    """Converts the annotation of a field into a type."""
 
-    place: str
+    field_path: str
     by_alias: bool
-    above: tuple[type, ...]
+    parents: tuple[type, ...]
 
     def __call__(self, annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
         if annotation is Decimal:
-            return self._decimal(metadata)
-        if isinstance(annotation, collections.abc.Hashable) and annotation in _SCALARS:
-            return _SCALARS[annotation]
+            return self._convert_decimal(metadata)
+        if isinstance(annotation, collections.abc.Hashable) and annotation in _SCALAR_TYPES:
+            return _SCALAR_TYPES[annotation]
         origin = get_origin(annotation)
         arguments = get_args(annotation)
         if origin is Annotated:
-            return self(arguments[0], (*metadata, *_constraints(arguments[1:])))
+            return self(arguments[0], (*metadata, *_iter_constraints(arguments[1:])))
         if origin in (Union, types.UnionType):
-            return self._same([a for a in arguments if a is not type(None)], annotation, metadata)
+            return self._convert_same(
+                [a for a in arguments if a is not type(None)], annotation, metadata
+            )
         if origin is Literal:
-            return self._same([type(value) for value in arguments if value is not None], annotation)
+            return self._convert_same(
+                [type(value) for value in arguments if value is not None], annotation
+            )
         if origin is not None:
-            return self._generic(origin, arguments, annotation)
-        return self._class(annotation)
+            return self._convert_generic(origin, arguments, annotation)
+        return self._convert_class(annotation)
 
-    def _class(self, annotation: Any) -> DataType:
+    def _convert_class(self, annotation: Any) -> DataType:
         if not isinstance(annotation, type):
-            raise self._unknown(annotation)
+            raise self._build_error(annotation)
         if issubclass(annotation, RootModel):
-            return self._root(annotation)
+            return self._convert_root(annotation)
         if issubclass(annotation, BaseModel):
-            return _struct(annotation, self.place, self.by_alias, self.above)
+            return _build_struct(annotation, self.field_path, self.by_alias, self.parents)
         if issubclass(annotation, Enum):
-            return self._same([type(member.value) for member in annotation], annotation)
+            return self._convert_same([type(member.value) for member in annotation], annotation)
         if issubclass(annotation, str):
             return StringType()
-        raise self._unknown(annotation)
+        raise self._build_error(annotation)
 
-    def _root(self, model: type[RootModel[Any]]) -> DataType:
-        """In JSON it is its bare root."""
-        _refuse_cycle(model, self.place, self.above)
+    def _convert_root(self, model: type[RootModel[Any]]) -> DataType:
+        """Convert a RootModel, whose JSON is the bare root."""
+        _check_cycle(model, self.field_path, self.parents)
         info = model.model_fields["root"]
-        convert = _Converter(self.place, self.by_alias, (*self.above, model))
+        convert = _Converter(self.field_path, self.by_alias, (*self.parents, model))
         return convert(info.annotation, tuple(info.metadata))
 
-    def _generic(self, origin: Any, arguments: tuple[Any, ...], annotation: Any) -> DataType:
-        if origin in _LISTS:
+    def _convert_generic(
+        self, origin: Any, arguments: tuple[Any, ...], annotation: Any
+    ) -> DataType:
+        if origin in _LIST_TYPES:
             return ArrayType(self(arguments[0]))
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:  # noqa: PLR2004 - tuple[X, ...]
             return ArrayType(self(arguments[0]))
-        if origin in _MAPS and isinstance(self(arguments[0]), StringType):
+        if origin in _MAP_TYPES and isinstance(self(arguments[0]), StringType):
             return MapType(StringType(), self(arguments[1]))
-        raise self._unknown(annotation)
+        raise self._build_error(annotation)
 
-    def _same(
+    def _convert_same(
         self, members: list[Any], annotation: Any, metadata: tuple[Any, ...] = ()
     ) -> DataType:
-        """The one type of all members."""
-        found = [self(member, metadata) for member in members]
-        if not found or any(kind != found[0] for kind in found):
-            raise self._unknown(annotation)
-        return found[0]
+        """Return the common type of all members."""
+        types_ = [self(member, metadata) for member in members]
+        if not types_ or any(type_ != types_[0] for type_ in types_):
+            raise self._build_error(annotation)
+        return types_[0]
 
-    def _decimal(self, metadata: tuple[Any, ...]) -> DataType:
-        digits = next((m.max_digits for m in metadata if getattr(m, "max_digits", None)), None)
+    def _convert_decimal(self, metadata: tuple[Any, ...]) -> DataType:
+        digits = next(
+            (
+                constraint.max_digits
+                for constraint in metadata
+                if getattr(constraint, "max_digits", None)
+            ),
+            None,
+        )
         scales = [
-            m.decimal_places for m in metadata if getattr(m, "decimal_places", None) is not None
+            constraint.decimal_places
+            for constraint in metadata
+            if getattr(constraint, "decimal_places", None) is not None
         ]
         scale = scales[0] if scales else DEFAULT_SCALE
-        # Without the places, so many digits may stand before the point or after it.
-        precision = digits if digits is not None and scales else MOST_DIGITS
-        if (digits or 0) > MOST_DIGITS or scale > precision:
+        # Without decimal_places, all digits may stand before the point or after it.
+        precision = digits if digits is not None and scales else MAX_DIGITS
+        if (digits or 0) > MAX_DIGITS or scale > precision:
             raise SetupError(
-                f"{self.place} has decimals of {digits} digits, {scale} after the point: Spark "
-                f"has at most {MOST_DIGITS} digits, and no more after the point than in all"
+                f"{self.field_path} has decimals of {digits} digits, {scale} after the point: "
+                "Spark "
+                f"has at most {MAX_DIGITS} digits, and no more after the point than in all"
             )
         return DecimalType(precision, scale)
 
-    def _unknown(self, annotation: Any) -> SetupError:
-        shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    def _build_error(self, annotation: Any) -> SetupError:
+        name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
         return SetupError(
-            f"{self.place} is annotated {shown}, which has no counterpart in Spark: {_ADVICE}"
+            f"{self.field_path} is annotated {name}, which has no counterpart in Spark: {_HINT}"
         )

@@ -1,4 +1,4 @@
-"""The tables as DataFrames by JDBC, and one moment for every connection that reads (PostgreSQL)."""
+"""The tables as DataFrames by JDBC, and one snapshot for all connections (PostgreSQL)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
-from pyspark_sqlbroker.databases.base import Size
+from pyspark_sqlbroker.databases.base import TableSize
 from pyspark_sqlbroker.drivers import java_of
 from pyspark_sqlbroker.load.decode import decode_payload
 from pyspark_sqlbroker.load.selection import (
@@ -34,21 +34,23 @@ from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.session import need_driver
 from pyspark_sqlbroker.store_errors import store_errors
 
-LOCK_PATIENCE = 60
+LOCK_TIMEOUT = 60
 """Seconds that a reader waits for a lock on the table.
 
-A session that asked for an exclusive lock waits for the end of the snapshot, and a reader that
-comes later queues behind that session: without a limit they would wait for each other."""
+A session that requests an exclusive lock waits for the end of the snapshot, and a reader that
+comes later queues behind that session: without a limit they would wait for each other.
+"""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment that is held open.
+    """A snapshot that is held open.
 
     Attributes:
         number: PostgreSQL's name for it, valid until its context ends.
-        taken_at: When it was taken, by the database's clock.
-        connection: Holds it in a transaction; queries on this connection see the same rows.
+        taken_at: Time of the snapshot, by the database's clock.
+        connection: Holds the snapshot in a transaction; queries on this connection see the same
+            rows.
     """
 
     number: str
@@ -57,34 +59,37 @@ class Snapshot:
 
     @property
     def statement(self) -> str:
-        """What another connection runs first to see the same rows."""
+        """SQL that another connection runs first to see the same rows."""
         return (
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
             f"SET TRANSACTION SNAPSHOT '{self.number}'; "
-            f"SET LOCAL lock_timeout = '{LOCK_PATIENCE}s'"
+            f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'"
         )
 
     def keep(self, table: str) -> None:
-        """Lock `table` (quoted) and its partitions against DROP, TRUNCATE and rewrites.
+        """Lock `table` (quoted) with all partitions against DROP, TRUNCATE and rewrites.
 
-        Rows are in a snapshot only as long as their table is there.
+        A snapshot contains rows only as long as their table exists.
         """
         self.connection.exec_driver_sql(f"SELECT 1 FROM {table} LIMIT 0")
 
 
-EXACT_SINCE = datetime(1900, 1, 1, tzinfo=timezone.utc)
-"""Of JDBC's timestamps Spark shifts earlier ones (PostgreSQL): by days that Java's older calendar
-has not, and by the minutes between local mean time and that of Java's zone."""
+FIRST_EXACT_TIME = datetime(1900, 1, 1, tzinfo=timezone.utc)
+"""First time that Spark reads exactly by JDBC (PostgreSQL). It shifts earlier timestamps by the
+days that Java's older calendar lacks, and by the minutes between local mean time and Java's time
+zone.
+"""
 
 
 @contextmanager
 def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[Snapshot]:
-    """Hold one snapshot of PostgreSQL for all the connections of all the readers it is given to.
+    """Hold a snapshot of PostgreSQL for all connections of several readers.
 
-    Every action on the DataFrames must happen inside the context: they are lazy, and when it has
-    ended they fail with "invalid snapshot identifier". While it is open vacuum cannot remove what
-    others delete, so the server ends it when `Snapshot.connection` has been idle for
-    `max_duration`; each statement on it begins that time anew, whatever the readers do.
+    Every action on the DataFrames must happen inside the context: they are lazy, and after its end
+    they fail with "invalid snapshot identifier". While the snapshot is open, vacuum cannot remove
+    rows that others delete, so the server ends the snapshot when `Snapshot.connection` has been
+    idle for `max_duration`. Each statement on that connection restarts the time; the readers'
+    statements do not.
 
     From the moment a DataFrame of a table is made, statements that drop the table or one of its
     partitions (`prune_archive` too), truncate it, or rewrite it (VACUUM FULL, CLUSTER) wait for the
@@ -92,9 +97,9 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
     after a minute.
 
     Args:
-        url: SQLAlchemy URL of the database that is read.
-        max_duration: How long it stays open without a statement on its own connection, in seconds
-            or as text such as "30m".
+        url: SQLAlchemy URL of the database.
+        max_duration: How long the snapshot stays open without a statement on its own connection, in
+            seconds or as text such as "30m".
 
     Raises:
         StoreError: the database cannot be reached, or refuses; or reading failed, and the server
@@ -110,7 +115,7 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             "windows (since=, until=) there"
         )
     with ExitStack() as stack:
-        with store_errors():  # those in the block are the caller's own
+        with store_errors():  # errors in the block are the caller's
             connection = stack.enter_context(database.open())
             connection.exec_driver_sql(
                 f"SET idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'"
@@ -121,7 +126,7 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
         try:
             yield snapshot
         except (SQLAlchemyError, PySparkException, Py4JError, StoreError) as error:
-            if _end(connection):
+            if _end_transaction(connection):
                 raise
             msg = (
                 f"the server has ended the snapshot, as a rule because it was idle for {seconds:g} "
@@ -130,11 +135,11 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             )
             raise StoreError(msg) from error
         finally:
-            _end(connection)
+            _end_transaction(connection)
 
 
-def _end(connection: Connection) -> bool:
-    """End the transaction; whether the server still had it."""
+def _end_transaction(connection: Connection) -> bool:
+    """End the transaction; return False if the server had ended the transaction."""
     try:
         connection.exec_driver_sql("ROLLBACK")
     except SQLAlchemyError:
@@ -145,8 +150,8 @@ def _end(connection: Connection) -> bool:
 FETCH_BYTES = 8 << 20
 """Bytes that a connection fetches at once, for rows of average size."""
 
-MOST_FETCHED_ROWS = 10_000
-"""Rows that a connection fetches at once: tiny rows would make FETCH_BYTES too many of them."""
+MAX_FETCHED_ROWS = 10_000
+"""Rows that a connection fetches at once: for tiny rows FETCH_BYTES would mean too many."""
 
 
 def read_archive(
@@ -164,44 +169,43 @@ def read_archive(
     decode: Any = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Read the archive: what was settled, one row a message.
+    """Read the archive: the settled messages, a row each.
 
     Columns that are not selected are not read, and filters on ids, counts and priorities are pushed
     down to the database. For queues, states and times give `queues`, `states`, `since` and `until`,
     which indexes serve: Spark evaluates filters on texts itself, and on times unless it reads
-    PostgreSQL by a Java in UTC, as the databases would not always agree with it. All times are
-    moments, right in every time zone of Java and of the session.
+    PostgreSQL by a Java in UTC, because databases may compare differently. All times are points in
+    time, correct in every time zone of Java and of the session.
 
     Each partition reads a range of ids, or of times if there is `since`: no message comes twice,
-    whatever moves its row while Spark reads. One that is redriven at that time may be missing; its
-    next row is archived after the end of the window. PostgreSQL under a `Snapshot`, in which
-    nothing moves, is read by blocks of the table.
+    whatever moves its row while Spark reads. A message that is redriven at that time may be
+    missing; its next row is archived after the end of the window. PostgreSQL under a `Snapshot`, in
+    which no row moves, is read by blocks of the table.
 
     Args:
         spark: A session with the JDBC driver (`build_session`).
-        url: SQLAlchemy URL, with any driver; the password appears in no plan, log or error.
+        url: SQLAlchemy URL, with any driver; the password does not appear in plans, logs or errors.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
-        since: Only what was archived at or after this moment.
-        until: Only what was archived before this moment.
+        since: Only rows archived at or after this time.
+        until: Only rows archived before this time.
         queues: Only these queues.
         states: Only these states: "completed", "failed", "discarded".
-        num_partitions: Connections that read at the same time; "auto" takes one for each 256 MB, at
-            least the session's parallelism and at most 64, and one for a small table.
-        snapshot: What every partition sees. True closes the window at the database's clock as it is
-            now: a later action reads no newer rows. A `Snapshot` of `open_snapshot` (PostgreSQL)
-            shows exactly one moment. False has no end: each partition reads what is there when it
-            starts.
+        num_partitions: Number of connections that read at the same time; "auto" takes one for each
+            256 MB, at least the session's parallelism and at most 64, and one for a small table.
+        snapshot: The rows that partitions see. True closes the window at the database's current
+            time: a later action reads no newer rows. A `Snapshot` of `open_snapshot` (PostgreSQL)
+            shows exactly one point in time. False has no end: each partition reads the rows that
+            exist when it starts.
         decode: How to decode payloads into a column `body`: see `decode_payload`. None adds no
             column.
         options: More of Spark's JDBC options; they win.
 
     Returns:
-        A DataFrame of `ARCHIVE_SCHEMA`, and `body` if asked for.
+        A DataFrame of `ARCHIVE_SCHEMA`, and `body` if requested.
 
     Raises:
-        SetupError: an option that cannot be, a table that is not there, or a session without the
-            driver.
+        SetupError: an option is invalid, the table does not exist, or the session lacks the driver.
     """
     selection = select_rows(
         ARCHIVE, table, schema, since=since, until=until, queues=queues, states=states
@@ -224,14 +228,14 @@ def read_messages(
     decode: Any = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Read the live table: what waits or is being handled, one row a message.
+    """Read the live table: messages that wait or are being handled, a row each.
 
-    As `read_archive`, but `since` and `until` are about `created_at`, and the states are "pending",
+    As `read_archive`, but `since` and `until` apply to `created_at`, and the states are "pending",
     "processing" and "retryable". Rows come and go while they are read: only under a `Snapshot`
-    (PostgreSQL), or with one partition, is what is read a state that the table was in.
+    (PostgreSQL), or with one partition, is the result a state that the table was in.
 
     Returns:
-        A DataFrame of `MESSAGE_SCHEMA`, and `body` if asked for.
+        A DataFrame of `MESSAGE_SCHEMA`, and `body` if requested.
     """
     selection = select_rows(
         MESSAGES, table, schema, since=since, until=until, queues=queues, states=states
@@ -256,9 +260,11 @@ def _read(
     database = database_of(parse_address(url))
     with database.connect() as connection:
         if snapshot is True:
-            selection = selection.closed(database, connection)
-        held = snapshot if isinstance(snapshot, Snapshot) else None
-        frame = scan(spark, database, connection, selection, num_partitions, held, options)
+            selection = selection.end_now(database, connection)
+        shared_snapshot = snapshot if isinstance(snapshot, Snapshot) else None
+        frame = scan(
+            spark, database, connection, selection, num_partitions, shared_snapshot, options
+        )
     return frame if decode is None else decode_payload(frame, decode)
 
 
@@ -271,95 +277,103 @@ def scan(
     snapshot: Snapshot | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """A DataFrame of the selected rows; `connection` is asked for statistics only, now.
+    """Return a DataFrame of the selected rows; `connection` is queried for statistics only, now.
 
     Raises:
-        SetupError: the database has no such table, or the session not the driver.
+        SetupError: the database has no such table, or the session lacks the driver.
     """
     need_driver(spark, database.jdbc_driver, database.kind)
-    database.need_table(connection, selection.table, selection.schema)
+    database.require_table(connection, selection.table, selection.schema)
     if snapshot is not None:
         snapshot.keep(selection.name(database))
-        connection = snapshot.connection  # a new one could deadlock: see LOCK_PATIENCE
-    size = database.size(connection, selection.table, selection.schema)
-    number = _number(spark, num_partitions, size)
+        connection = snapshot.connection  # a new connection could deadlock: see LOCK_TIMEOUT
+    size = database.estimate_size(connection, selection.table, selection.schema)
+    number = _count_partitions(spark, num_partitions, size)
     database = _choose_time_format(database, connection, selection)
-    column = selection.range_column(in_snapshot=snapshot is not None)
-    rows = selection.cut_by(database, column)
+    column = selection.choose_range_column(in_snapshot=snapshot is not None)
+    rows = selection.build_table_range(database, column)
     properties = dict(database.address.properties) | {
         "driver": database.jdbc_driver,
-        "fetchsize": str(_fetch_rows(size)),
-        "customSchema": _raw_schema(database, selection),
+        "fetchsize": str(_compute_fetch_rows(size)),
+        "customSchema": _build_raw_schema(database, selection),
     }
     if snapshot is not None:
         properties["sessionInitStatement"] = snapshot.statement
     raw = spark.read.jdbc(
         database.address.jdbc_url,
-        selection.subquery(database, [field.name for field in selection.fields], column),
+        selection.build_subquery(database, [field.name for field in selection.fields], column),
         predicates=database.predicates(connection, rows, number),
         properties=properties | dict(options or {}),
     )
-    return raw.select(*_columns(spark, database, selection))
+    return raw.select(*_convert_columns(spark, database, selection))
 
 
 def _choose_time_format(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> ArchiveDatabase:
-    """Have times read as microseconds if the oldest `archived_at` is before `EXACT_SINCE`."""
+    """Read times as microseconds if the oldest `archived_at` is before `FIRST_EXACT_TIME`."""
     if not database.native_timestamps or selection.time_column != "archived_at":
-        return database  # no index serves the others
+        return database  # no index serves other time columns
     oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
-    is_old = oldest is not None and oldest < EXACT_SINCE
-    return database.without_native_timestamps() if is_old else database
+    is_old = oldest is not None and oldest < FIRST_EXACT_TIME
+    return database.with_microseconds() if is_old else database
 
 
-def _number(spark: SparkSession, wanted: int | Literal["auto"], size: Size) -> int:
-    if wanted != "auto":
-        return whole_number("num_partitions", wanted, other=' or "auto"')
+def _count_partitions(
+    spark: SparkSession, requested: int | Literal["auto"], size: TableSize
+) -> int:
+    if requested != "auto":
+        return whole_number("num_partitions", requested, other=' or "auto"')
     context = getattr(spark, "_sc", None)
     cores = 2 if context is None else int(context.defaultParallelism)
-    return size.partitions(cores)
+    return size.choose_partitions(cores)
 
 
-def _fetch_rows(size: Size) -> int:
-    """Never 0: the driver would then hold the whole result in memory, and a snapshot would not be
-    taken.
+def _compute_fetch_rows(size: TableSize) -> int:
+    """Return the rows to fetch at once, at least 1.
+
+    With 0 the driver would hold the complete result in memory, and a snapshot would not be used.
     """
     row = size.row_bytes or FETCH_BYTES / 1000
-    return int(min(max(FETCH_BYTES / row, 1), MOST_FETCHED_ROWS))
+    return int(min(max(FETCH_BYTES / row, 1), MAX_FETCHED_ROWS))
 
 
-def _raw_schema(database: ArchiveDatabase, selection: Selection) -> str:
-    """The types that JDBC is to read, which some drivers would guess wrongly."""
-    micros = not database.native_timestamps
-    types = ("bigint" if micros and f.type == "timestamp" else f.type for f in selection.fields)
+def _build_raw_schema(database: ArchiveDatabase, selection: Selection) -> str:
+    """Return the types that JDBC reads, as some drivers would guess wrongly."""
+    as_microseconds = not database.native_timestamps
+    types = (
+        "bigint" if as_microseconds and field.type == "timestamp" else field.type
+        for field in selection.fields
+    )
     return ", ".join(
-        f"`{f.name}` {type_}" for f, type_ in zip(selection.fields, types, strict=True)
+        f"`{field.name}` {type_}" for field, type_ in zip(selection.fields, types, strict=True)
     )
 
 
-def _columns(spark: SparkSession, database: ArchiveDatabase, selection: Selection) -> list[Any]:
-    pushable = database.native_timestamps and _thinks_in_utc(spark)
+def _convert_columns(
+    spark: SparkSession, database: ArchiveDatabase, selection: Selection
+) -> list[Any]:
+    pushable = database.native_timestamps and _is_java_in_utc(spark)
     columns = []
     for field in selection.fields:
         column = F.col(field.name)
         if field.type == "string":
-            # Spark would push filters that mean something else there: a backslash in LIKE, letter
-            # case in SQLite, a backslash in any literal in MySQL. It does not look through this,
-            # which costs nothing.
+            # Spark would push filters that mean something else in the database: a backslash in
+            # LIKE, letter case in SQLite, a backslash in any literal in MySQL. Spark pushes no
+            # filters through collate(), which costs nothing.
             column = F.collate(column, "UTF8_BINARY")
         elif field.type == "timestamp" and not database.native_timestamps:
             column = F.timestamp_micros(column)
         elif field.type == "timestamp" and not pushable:
-            # Spark writes pushed times in Java's zone, where an hour of autumn comes twice.
+            # Spark writes pushed times in Java's time zone, where an hour of autumn comes twice.
             column = F.timestamp_micros(F.unix_micros(column))
-        # JDBC leaves notes of its own on each column, which would make schemas differ.
+        # JDBC leaves metadata on each column, which would make schemas differ.
         columns.append(column.alias(field.name, metadata={}))
     return columns
 
 
-def _thinks_in_utc(spark: SparkSession) -> bool:
-    """Whether times that Spark pushes down are those that were meant."""
+def _is_java_in_utc(spark: SparkSession) -> bool:
+    """Return True if times that Spark pushes down keep their meaning."""
     java = java_of(spark)
     if java is None:
         return False

@@ -1,4 +1,4 @@
-"""Rows of a SELECT as Arrow's record batches, bounded in rows and bytes, while the database still
+"""Rows of a SELECT as Arrow record batches, limited in rows and bytes, while the database still
 sends.
 """
 
@@ -14,15 +14,16 @@ from pyspark_sqlbroker.load.archive_pages import BATCH_BYTES
 from pyspark_sqlbroker.load.body_texts import to_json_text
 from pyspark_sqlbroker.load.columns import Field
 
-BODY = "body"
-"""The column that is made of payload and headers."""
+BODY_COLUMN = "body"
+"""The column that is computed from payload and headers."""
 
-NAME = "faststream_sqlbroker.spark"
+APPLICATION_NAME = "faststream_sqlbroker.spark"
 WRITE_TIMEOUT = 3600
-"""Seconds: MariaDB and MySQL hang up when Spark takes no rows for so long; their default is a
-minute."""
+"""Seconds: MariaDB and MySQL close the connection when Spark takes no rows for so long; their
+default is a minute.
+"""
 
-TYPES = {
+ARROW_TYPES = {
     "bigint": pa.int64(),
     "int": pa.int32(),
     "string": pa.string(),
@@ -32,39 +33,39 @@ TYPES = {
 
 
 def to_schema(fields: Sequence[Field], *, decoded: bool = False) -> pa.Schema:
-    """The fields as Arrow has them, and the body's text if it is `decoded`; all are nullable."""
-    columns = {field.name: TYPES[field.type] for field in fields}
-    return pa.schema(columns | ({BODY: pa.string()} if decoded else {}))
+    """Convert fields to an Arrow schema, optionally with the body's text; all are nullable."""
+    columns = {field.name: ARROW_TYPES[field.type] for field in fields}
+    return pa.schema(columns | ({BODY_COLUMN: pa.string()} if decoded else {}))
 
 
 def read_batches(
     address: Address, statement: str, fields: Sequence[Field], fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Run `statement` and hand out its rows.
+    """Run `statement` and yield the rows.
 
     Args:
-        address: Where.
+        address: Address of the database.
         statement: Selects exactly `fields`, in their order; where JDBC has no native timestamps,
-            these as microseconds since 1970.
+            times as microseconds since 1970.
         fields: The columns.
-        fetch_rows: Most rows of a batch.
+        fetch_rows: Maximum number of rows of a batch.
 
     Returns:
         Batches of at most `fetch_rows` rows, and of few bytes more than `BATCH_BYTES` and one row.
     """
     schema = to_schema(fields)
     if address.kind == "postgresql":
-        yield from _by_adbc(address, statement, schema, fetch_rows)
+        yield from _read_by_adbc(address, statement, schema, fetch_rows)
         return
-    connect = _mysql_rows if address.kind == "mysql" else _sqlite_rows
+    connect = _open_mysql_rows if address.kind == "mysql" else _open_sqlite_rows
     with connect(address, statement) as rows:
-        yield from _batches(rows, schema, fetch_rows)
+        yield from _split_batches(rows, schema, fetch_rows)
 
 
-def _by_adbc(
+def _read_by_adbc(
     address: Address, statement: str, schema: pa.Schema, fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """PostgreSQL's binary COPY, decoded outside of Python."""
+    """Read by PostgreSQL's binary COPY, decoded outside of Python."""
     try:
         from adbc_driver_postgresql import StatementOptions, dbapi  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -84,17 +85,20 @@ def _by_adbc(
                 column.cast(type_)
                 for column, type_ in zip(batch.columns, schema.types, strict=True)
             ]
-            whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-            for first in range(0, whole.num_rows, fetch_rows):
-                yield whole.slice(first, fetch_rows)
+            batch_ = pa.RecordBatch.from_arrays(columns, schema=schema)
+            for first in range(0, batch_.num_rows, fetch_rows):
+                yield batch_.slice(first, fetch_rows)
 
 
 def conninfo(address: Address) -> str:
-    """What libpq connects with; it holds the password."""
+    """Build the parameters that libpq connects with, including the password."""
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - of PostgreSQL only
 
     url = address.python_url
-    parameters: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "application_name": NAME}
+    parameters: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "application_name": APPLICATION_NAME,
+    }
     parameters |= dict(url.query) | {"user": url.username, "dbname": url.database}
     parameters |= {"host": url.host, "port": url.port}
     parameters["password"] = None if url.password is None else str(url.password)
@@ -102,8 +106,8 @@ def conninfo(address: Address) -> str:
 
 
 @contextmanager
-def _mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """By a cursor that holds one row: a plain one would fetch all of them first."""
+def _open_mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
+    """Open a cursor that holds one row: a plain cursor would fetch all rows first."""
     from pymysql.cursors import SSCursor  # noqa: PLC0415 - of MySQL only
 
     with address.engine().connect() as connection:
@@ -115,13 +119,13 @@ def _mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any
             cursor.execute(statement)
             yield iter(cursor.fetchone, None)
         finally:
-            # Closing the cursor would read the remaining rows, which Spark may not want (LIMIT).
+            # Closing the cursor would read the remaining rows, which Spark may not need (LIMIT).
             connection.invalidate()
 
 
 @contextmanager
-def _sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """From a file that is only read: no lock that a writer would meet in WAL."""
+def _open_sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
+    """Open a read-only connection: no lock that a writer would meet in WAL."""
     import sqlite3  # noqa: PLC0415 - of SQLite only
 
     url = address.python_url
@@ -134,43 +138,45 @@ def _sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[An
 
 
 def _decode(value: bytes) -> str:
-    """Replace bytes that are not UTF-8, as Java does: SQLite does not check them."""
+    """Replace bytes that are not UTF-8, as Java does: SQLite does not check texts."""
     return value.decode(errors="replace")
 
 
-def _batches(
+def _split_batches(
     rows: Iterator[tuple[Any, ...]], schema: pa.Schema, fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    sized = [
-        n
-        for n, type_ in enumerate(schema.types)
+    sized_columns = [
+        index
+        for index, type_ in enumerate(schema.types)
         if pa.types.is_string(type_) or pa.types.is_binary(type_)
     ]
-    kept: list[tuple[Any, ...]] = []
+    pending: list[tuple[Any, ...]] = []
     size = 0
     for row in rows:
-        kept.append(row)
+        pending.append(row)
         size += 8 * len(row)
-        for n in sized:
-            if row[n] is not None:
-                size += len(row[n])
-        if len(kept) >= fetch_rows or size >= BATCH_BYTES:
-            yield to_batch(kept, schema)
-            kept = []
+        for index in sized_columns:
+            if row[index] is not None:
+                size += len(row[index])
+        if len(pending) >= fetch_rows or size >= BATCH_BYTES:
+            yield to_batch(pending, schema)
+            pending = []
             size = 0
-    if kept:
-        yield to_batch(kept, schema)
+    if pending:
+        yield to_batch(pending, schema)
 
 
 def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as a batch, with their decoded bodies if the schema has `BODY`.
+    """Convert rows to a batch, with their decoded bodies if the schema has `BODY_COLUMN`.
 
     Times are microseconds since 1970, and texts may be bytes of UTF-8.
     """
     columns = zip(*rows, strict=True)
     arrays = [_to_array(list(column), type_) for column, type_ in zip(columns, schema.types)]  # noqa: B905 - without the body
     if len(arrays) < len(schema):
-        payloads, headers = (arrays[schema.get_field_index(n)] for n in ("payload", "headers"))
+        payloads, headers = (
+            arrays[schema.get_field_index(name)] for name in ("payload", "headers")
+        )
         bodies = map(to_json_text, payloads.to_pylist(), headers.to_pylist())
         arrays.append(pa.array(bodies, pa.string()))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,6 +1,6 @@
-"""Which rows of which table to read: conditions shared by JDBC, checks and the data source.
+"""The selected rows of a table: conditions shared by JDBC, checks and the data source.
 
-A state on disk belongs to such rows of one database: one of other rows is refused.
+A state on disk belongs to the selected rows of one database; a state of other rows is refused.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,18 +23,18 @@ from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of a table.
+    """Selected rows of a table.
 
     Attributes:
         table: Its name.
         schema: Its schema; None is the connection's.
         fields: Its columns.
-        time_column: What since and until are about.
-        since: First moment of `time_column`; None is the oldest.
-        until: First moment that does not belong; None has no end.
+        time_column: The column that `since` and `until` apply to.
+        since: First time of `time_column`; None is the oldest.
+        until: First time that does not belong; None has no end.
         queues: Only these; None is all.
         states: Only these; None is all.
-        conditions: SQL that holds for all of them, too.
+        conditions: More SQL conditions on the rows.
     """
 
     table: str
@@ -48,15 +48,15 @@ class Selection:
     conditions: tuple[str, ...] = ()
 
     def between(self, since: datetime | None, until: datetime | None) -> "Selection":
-        """The same rows of other times."""
+        """Return the same rows of other times."""
         return replace(self, since=since, until=until)
 
     def name(self, database: ArchiveDatabase) -> str:
-        """The table's quoted name."""
-        return database.table(self.table, self.schema)
+        """Return the quoted name of the table."""
+        return database.quote_table(self.table, self.schema)
 
     def times(self, database: ArchiveDatabase) -> str:
-        """The condition on the time as SQL; "" for any."""
+        """Return the condition on the time as SQL; "" for any."""
         time = database.quote(self.time_column)
         conditions = []
         if self.since is not None:
@@ -65,64 +65,67 @@ class Selection:
             conditions.append(f"{time} < {database.moment(self.until)}")
         return " AND ".join(conditions)
 
-    def where(self, database: ArchiveDatabase) -> str:
-        """The whole condition as SQL; "" for every row."""
+    def build_condition(self, database: ArchiveDatabase) -> str:
+        """Return the complete condition as SQL; "" for every row."""
         conditions = [times] if (times := self.times(database)) else []
         for name, values in (("queue", self.queues), ("state", self.states)):
             if values is not None:
-                conditions.append(database.among(name, values) if values else "1=0")
+                conditions.append(database.build_in_condition(name, values) if values else "1=0")
         conditions += [f"({condition})" for condition in self.conditions]
         return " AND ".join(conditions)
 
     def from_clause(self, database: ArchiveDatabase) -> str:
-        """FROM, and WHERE if there is a condition."""
-        condition = self.where(database)
+        """Return FROM, and WHERE if there is a condition."""
+        condition = self.build_condition(database)
         return f"FROM {self.name(database)}{f' WHERE {condition}' if condition else ''}"
 
-    def subquery(self, database: ArchiveDatabase, names: Collection[str], column: str) -> str:
-        """The rows with the columns of these names, and with what conditions on `column` need, as
-        `cut_by` takes it.
+    def build_subquery(self, database: ArchiveDatabase, names: Collection[str], column: str) -> str:
+        """Return the selected rows as SQL, with the named columns and the columns that ranges need.
+
+        The ranges are those of `build_table_range` on `column`.
         """
-        listed = [database.column(field) for field in self.fields if field.name in names]
-        listed += [
-            f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
+        columns = [database.column(field) for field in self.fields if field.name in names]
+        columns += [
+            f"{value} AS {database.quote(name)}"
+            for name, value in database.get_hidden_columns(column).items()
         ]
-        return f"(SELECT {', '.join(listed)} {self.from_clause(database)}) q"
+        return f"(SELECT {', '.join(columns)} {self.from_clause(database)}) q"
 
-    def range_column(self, *, in_snapshot: bool = False) -> str:
-        """Choose what to cut the rows by, so that each message is in one range only.
+    def choose_range_column(self, *, in_snapshot: bool = False) -> str:
+        """Choose the column to cut the rows by, so that each message is in a range only.
 
-        Its id stays while others move it (by an update, or a redrive and its undo); its place in
-        the table does not, and its time may become one of a later range while the window is open.
+        The id of a row stays while others move the row (by an update, or a redrive and its undo).
+        Its position in the table does not, and its time may move to a later range while the window
+        is open.
 
         Args:
-            in_snapshot: Whether all ranges are read from one snapshot, in which nothing moves.
+            in_snapshot: True if all ranges are read from one snapshot, in which no row moves.
         """
         is_closed = in_snapshot or self.until is not None
         if is_closed and self.since is not None and self.time_column == "archived_at":
             return "archived_at"
         return BLOCKS if in_snapshot else "id"
 
-    def cut_by(self, database: ArchiveDatabase, column: str) -> TableRange:
-        """The rows, to be cut into ranges of "id" or "archived_at", or of `BLOCKS`."""
+    def build_table_range(self, database: ArchiveDatabase, column: str) -> TableRange:
+        """Return the rows, to be cut into ranges of "id" or "archived_at", or of `BLOCKS`."""
         where = self.times(database) if column == "archived_at" else ""
         return TableRange(self.table, self.schema, column, where)
 
-    def closed(self, database: ArchiveDatabase, connection: Connection) -> "Selection":
-        """The rows that are older than now, by the database's clock."""
+    def end_now(self, database: ArchiveDatabase, connection: Connection) -> "Selection":
+        """Return the rows that are older than now, by the database's clock."""
         end = database.now(connection) + TICK
         return self.between(self.since, end if self.until is None else min(end, self.until))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the broker's tables as readers see it.
+    """A table of the broker, as readers see it.
 
     Attributes:
         table: Its usual name.
         fields: Its columns.
-        time_column: What since and until are about.
-        states: What its rows can be in.
+        time_column: The column that `since` and `until` apply to.
+        states: The states of its rows.
     """
 
     table: str
@@ -145,10 +148,10 @@ def select_rows(
     queues: Iterable[str] | None = None,
     states: Iterable[str | MessageState] | None = None,
 ) -> Selection:
-    """Rows of a table of this layout; `table` is its name if it is not the usual one.
+    """Select rows of a table of this layout, called `table` or the usual name.
 
     Raises:
-        SetupError: a name, moment, queue or state that cannot be.
+        SetupError: a name, time, queue or state is invalid.
     """
     table = layout.table if table is None else table
     check_name("table", table)
@@ -160,61 +163,63 @@ def select_rows(
         raise SetupError(
             f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them"
         )
-    named = _names(queues), _states(states, layout.states)
-    return Selection(table, schema, layout.fields, layout.time_column, first, end, *named)
+    filters = _parse_queues(queues), _parse_states(states, layout.states)
+    return Selection(table, schema, layout.fields, layout.time_column, first, end, *filters)
 
 
 def find_oldest(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> datetime | None:
-    """The time of the oldest selected row of a year from 1 on; None if there is none."""
-    known = selection.between(selection.since or FIRST, selection.until)
-    # An index knows the least time; it would not know the least result of a function.
-    oldest = database.microseconds(f"min({database.quote(selection.time_column)})")
-    found = database.scalar(connection, f"SELECT {oldest} {known.from_clause(database)}")
-    return None if found is None else from_microseconds(int(found))
+    """Return the time of the oldest selected row from year 1 on; None if there is none."""
+    dated = selection.between(selection.since or FIRST, selection.until)
+    # An index provides the minimum of the column, but not of a function's results.
+    oldest = database.build_microseconds(f"min({database.quote(selection.time_column)})")
+    oldest_microseconds = database.scalar(
+        connection, f"SELECT {oldest} {dated.from_clause(database)}"
+    )
+    return None if oldest_microseconds is None else from_microseconds(int(oldest_microseconds))
 
 
-def _names(queues: Iterable[str] | None) -> tuple[str, ...] | None:
+def _parse_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
     if queues is None:
         return None
-    named = (queues,) if isinstance(queues, str) else tuple(queues)
-    for queue in named:
+    names = (queues,) if isinstance(queues, str) else tuple(queues)
+    for queue in names:
         if not isinstance(queue, str):
             raise SetupError(f"queues holds {queue!r}: names of queues are texts")
-    return named
+    return names
 
 
-def _states(
+def _parse_states(
     states: Iterable[str | MessageState] | None, allowed: frozenset[MessageState]
 ) -> tuple[str, ...] | None:
     if states is None:
         return None
-    known = {state.name: state for state in MessageState if state in allowed}
-    found = []
+    allowed_names = {state.name: state for state in MessageState if state in allowed}
+    names = []
     for state in (states,) if isinstance(states, str) else tuple(states):
         name = state.name if isinstance(state, MessageState) else str(state).upper()
-        if name not in known:
-            raise SetupError(f"states holds {state!r}: this table has {', '.join(known)}")
-        found.append(name)
-    return tuple(found)
+        if name not in allowed_names:
+            raise SetupError(f"states holds {state!r}: this table has {', '.join(allowed_names)}")
+        names.append(name)
+    return tuple(names)
 
 
 def describe_source(address: Address, selection: Selection, name: str | None) -> dict[str, Any]:
-    """Which rows of which table, without user and password.
+    """Describe the selected rows of a table, without user and password.
 
     Args:
-        address: Of the database.
-        selection: Its times do not count.
-        name: In place of host, port and database.
+        address: Address of the database.
+        selection: Its times do not matter.
+        name: Replaces host, port and database.
     """
     url = address.python_url
-    place = address.database
+    location = address.database
     if address.kind != "sqlite":
-        place = f"{url.host}:{url.port}/{place}"
+        location = f"{url.host}:{url.port}/{location}"
     return {
         "kind": address.kind,
-        "database": name or place,
+        "database": name or location,
         "schema": selection.schema,
         "table": selection.table,
         "queues": None if selection.queues is None else sorted(set(selection.queues)),
@@ -223,22 +228,23 @@ def describe_source(address: Address, selection: Selection, name: str | None) ->
 
 
 def refuse_other_rows(
-    what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], advice: str
+    subject: str, recorded: Mapping[str, Any], requested: Mapping[str, Any], hint: str
 ) -> None:
-    """Check that what is on disk is of the rows that are asked for.
+    """Check that a state on disk belongs to the requested rows.
 
     Args:
-        what: Is on disk, with its path.
-        theirs: The source that it has recorded.
-        ours: The source that is asked for.
-        advice: What to do where they differ.
+        subject: Description of the state, with its path.
+        recorded: The source recorded in the state.
+        requested: The requested source.
+        hint: What the user should do if the sources differ.
 
     Raises:
-        SetupError: they differ.
+        SetupError: the sources differ.
     """
-    for key, value in ours.items():
-        if theirs.get(key) != value:
+    for key, value in requested.items():
+        if recorded.get(key) != value:
             raise SetupError(
-                f"{what} of other rows: its {key} is {theirs.get(key)!r} and here it is {value!r}; "
-                f"{advice} (and source= where one database has several addresses)"
+                f"{subject} of other rows: its {key} is {recorded.get(key)!r} and here it is "
+                f"{value!r}; "
+                f"{hint} (and source= where one database has several addresses)"
             )

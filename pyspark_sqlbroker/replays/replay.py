@@ -1,4 +1,4 @@
-"""Rows of the archive, or of the lake, published again."""
+"""Publish rows of the archive, or of the lake, again."""
 
 import json
 import re
@@ -26,39 +26,47 @@ from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.replays.writer import SAMPLES, Count, Task, Writer, refusal
+from pyspark_sqlbroker.replays.writer import (
+    MAX_SAMPLES,
+    QueueReplayCount,
+    Task,
+    Writer,
+    format_refusal,
+)
 
-SLOWEST = 1e-5
-"""Messages a second: about one a day."""
+MIN_RATE = 1e-5
+"""Minimum rate in messages a second: about one a day."""
 
-_RESULT = "queue string, rows bigint, fresh bigint, bytes bigint, redriven bigint, sample string"
-_ARROW_RESULT = pa.schema(
+_RESULT_SCHEMA = (
+    "queue string, rows bigint, fresh bigint, bytes bigint, redriven bigint, sample string"
+)
+_ARROW_RESULT_SCHEMA = pa.schema(
     [
         ("queue", pa.string()),
         *((name, pa.int64()) for name in ("rows", "fresh", "bytes", "redriven")),
         ("sample", pa.string()),
     ]
 )
-_OWN_ERROR = re.compile(r"^faststream_sqlbroker\.exceptions\.(\w+): (.*)$", re.MULTILINE)
+_PACKAGE_ERROR = re.compile(r"^faststream_sqlbroker\.exceptions\.(\w+): (.*)$", re.MULTILINE)
 
 NEEDED = ("id", "queue", "priority", "key", "headers", "payload", "publish_count")
-"""Columns that the DataFrame must have; others are not looked at."""
+"""Columns that the DataFrame must have; other columns are ignored."""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What `replay` did, or in a dry run would do.
+    """The result of `replay`, or of a dry run.
 
     Attributes:
-        job: Its name.
-        dry_run: Whether nothing was written.
-        rows: Rows of the DataFrame; of several with the same id one counts.
-        queues: How many messages went into which queue, or would go.
-        already: Rows that earlier runs of the job have published, which are left out.
-        bytes: Of the payloads that were, or would be, published.
-        sample: Up to ten of these messages, those with the lowest ids: id of the row, queue,
-            priority, key, headers, bytes.
-        redriven: With `current_only`, rows that are left out, as their messages went on since.
+        job: Name of the replay.
+        dry_run: True if nothing was written.
+        rows: Number of rows of the DataFrame; rows with the same id count once.
+        queues: Number of messages published to each queue, or to be published.
+        already: Number of rows that earlier runs of the job have published; they are left out.
+        bytes: Total size of these messages' payloads.
+        sample: Up to ten of these messages, with the lowest ids: id of the row, queue, priority,
+            key, headers, bytes.
+        redriven: With `current_only`, number of rows left out because their messages were redriven.
     """
 
     job: str
@@ -72,7 +80,7 @@ class ReplayResult:
 
     @property
     def messages(self) -> int:
-        """How many messages were, or would be, published."""
+        """Number of messages that were, or would be, published."""
         return sum(self.queues.values())
 
 
@@ -97,42 +105,43 @@ def replay(
     """Publish the rows of `df` as new messages, each once for `job`.
 
     Each message has a new id, the row's payload, key, priority and headers, and is PENDING, without
-    attempts. Its `origin_id` is the row's id, its `publish_count` one higher; the headers
-    `replay-of` (the id) and `replay-job` say where it comes from. It has no dedup_id, no expiry and
-    no header `dead-letter`. The row itself stays as it is.
+    attempts. Its `origin_id` is the row's id, its `publish_count` is one higher; the headers
+    `replay-of` (the id) and `replay-job` name its origin. It has no dedup_id, no expiry and no
+    header `dead-letter`. The row itself stays as it is.
 
-    A message and the mark that its row is done are committed together, `batch_size` rows at a time.
-    So the same job may run again after a crash, twice at the same time, or with Spark's repeated
-    and speculative tasks: each id is published once. A job remembers ids only: rows of another
-    database need another job.
+    A message and the mark of its row are committed together, `batch_size` rows at a time. So the
+    same job may run again after a crash, twice at the same time, or with Spark's repeated and
+    speculative tasks: each id is published once. A job remembers ids only: rows of another database
+    need another job.
 
     Args:
         df: Columns id, queue, priority, key, headers, payload, publish_count, as `read_archive` and
-            `read_messages` return them; Parquet of them serves as well. A payload may be a string
-            too, and is published in UTF-8. Headers may be a struct, a map or a VARIANT too, and are
-            published as `to_json` writes them: a struct without its NULLs. Others may be there.
-        url: SQLAlchemy URL of the database that gets the messages; the password appears in no plan
-            or error.
+            `read_messages` return them, also from Parquet. A payload may be a string too, and is
+            published in UTF-8. Headers may be a struct, a map or a VARIANT too, and are published
+            as `to_json` writes them: a struct without its NULLs. Other columns are ignored.
+        url: SQLAlchemy URL of the database that receives the messages; the password does not appear
+            in plans or errors.
         job: Name of this replay, 1 to 255 characters: the same name means the same replay.
-        queue: Where all messages go; None leaves each in the queue of its row.
+        queue: The queue for all messages; None keeps the queue of each row.
         dry_run: Count only, and write nothing.
-        rate: Messages a second that become due, over all partitions, from now on; None is all at
-            once. They are all written at once: their `next_attempt_at` is spread.
-        delay: How much later the messages become due, in seconds or as text such as "10m".
-        headers: JSON values by name, put over each row's; None takes a header away.
+        rate: Messages a second that become due, over all partitions, from now on; None means all at
+            once. All messages are written at once: their `next_attempt_at` is spread.
+        delay: Delay until the messages become due, in seconds or as text such as "10m".
+        headers: JSON values by name, which replace each row's headers; None removes a header.
         table: The live table.
         schema: Its schema; MySQL and MariaDB: its database.
         num_partitions: Connections that write at the same time; with 1 messages get their ids in
             the order of their rows' ids. SQLite has one writer, and gets one.
-        batch_size: Most rows of a transaction; it also ends at 4 MiB of payloads.
-        remember: How long a published row is known to its job, from its publishing on; None is for
-            ever. Subscribers remove what is older.
-        current_only: Leave out rows of messages that went on since they were archived: the message
-            is in the live table again, or the archive has a newer row of it. For rows of a lake,
-            which keeps the failure of a message that was redriven later. Needs the column
-            archived_at. What the database does not have any more counts as current; a redrive while
-            the batch is written is not seen.
-        archive_table: Where `current_only` looks for newer rows; None if there is no archive.
+        batch_size: Maximum rows of a transaction, which also ends at 4 MiB of payloads.
+        remember: How long the job remembers a published row; None means for ever. Subscribers
+            remove older marks.
+        current_only: Leave out rows of messages that were redriven since they were archived: the
+            message is in the live table again, or the archive has a newer row of it. Meant for rows
+            of a lake, which keeps the failure of a message that was redriven later. Needs the
+            column archived_at. A message that is no longer in the database counts as current; a
+            redrive while the batch is written is not detected.
+        archive_table: The table that `current_only` searches for newer rows; None if there is no
+            archive.
 
     Returns:
         Counts, and a sample.
@@ -141,12 +150,12 @@ def replay(
         SetupError: an invalid option, a missing column, a payload or headers of an unsupported
             type, a streaming DataFrame (call this in `foreachBatch`), or a database without the
             broker's tables.
-        PublishError: a row that cannot become a message, such as one without a payload; says which.
-            Other rows may have been published: run the same job again.
+        PublishError: a row cannot become a message, for example because it has no payload; the
+            error names the row. Other rows may have been published: run the same job again.
         StoreError: the database refused, or could not be reached, several times. Other rows may
             have been published: run the same job again.
     """
-    plan = _plan(job, queue, headers)
+    plan = _build_plan(job, queue, headers)
     flag("dry_run", dry_run)
     flag("current_only", current_only)
     database = database_of(parse_address(url))
@@ -155,9 +164,11 @@ def replay(
         message_archive_table_name=archive_table if current_only else None,
         schema=schema,
     )
-    count = 1 if database.one_writer else whole_number("num_partitions", num_partitions, most=64)
-    rows = replayed(df, count, dry_run=dry_run, current_only=current_only)
-    per_second = _rate(rate)
+    count = (
+        1 if database.has_single_writer else whole_number("num_partitions", num_partitions, most=64)
+    )
+    rows = partition_rows(df, count, dry_run=dry_run, current_only=current_only)
+    per_second = _check_rate(rate)
     writer = Writer(
         database,
         config,
@@ -174,15 +185,15 @@ def replay(
         dry_run=dry_run,
         current_only=current_only,
     )
-    writer = _started(writer, spread=per_second is not None)
-    return _summary(_run(rows, writer), plan.job, dry_run=dry_run)
+    writer = _prepare_writer(writer, spread=per_second is not None)
+    return _summarize(_run_tasks(rows, writer), plan.job, dry_run=dry_run)
 
 
-def _plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> Plan:
-    if problem := name_problem(job):
-        raise SetupError(f"job cannot be {short(job)}: {problem}")
-    if queue is not None and (problem := queue_problem(queue)):
-        raise SetupError(f"queue cannot be {short(queue)}: {problem}")
+def _build_plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> Plan:
+    if issue := name_problem(job):
+        raise SetupError(f"job cannot be {short(job)}: {issue}")
+    if queue is not None and (issue := queue_problem(queue)):
+        raise SetupError(f"queue cannot be {short(queue)}: {issue}")
     if headers is not None and not isinstance(headers, Mapping):
         raise SetupError(
             f"headers must be JSON values by name, such as {{'why': 'bug 7'}}, got {short(headers)}"
@@ -194,22 +205,22 @@ def _plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> Pla
     return Plan(job, queue, dict(headers or {}))
 
 
-def _rate(rate: float | None) -> float | None:
+def _check_rate(rate: float | None) -> float | None:
     if rate is None:
         return None
     if (
         isinstance(rate, bool)
         or not isinstance(rate, int | float)
-        or not SLOWEST <= rate < float("inf")
+        or not MIN_RATE <= rate < float("inf")
     ):
         raise SetupError(
-            f"rate must be a number of messages a second, {SLOWEST} or more, got {rate!r}"
+            f"rate must be a number of messages a second, {MIN_RATE} or more, got {rate!r}"
         )
     return rate
 
 
-def _started(writer: Writer, *, spread: bool) -> Writer:
-    """The writer with the database's clock, if times are spread from it; its tables are there.
+def _prepare_writer(writer: Writer, *, spread: bool) -> Writer:
+    """Return the writer with the database's clock, if times are spread; check the tables.
 
     Raises:
         SetupError: a table is missing, or may not be read.
@@ -217,35 +228,37 @@ def _started(writer: Writer, *, spread: bool) -> Writer:
     """
     with writer.database.connect() as connection:
         now = writer.database.now(connection)
-        _need_tables(writer, connection)
+        _require_tables(writer, connection)
     return replace(writer, start=now if spread else None)
 
 
-def _need_tables(writer: Writer, connection: Connection) -> None:
-    for table in writer.tables().ours:
+def _require_tables(writer: Writer, connection: Connection) -> None:
+    for table in writer.build_tables().ours:
         try:
             connection.execute(select(*table.c).where(false()))
         except DBAPIError as error:
             raise SetupError(
                 f"the table {table.fullname!r} cannot be read: create the broker's tables there, "
-                f"or give table= and schema= ({refusal(error)})"
+                f"or give table= and schema= ({format_refusal(error)})"
             ) from None
 
 
-def replayed(df: DataFrame, number: int, *, dry_run: bool, current_only: bool = False) -> DataFrame:
-    """Partition the rows for the tasks: all rows of an id in one, ids rising.
+def partition_rows(
+    df: DataFrame, partition_count: int, *, dry_run: bool, current_only: bool = False
+) -> DataFrame:
+    """Partition the rows for the tasks: all rows of an id in a partition, in ascending order of
+    ids.
 
     Payloads are left out in a dry run.
 
     Args:
-        df: What the user gave.
-        number: Of partitions.
-        dry_run: Whether nothing is written.
-        current_only: Whether the rows get archived_us, archived_at in microseconds since 1970.
+        df: The user's DataFrame.
+        partition_count: Number of partitions.
+        dry_run: True if nothing is written.
+        current_only: True adds archived_us, archived_at in microseconds since 1970.
 
     Raises:
-        SetupError: a column is missing or of a type that it cannot have, or the DataFrame is
-            streaming.
+        SetupError: a column is missing or of an unsupported type, or the DataFrame is streaming.
     """
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
@@ -261,94 +274,96 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool, current_only: bool = 
         raise SetupError(
             "replay takes no streaming DataFrame: call it in foreachBatch, with one job"
         )
-    kept = [F.col(name) for name in NEEDED if name not in ("id", "headers", "payload")]
+    other_columns = [F.col(name) for name in NEEDED if name not in ("id", "headers", "payload")]
     # A payload that was changed in Spark is text (to_json); the databases take bytes.
-    payload = _payload(df)
+    payload = _convert_payload(df)
     length = F.octet_length(payload).cast("long").alias("bytes")
     # A message that was archived, retried and archived again has several rows in a lake: the last
-    # one counts.
-    newest = "archived_at" if "archived_at" in df.columns else "publish_count"
-    last = F.col(newest).alias("_newest")
-    at = [F.unix_micros("archived_at").alias("archived_us")] if current_only else []
-    chosen = df.select(
+    # row counts.
+    order_column = "archived_at" if "archived_at" in df.columns else "publish_count"
+    latest_first = F.col(order_column).alias("_newest")
+    time_columns = [F.unix_micros("archived_at").alias("archived_us")] if current_only else []
+    selected = df.select(
         F.col("id").cast("long"),
-        *kept,
-        _headers(df),
+        *other_columns,
+        _convert_headers(df),
         *([] if dry_run else [payload]),
         length,
-        *at,
-        last,
+        *time_columns,
+        latest_first,
     )
     return (
-        chosen.repartition(number, "id")
+        selected.repartition(partition_count, "id")
         .sortWithinPartitions("id", F.desc("_newest"))
         .drop("_newest")
     )
 
 
-def _headers(df: DataFrame) -> Column:
-    """As they are stored, or as JSON of what was made of them: Python sees a map as a list."""
-    kind = df.schema["headers"].dataType
-    if isinstance(kind, StructType | MapType | VariantType):
+def _convert_headers(df: DataFrame) -> Column:
+    """Return headers as stored, or as JSON if typed: Python sees a map as a list."""
+    data_type = df.schema["headers"].dataType
+    if isinstance(data_type, StructType | MapType | VariantType):
         return F.to_json("headers").alias("headers")
-    if not isinstance(kind, StringType | BinaryType | NullType):
+    if not isinstance(data_type, StringType | BinaryType | NullType):
         raise SetupError(
             "the column headers must be a JSON object as a string, or a struct, map or variant, "
-            f"got {kind.simpleString()}: turn it into the object's text, as by to_json"
+            f"got {data_type.simpleString()}: turn it into the object's text, as by to_json"
         )
     return F.col("headers")
 
 
-def _payload(df: DataFrame) -> Column:
-    """Bytes: as they are, or a text's in UTF-8."""
-    kind = df.schema["payload"].dataType.simpleString()
-    if kind not in ("binary", "string"):
+def _convert_payload(df: DataFrame) -> Column:
+    """Return the payload as bytes; a text is encoded in UTF-8."""
+    type_name = df.schema["payload"].dataType.simpleString()
+    if type_name not in ("binary", "string"):
         raise SetupError(
-            f"the column payload must be binary or string, got {kind}: turn it into the body's "
+            f"the column payload must be binary or string, got {type_name}: turn it into the "
+            "body's "
             "text, as by to_json"
         )
     return F.col("payload").cast("binary").alias("payload")
 
 
-def _run(rows: DataFrame, writer: Writer) -> list[Any]:
-    def work(batches: Iterable[Any]) -> Iterable[Any]:
+def _run_tasks(rows: DataFrame, writer: Writer) -> list[Any]:
+    def run_task(batches: Iterable[Any]) -> Iterable[Any]:
         context = TaskContext.get()
         task = Task(writer, 0 if context is None else context.partitionId())
-        given = (row for batch in batches for row in batch.to_pylist())
-        yield _as_arrow(task.run(given))
+        task_rows = (row for batch in batches for row in batch.to_pylist())
+        yield _to_arrow(task.run(task_rows))
 
     try:
-        return rows.mapInArrow(work, _RESULT).collect()
+        return rows.mapInArrow(run_task, _RESULT_SCHEMA).collect()
     except PySparkException as error:
-        raise _translated(error) from error
+        raise _convert_error(error) from error
 
 
-def _as_arrow(counts: Mapping[str, Count]) -> Any:
+def _to_arrow(counts: Mapping[str, QueueReplayCount]) -> Any:
     rows = [
         asdict(count) | {"queue": queue, "sample": json.dumps(count.sample)}
         for queue, count in counts.items()
     ]
-    return pa.RecordBatch.from_pylist(rows, schema=_ARROW_RESULT)
+    return pa.RecordBatch.from_pylist(rows, schema=_ARROW_RESULT_SCHEMA)
 
 
-def _translated(error: PySparkException) -> BaseException:
-    """The error that a task raised, without Java's text around it, if it is one of this package."""
-    found = _OWN_ERROR.findall(str(error))
-    if not found:
+def _convert_error(error: PySparkException) -> BaseException:
+    """Return this package's error that a task raised, without Java's text around it."""
+    matches = _PACKAGE_ERROR.findall(str(error))
+    if not matches:
         return error
-    name, said = found[-1]
-    kind = getattr(exceptions, name, StoreError)
-    return kind(f"{said}; what is committed stays: mend this and run the same job again")
+    name, message = matches[-1]
+    error_class = getattr(exceptions, name, StoreError)
+    return error_class(f"{message}; what is committed stays: mend this and run the same job again")
 
 
-def _summary(found: list[Any], job: str, *, dry_run: bool) -> ReplayResult:
+def _summarize(results: list[Any], job: str, *, dry_run: bool) -> ReplayResult:
     queues: dict[str, int] = {}
-    for row in sorted(found, key=lambda row: row.queue):
+    for row in sorted(results, key=lambda row: row.queue):
         queues[row.queue] = queues.get(row.queue, 0) + row.fresh
-    rows = sum(row.rows for row in found)
-    redriven = sum(row.redriven for row in found)
+    rows = sum(row.rows for row in results)
+    redriven = sum(row.redriven for row in results)
     sample = sorted(
-        (one for row in found for one in json.loads(row.sample)), key=lambda one: one["id"]
+        (message for row in results for message in json.loads(row.sample)),
+        key=lambda message: message["id"],
     )
     return ReplayResult(
         job,
@@ -356,7 +371,7 @@ def _summary(found: list[Any], job: str, *, dry_run: bool) -> ReplayResult:
         rows,
         {queue: count for queue, count in queues.items() if count},
         rows - sum(queues.values()) - redriven,
-        sum(row.bytes for row in found),
-        tuple(sample[:SAMPLES]),
+        sum(row.bytes for row in results),
+        tuple(sample[:MAX_SAMPLES]),
         redriven,
     )

@@ -1,4 +1,4 @@
-"""The archive on one HTML page."""
+"""Render the archive as one HTML page."""
 
 import re
 import secrets
@@ -27,37 +27,37 @@ def write_report(
 ) -> Path:
     """Render an archive to one HTML page that needs no network: figures, tables and charts.
 
-    The page has no script: charts are SVG, and show numbers where the mouse rests. It takes some
+    The page has no script: charts are SVG, and show numbers under the mouse. Its size is some
     hundred kilobytes. Each error has links to its latest messages and the command that publishes
     its messages again.
 
-    The frame is read once and kept (memory, then disk) while everything is computed in Spark; the
-    driver gets figures of at most twelve queues and some hundred buckets, whatever the archive's
-    size. Names and texts of messages are shown as they are, and run nothing.
+    The frame is read once and cached (memory, then disk) while everything is computed in Spark; the
+    driver receives figures of at most twelve queues and some hundred buckets, whatever the
+    archive's size. Names and texts of messages are escaped, so they cannot run scripts.
 
     Args:
-        frame: Of `ARCHIVE_SCHEMA`, from `read_archive`, exported Parquet or the data source. It may
-            be empty.
-        path: The file, on the driver's own disk; it is replaced as a whole.
-        live: A frame of `read_messages`: adds what waits in dead letter queues to their ages.
+        frame: A frame of `ARCHIVE_SCHEMA`, from `read_archive`, exported Parquet or the data
+            source. It may be empty.
+        path: The file, on the driver's own disk; it is replaced atomically.
+        live: A frame of `read_messages`, which adds messages in dead letter queues to the ages.
         every: Width of the buckets of time; None chooses one that gives at most 150.
-        as_of: The moment as of which ages are told; None is the latest in the frames.
-        title: Of the page.
-        before: A frame of the period before, of the same columns: its figures stand next to those
-            of this one, and errors that it did not have are marked as new.
-        message_url: Address of a message's page with "{id}" in it, such as
+        as_of: Time for which ages are computed; None is the latest in the frames.
+        title: Title of the page.
+        before: A frame of the previous period, with the same columns: its figures are shown for
+            comparison, and errors that did not occur in it are marked as new.
+        message_url: Address of a message's page that contains "{id}", such as
             "https://ops.example/ui/messages/{id}" of the dashboard: ids become links to it.
-        replay_options: Words that each command to publish again ends with, such as
-            ("--path", "/lake/shop").
+        replay_options: Arguments to append to each replay command, such as ("--path",
+            "/lake/shop").
 
     Returns:
         The file's path.
 
     Raises:
         MissingExtraError: matplotlib or Jinja is not installed: the extra `report` brings them.
-        SetupError: columns are missing, `every` is no length of time or gives more than 2 000
-            buckets, `as_of` is no moment, `message_url` is no such address, the file's folder is
-            not there, or `path` is itself a folder.
+        SetupError: columns are missing, `every` is no duration or gives more than 2 000 buckets,
+            `as_of` is no time, `message_url` is no such address, the file's folder does not exist,
+            or `path` is itself a folder.
     """
     try:
         from pyspark_sqlbroker.report.page import render  # noqa: PLC0415 - the extra's packages
@@ -80,7 +80,7 @@ def write_report(
             f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}"
         )
     figures = gather(frame, live=live, every=every, as_of=as_of, before=before)
-    # Readers find the old page or the new one, never half of it.
+    # Readers see the complete old page or the complete new page.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         temporary.write_text(render(figures, title, message_url, replay_options), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A report's page: one file without a script; texts of messages are shown as they are.
+"""Render a report's page: one file without a script; texts of messages are escaped.
 
 Each error has the command that publishes its messages again.
 """
@@ -16,16 +16,16 @@ from pyspark_sqlbroker.report.plots import draw
 
 
 def render(
-    figures: Figures, title: str, message_url: str | None = None, where: Sequence[str] = ()
+    figures: Figures, title: str, message_url: str | None = None, replay_options: Sequence[str] = ()
 ) -> str:
-    """Return the page as HTML."""
+    """Render the page as HTML."""
     environment = Environment(
         loader=PackageLoader("pyspark_sqlbroker.report", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # What is HTML already has a class of its own.
+        # HTML is marked by its class (Markup), so only plain strings are escaped.
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters["by"] = lambda rows, column: {row[column]: row for row in rows}
@@ -34,24 +34,24 @@ def render(
         title=title,
         message_url=message_url,
         draw=lambda name: draw(name, figures),
-        replay=lambda error: replay_command(error, figures.totals, where),
-        show_length=show_length,
+        replay=lambda error: build_replay_command(error, figures.totals, replay_options),
+        show_length=format_duration,
     )
 
 
-def replay_command(error: Row, totals: Row, where: Sequence[str]) -> str | None:
-    """Return a line for a POSIX shell. It shows what it would publish, then asks.
+def build_replay_command(error: Row, totals: Row, replay_options: Sequence[str]) -> str | None:
+    """Build a line for a POSIX shell that shows what would be published, then asks.
 
-    The name of its job comes from the error and the period, so that the same line publishes each
+    The name of the job comes from the error and the period, so that the same line publishes each
     message once, however often it runs.
 
     Args:
         error: A row of `top_errors`.
-        totals: Of the period, with the first and last moment.
-        where: More words of the command, which name the rows.
+        totals: Totals of the period, with the first and last time.
+        replay_options: More arguments of the command, which select the rows.
 
     Returns:
-        None where a name has characters that a page cannot show.
+        None if a name has characters that a page cannot show.
     """
     options = [
         f"--failed-in={error['queue']}",
@@ -63,12 +63,12 @@ def replay_command(error: Row, totals: Row, where: Sequence[str]) -> str | None:
         f"--until={(totals['last'] + timedelta(microseconds=1)).isoformat()}",
     ]
     job = f"report-{hashlib.sha256(chr(0).join(options).encode()).hexdigest()[:12]}"
-    line = shlex.join(["sqlbroker", "archive", "replay", "--job", job, *options, *where])
+    line = shlex.join(["sqlbroker", "archive", "replay", "--job", job, *options, *replay_options])
     return line if visible(line) == line else None
 
 
-def show_length(seconds: float) -> str:
-    """Return three figures and a unit."""
+def format_duration(seconds: float) -> str:
+    """Format a duration with three digits and a unit."""
     units = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
     size, unit = next(((size, unit) for size, unit in units if seconds >= size), (1e-6, "µs"))
     return f"{seconds / size:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""The charts of a report: matplotlib draws them as SVG, with numbers where the mouse rests.
+"""Draw the charts of a report as SVG by matplotlib, with numbers under the mouse.
 
-`draw_latency`, for example, draws the result `latency` of `spark.analytics`. It gets a frame of
+`draw_latency`, for example, draws the result `latency` of `spark.analytics`. It receives a frame of
 pandas, with times in days since 1970, and returns the names and colours for the legend.
 """
 
@@ -21,32 +21,34 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from faststream_sqlbroker.core.text import visible
-from pyspark_sqlbroker.report.figures import GOOD_BUCKETS, MOST_ATTEMPTS, Figures
+from pyspark_sqlbroker.report.figures import DEFAULT_MAX_BUCKETS, MOST_ATTEMPTS, Figures
 
 Colours = dict[str, Any]
-"""What a chart shows, and the colours of matplotlib for it."""
+"""Labels of a chart, with their colours in matplotlib."""
 
 PHASES = {"wait": "due → claimed", "work": "claimed → handled", "total": "published → archived"}
-PERCENTS = {"p50": "50 %", "p90": "90 %", "p99": "99 %", "p999": "99.9 %"}
-SPEEDS = dict(zip(PERCENTS.values(), ("#9ecae1", "#4292c6", "#08519c", "C1"), strict=True))
-STATES = {"completed": "C2", "failed": "C5", "discarded": "#adb5bd"}
-SHORTEST = 1e-6
+PERCENTILES = {"p50": "50 %", "p90": "90 %", "p99": "99 %", "p999": "99.9 %"}
+PERCENTILE_COLOURS = dict(
+    zip(PERCENTILES.values(), ("#9ecae1", "#4292c6", "#08519c", "C1"), strict=True)
+)
+STATE_COLOURS = {"completed": "C2", "failed": "C5", "discarded": "#adb5bd"}
+MIN_SECONDS = 1e-6
 """Seconds that stand for 0, which a logarithmic axis cannot show."""
 
-LABEL = 30
-"""Characters of a name on an axis."""
+MAX_LABEL_LENGTH = 30
+"""Maximum number of characters of a name on an axis."""
 
-LAST_DAY = 2_932_896
-"""Days from 1970 to the end of the year 9999, where Python's times end."""
+MAX_DAY = 2_932_896
+"""Days from 1970 to the end of the year 9999, the maximum of Python's times."""
 
-LONGEST_ROW = 150
-"""Characters that fit below an axis side by side."""
+MAX_ROW_LENGTH = 150
+"""Number of characters that fit below an axis side by side."""
 
 
 def draw(name: str, figures: Figures) -> tuple[Markup, Colours]:
-    """Return a table's chart as an SVG element, and its colours. The table must have rows."""
+    """Draw a table's chart as an SVG element; return also the colours. The table must have rows."""
     file = StringIO()
-    # Each chart has ids of its own. Browsers have more letters than the font that measures texts.
+    # Each chart has its own ids. Browsers have more letters than the font that measures texts.
     settings: list[Any] = ["pyspark_sqlbroker.report.charts", {"svg.hashsalt": name}]
     with style.context(settings, after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph ", UserWarning)
@@ -56,11 +58,11 @@ def draw(name: str, figures: Figures) -> tuple[Markup, Colours]:
         if "bucket" in table:
             table["bucket"] = dates.date2num(table["bucket"])
         colours = globals()[f"draw_{name}"](axes, table, figures)
-        unchanging = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", metadata=unchanging)
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=no_metadata)
         legend = {label: to_hex(colour) for label, colour in colours.items()}
     svg = file.getvalue().partition('.dtd">')[2]
-    # An attribute with a quote of one kind is in quotes of the other.
+    # An attribute that contains one kind of quote is in quotes of the other kind.
     hint = re.compile(r"""<g id=(["'])hint (.*?)\1>""", re.DOTALL)
     svg = hint.sub(r'<g class="mark"><title>\2</title>', svg)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
@@ -72,15 +74,15 @@ def draw_throughput(axes: Axes, table: Any, figures: Figures) -> Colours:
     """Stack the queues' bars over time."""
     rates = table.pivot_table("per_second", "bucket", "queue")
     rates = rates[[queue for queue in figures.queues if queue in rates]]
-    rates.columns = labels(rates)
+    rates.columns = build_labels(rates)
     every = figures.every / 86_400
     sums = [f"{total:,.3g} messages / s" for total in rates.sum(axis=1)]
-    _set_times(axes, rates.index, every, "time (UTC)", "messages / s")
-    _hint(axes, rates.index, every, rates.set_axis(sums), "{:,.3g}")
+    _set_time_axis(axes, rates.index, every, "time (UTC)", "messages / s")
+    _add_hints(axes, rates.index, every, rates.set_axis(sums), "{:,.3g}")
     edges = np.arange(rates.index[0], rates.index[-1] + 1.5 * every, every)
     tops = rates.cumsum(axis=1).reindex(edges[:-1], method="nearest", tolerance=every / 4)
-    colours = {queue: f"C{place}" for place, queue in enumerate(rates)}
-    # Each bar hides the lower part of the one that was drawn before.
+    colours = {queue: f"C{index}" for index, queue in enumerate(rates)}
+    # Each bar hides the lower part of the bar that was drawn before.
     for queue in reversed(colours):
         axes.stairs(tops[queue], edges, fill=True, color=colours[queue])
     return colours
@@ -90,34 +92,34 @@ def draw_latency(parts: Any, table: Any, figures: Figures) -> Colours:
     """Draw the percentiles of each phase by queue, as points: no bar begins at 0 seconds."""
     parts[0].figure.set_figheight(8.5)
     queues = [queue for queue in figures.queues if queue in set(table["queue"])]
-    names = labels(queues)
+    names = build_labels(queues)
     for axes, (phase, meaning) in zip(parts, PHASES.items(), strict=True):
         speeds = table[table["phase"] == phase].set_index("queue").reindex(queues)
-        speeds = speeds[[*PERCENTS]].set_axis(names).set_axis([*SPEEDS], axis=1)
-        for percent, colour in SPEEDS.items():
-            axes.plot(speeds[percent].clip(SHORTEST).to_numpy(), "o", ms=11, color=colour)
+        speeds = speeds[[*PERCENTILES]].set_axis(names).set_axis([*PERCENTILE_COLOURS], axis=1)
+        for percent, colour in PERCENTILE_COLOURS.items():
+            axes.plot(speeds[percent].clip(MIN_SECONDS).to_numpy(), "o", ms=11, color=colour)
         axes.set(title=f"{phase}: {meaning}", ylabel="seconds", yscale="log")
         axes.yaxis.set_major_formatter(EngFormatter("s"))
-        _hint(axes, np.arange(len(names)) - 0.5, 1, speeds, "at most {:,.3g} s")
-    _show_names(parts[-1], names, "queue")
-    return SPEEDS
+        _add_hints(axes, np.arange(len(names)) - 0.5, 1, speeds, "at most {:,.3g} s")
+    _set_names(parts[-1], names, "queue")
+    return PERCENTILE_COLOURS
 
 
 def draw_latency_trend(axes: Axes, table: Any, figures: Figures) -> Colours:
     """Draw the median and the 99th percentile of all queues over time."""
     speeds = table.pivot_table(["p50", "p99"], "bucket", "phase")
-    speeds.columns = [f"{phase} {PERCENTS[name]}" for name, phase in speeds]
+    speeds.columns = [f"{phase} {PERCENTILES[name]}" for name, phase in speeds]
     every = figures.every / 86_400
-    moments = [f"{dates.num2date(day):%Y-%m-%d %H:%M:%S}" for day in speeds.index]
-    _set_times(axes, speeds.index, every, "time archived (UTC)", "seconds (logarithmic)")
-    _hint(axes, speeds.index, every, speeds.set_axis(moments), "{:,.3g} s")
+    labels_ = [f"{dates.num2date(day):%Y-%m-%d %H:%M:%S}" for day in speeds.index]
+    _set_time_axis(axes, speeds.index, every, "time archived (UTC)", "seconds (logarithmic)")
+    _add_hints(axes, speeds.index, every, speeds.set_axis(labels_), "{:,.3g} s")
     axes.set(yscale="log")
     axes.yaxis.set_major_formatter(EngFormatter("s"))
     colours = dict(zip(PHASES, ("C0", "C2", "C9"), strict=True))
     for name in speeds:
-        seconds = speeds[name].dropna().clip(SHORTEST)
+        seconds = speeds[name].dropna().clip(MIN_SECONDS)
         line = ":" if name.endswith(" 50 %") else "-"
-        mark = "o" if len(speeds) <= 2 * GOOD_BUCKETS else ""
+        mark = "o" if len(speeds) <= 2 * DEFAULT_MAX_BUCKETS else ""
         axes.plot(seconds.index, seconds, mark + line, color=colours[name.split()[0]])
     return {f"{phase} (dotted: 50 %, line: 99 %)": colour for phase, colour in colours.items()}
 
@@ -135,12 +137,14 @@ def draw_failure_rate(axes: Axes, table: Any, _: Figures) -> Colours:
 
 def draw_retry_histogram(axes: Axes, table: Any, _: Figures) -> Colours:
     """Draw the number of messages by attempts and final state."""
-    counts = table.groupby("attempts")[[*STATES]].sum()
-    counts.index = [f"{n}+" if n == MOST_ATTEMPTS else str(n) for n in counts.index]
-    # The foot is below 1, so that a single message is seen.
+    counts = table.groupby("attempts")[[*STATE_COLOURS]].sum()
+    counts.index = [
+        f"{attempts}+" if attempts == MOST_ATTEMPTS else str(attempts) for attempts in counts.index
+    ]
+    # The axis starts below 1, so that a single message is visible.
     axes.set(yscale="log", ylim=(0.8, None))
-    _draw_bars(axes, counts, STATES, ("attempts", "messages (logarithmic)"), "{:,}")
-    return STATES
+    _draw_bars(axes, counts, STATE_COLOURS, ("attempts", "messages (logarithmic)"), "{:,}")
+    return STATE_COLOURS
 
 
 def draw_dlq_age(axes: Axes, table: Any, _: Figures) -> Colours:
@@ -158,63 +162,74 @@ def draw_policy_effects(axes: Axes, table: Any, _: Figures) -> Colours:
     """Draw by queue how many messages policies and expiry ended."""
     counts = table.pivot_table("messages", "queue", "effect", "sum", fill_value=0, sort=False)
     counts = counts.sort_index(axis=1).rename(columns=lambda name: name.replace("_", " "))
-    colours = {name: f"C{place}" for place, name in enumerate(counts)}
+    colours = {name: f"C{index}" for index, name in enumerate(counts)}
     _draw_bars(axes, counts, colours, ("queue", "messages"), "{:,}")
     return colours
 
 
 def _draw_bars(
-    axes: Axes, sizes: Any, colours: Colours, titles: tuple[str, str], shown: str
+    axes: Axes, sizes: Any, colours: Colours, titles: tuple[str, str], value_format: str
 ) -> None:
     """Draw bars of parts for each row: stacked, or side by side on a logarithmic axis."""
-    log = axes.get_yscale() == "log"
-    places = np.arange(len(sizes))
-    width = min(0.7, 0.085 * len(sizes)) / (len(colours) if log else 1)
-    feet = np.zeros(len(sizes))
+    is_logarithmic = axes.get_yscale() == "log"
+    positions = np.arange(len(sizes))
+    width = min(0.7, 0.085 * len(sizes)) / (len(colours) if is_logarithmic else 1)
+    bottoms = np.zeros(len(sizes))
     for number, (part, colour) in enumerate(colours.items()):
-        shift = width * (number - (len(colours) - 1) / 2) if log else 0
-        axes.bar(places + shift, sizes[part], width, feet, color=colour)
-        feet += 0 if log else sizes[part]
-    if not log:
-        axes.yaxis.set_major_locator(MaxNLocator("auto", integer="%" not in shown))
+        shift = width * (number - (len(colours) - 1) / 2) if is_logarithmic else 0
+        axes.bar(positions + shift, sizes[part], width, bottoms, color=colour)
+        bottoms += 0 if is_logarithmic else sizes[part]
+    if not is_logarithmic:
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer="%" not in value_format))
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel(titles[1])
-    names = labels(sizes.index)
-    _hint(axes, places - 0.5, 1, sizes.set_axis([f"{titles[0]}: {n}" for n in names]), shown)
-    _show_names(axes, names, titles[0])
+    names = build_labels(sizes.index)
+    _add_hints(
+        axes,
+        positions - 0.5,
+        1,
+        sizes.set_axis([f"{titles[0]}: {name}" for name in names]),
+        value_format,
+    )
+    _set_names(axes, names, titles[0])
 
 
-def _hint(axes: Axes, starts: Any, width: float, sizes: Any, shown: str) -> None:
-    """Add columns that show nothing but the rows' names and sizes, where the mouse rests."""
-    # Thousands of them would be larger than the drawing.
-    rows = sizes.iterrows() if len(sizes) <= 2 * GOOD_BUCKETS else ()
+def _add_hints(axes: Axes, starts: Any, width: float, sizes: Any, value_format: str) -> None:
+    """Add invisible columns that show the rows' names and sizes under the mouse."""
+    # Thousands of hints would be larger than the drawing.
+    rows = sizes.iterrows() if len(sizes) <= 2 * DEFAULT_MAX_BUCKETS else ()
     for start, (title, row) in zip(starts, rows, strict=False):
-        lines = [title, *(f"{part}: {shown.format(size)}" for part, size in row.dropna().items())]
+        lines = [
+            title,
+            *(f"{part}: {value_format.format(size)}" for part, size in row.dropna().items()),
+        ]
         text = "\n".join(map(visible, lines))
         axes.axvspan(start, start + width, color="none", in_layout=False, gid=f"hint {text}")
 
 
-def _set_times(axes: Axes, days: Any, every: float, x_title: str, y_title: str) -> None:
-    last_day = min(days.max() + every, LAST_DAY)
+def _set_time_axis(axes: Axes, days: Any, every: float, x_title: str, y_title: str) -> None:
+    last_day = min(days.max() + every, MAX_DAY)
     axes.set(xlabel=x_title, ylabel=y_title, xlim=(days.min(), last_day))
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.xaxis_date("UTC")
 
 
-def _show_names(axes: Any, names: list[str], title: str) -> None:
-    """Name the columns; turn long names."""
+def _set_names(axes: Any, names: list[str], title: str) -> None:
+    """Set the names of the columns; rotate long names."""
     axes.set(xlabel=title, xlim=(-0.5, len(names) - 0.5))
-    turned = max(map(len, names)) * len(names) > LONGEST_ROW
-    look = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if turned else {}
-    axes.set_xticks(range(len(names)), names, **look)
-    axes.figure.set(figheight=axes.figure.get_figheight() + (1 if turned else 0))
+    is_rotated = max(map(len, names)) * len(names) > MAX_ROW_LENGTH
+    text_style = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if is_rotated else {}
+    axes.set_xticks(range(len(names)), names, **text_style)
+    axes.figure.set(figheight=axes.figure.get_figheight() + (1 if is_rotated else 0))
 
 
-def labels(names: Iterable[str]) -> list[str]:
+def build_labels(names: Iterable[str]) -> list[str]:
     """Shorten names, and number equal results."""
-    found: list[str] = []
+    labels_: list[str] = []
     for name in names:
-        short = visible(name if len(name) <= LABEL else name[: LABEL - 1] + "…")
-        numbered = (f"{short} ({n})" for n in count(2))
-        found.append(next(label for label in chain([short], numbered) if label not in found))
-    return found
+        short = visible(
+            name if len(name) <= MAX_LABEL_LENGTH else name[: MAX_LABEL_LENGTH - 1] + "…"
+        )
+        numbered = (f"{short} ({number})" for number in count(2))
+        labels_.append(next(label for label in chain([short], numbered) if label not in labels_))
+    return labels_

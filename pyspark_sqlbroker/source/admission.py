@@ -6,53 +6,58 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.source.options import Options
-from pyspark_sqlbroker.source.stream import Limits, StreamReader, from_offset, to_offset
+from pyspark_sqlbroker.source.options import SourceOptions
+from pyspark_sqlbroker.source.stream import StreamReader, WindowLimits, from_offset, to_offset
 
 if TYPE_CHECKING:
 
     class SupportsTriggerAvailableNow:
-        """Spark's, which older versions lack."""
+        """Spark's class, which older versions lack."""
 
 else:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-ANY_ROWS = (1 << 63) - 1
-"""Rows, where only the window's length is limited: Spark treats "all" as having no limit."""
+UNLIMITED_ROWS = (1 << 63) - 1
+"""Number of rows that stands for "all", if only the window's length is limited: Spark itself treats
+"all" as having no limit.
+"""
 
 
-class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):
-    """Keeps the limits under every trigger; availableNow takes as many windows as it needs."""
+class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
+    """A stream reader that keeps the limits under every trigger.
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    The trigger availableNow takes as many windows as it needs.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: datetime | None = None
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
-        """MaxRowsPerTrigger as Spark's limit."""
+        """Return maxRowsPerTrigger as Spark's limit."""
         from pyspark.sql.streaming import datasource  # type: ignore[attr-defined]  # noqa: PLC0415
 
         options = self._options
         if options.max_rows is None and options.max_window is None:
             return datasource.ReadAllAvailable()
-        return datasource.ReadMaxRows(options.max_rows or ANY_ROWS)
+        return datasource.ReadMaxRows(options.max_rows or UNLIMITED_ROWS)
 
     def latestOffset(self, start: dict[str, str], limit: Any) -> dict[str, str]:  # type: ignore[override]  # noqa: N802
-        """The end of the window that begins at `start`; `start` if nothing is new."""
+        """Return the end of the window that begins at `start`; `start` if there are no new rows."""
         rows = getattr(limit, "max_rows", None)
         limits = (
-            Limits()
+            WindowLimits()
             if rows is None
-            else Limits(None if rows == ANY_ROWS else rows, self._options.max_window)
+            else WindowLimits(None if rows == UNLIMITED_ROWS else rows, self._options.max_window)
         )
-        return to_offset(self._next(from_offset(start), limits, self._target))
+        return to_offset(self._find_next_offset(from_offset(start), limits, self._target))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take the horizon as it is now for the end of the query."""
+        """Take the current horizon as the end of the query."""
         database = database_of(self._options.address)
         with database.connect() as connection:
-            self._target = self._horizon(database, connection)
+            self._target = self._find_horizon(database, connection)
 
     def reportLatestOffset(self) -> dict[str, str] | None:  # noqa: N802 - Spark's name
-        """How far the stream could be: the last horizon that was seen."""
-        return None if self._seen is None else to_offset(self._seen)
+        """Return the last horizon: how far the stream could be."""
+        return None if self._last_horizon is None else to_offset(self._last_horizon)

@@ -1,4 +1,4 @@
-"""Filters of a query as conditions of the database: Spark 4.1 and newer, where it pushes them."""
+"""Filters of a query as conditions of the database, for Spark 4.1 and newer, which pushes them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,20 +24,20 @@ from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.load.selection import Selection
 from pyspark_sqlbroker.source.scan import BatchReader
 
-SIGNS = {GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan: "<", LessThanOrEqual: "<="}
-YEARS = range(1000, 9999)
-"""Of times that every database reads as Spark means them."""
-MOST_VALUES = 1000
-"""Of a list: a longer one is Spark's to look through."""
-UNSEARCHED = ("headers", "payload")
-"""Columns of other types than Spark sees: only whether they are NULL is asked of the database."""
+OPERATORS = {GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan: "<", LessThanOrEqual: "<="}
+SAFE_YEARS = range(1000, 9999)
+"""Years of times that every database reads with Spark's meaning."""
+MAX_VALUES = 1000
+"""Maximum length of a list; Spark itself evaluates longer lists."""
+OPAQUE_COLUMNS = ("headers", "payload")
+"""Columns whose types differ from Spark's: the database is queried only for IS NULL."""
 
 
 class FilteringReader(BatchReader):
-    """Leaves to the database what it decides as Spark would; the rest is Spark's."""
+    """A batch reader that pushes filters which the database evaluates exactly like Spark."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take filters; those that are returned Spark evaluates itself."""
+        """Accept filters; return the filters that Spark must evaluate itself."""
         selection = self._options.selection
         database = database_of(self._options.address)
         fields = {field.name: field for field in selection.fields}
@@ -48,7 +48,7 @@ class FilteringReader(BatchReader):
                 unpushed.append(filter_)
                 continue
             selection = replace(
-                _narrowed(selection, filter_), conditions=(*selection.conditions, condition)
+                _limit_times(selection, filter_), conditions=(*selection.conditions, condition)
             )
         self._options = replace(self._options, selection=selection)
         return unpushed
@@ -57,8 +57,9 @@ class FilteringReader(BatchReader):
 def to_condition(
     database: ArchiveDatabase, fields: dict[str, Field], filter_: Filter
 ) -> str | None:
-    """The filter as SQL that is true, false or NULL for just the rows for which Spark's is; None if
-    there is none.
+    """Convert a filter to SQL; None if there is no equivalent.
+
+    The SQL is true, false or NULL for exactly the rows for which the filter is.
     """
     if isinstance(filter_, Not):
         inner = to_condition(database, fields, filter_.child)
@@ -70,49 +71,53 @@ def to_condition(
     name = database.quote(field.name)
     if isinstance(filter_, IsNull | IsNotNull):
         return f"{name} IS {'NOT ' if isinstance(filter_, IsNotNull) else ''}NULL"
-    return None if field.name in UNSEARCHED else _compared(database, field, filter_)
+    return None if field.name in OPAQUE_COLUMNS else _build_comparison(database, field, filter_)
 
 
-def _compared(database: ArchiveDatabase, field: Field, filter_: Any) -> str | None:
-    """The condition of a filter that has a value."""
+def _build_comparison(database: ArchiveDatabase, field: Field, filter_: Any) -> str | None:
+    """Return the condition of a filter that has a value."""
     name = database.quote(field.name)
     if isinstance(filter_, EqualTo):
-        return _equal(database, field, (filter_.value,))
+        return _build_equality(database, field, (filter_.value,))
     if isinstance(filter_, In):
-        return _equal(database, field, tuple(filter_.value))
+        return _build_equality(database, field, tuple(filter_.value))
     if isinstance(filter_, EqualNullSafe):
-        equal = _equal(database, field, (filter_.value,))
-        return equal and f"{name} IS NOT NULL AND {equal}"
-    sign = SIGNS.get(type(filter_))
-    # Texts are in another order than Spark's where a collation says so.
-    literal = _literal(database, field, filter_.value) if sign and field.type != "string" else None
-    return literal and f"{name} {sign} {literal}"
+        equality = _build_equality(database, field, (filter_.value,))
+        return equality and f"{name} IS NOT NULL AND {equality}"
+    operator = OPERATORS.get(type(filter_))
+    # A collation may order texts differently from Spark.
+    literal = (
+        _format_literal(database, field, filter_.value)
+        if operator and field.type != "string"
+        else None
+    )
+    return literal and f"{name} {operator} {literal}"
 
 
-def _equal(database: ArchiveDatabase, field: Field, values: tuple[Any, ...]) -> str | None:
-    """The condition that the column holds one of the values."""
-    literals = [_literal(database, field, value) for value in values]
-    if not literals or None in literals or len(literals) > MOST_VALUES:
+def _build_equality(database: ArchiveDatabase, field: Field, values: tuple[Any, ...]) -> str | None:
+    """Return the condition that the column equals any of the values."""
+    literals = [_format_literal(database, field, value) for value in values]
+    if not literals or None in literals or len(literals) > MAX_VALUES:
         return None
     if field.type == "string":
-        return database.among(field.name, values)
+        return database.build_in_condition(field.name, values)
     return f"{database.quote(field.name)} IN ({', '.join(map(str, literals))})"
 
 
-def _literal(database: ArchiveDatabase, field: Field, value: Any) -> str | None:
-    """A value of the column's type as SQL; None for any other, such as NULL."""
+def _format_literal(database: ArchiveDatabase, field: Field, value: Any) -> str | None:
+    """Format a value of the column's type as SQL; None for any other value, such as NULL."""
     if field.type == "string":
-        # PostgreSQL has no NUL; readers put the other sign in the place of what is no UTF-8.
+        # PostgreSQL has no NUL; readers replace bytes that are not UTF-8 by the other character.
         is_plain = isinstance(value, str) and not {"\0", "\N{REPLACEMENT CHARACTER}"} & set(value)
-        return database.text(value) if is_plain else None
+        return database.format_text(value) if is_plain else None
     if field.type == "timestamp":
-        is_moment = isinstance(value, datetime) and value.tzinfo is not None
-        return database.moment(value) if is_moment and value.year in YEARS else None
+        is_point_in_time = isinstance(value, datetime) and value.tzinfo is not None
+        return database.moment(value) if is_point_in_time and value.year in SAFE_YEARS else None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _narrowed(selection: Selection, filter_: Filter) -> Selection:
-    """With the filter's limit of the time, by which the rows are cut among tasks."""
+def _limit_times(selection: Selection, filter_: Filter) -> Selection:
+    """Apply the filter's limit of the time, by which the rows are cut among tasks."""
     if getattr(filter_, "attribute", ()) != (selection.time_column,):
         return selection
     if isinstance(filter_, GreaterThan | GreaterThanOrEqual):

@@ -39,34 +39,34 @@ STREAM = (
     "maxWindowPerTrigger",
     "failOnDataLoss",
 )
-KINDS = {"archive": ARCHIVE, "messages": MESSAGES}
+LAYOUTS = {"archive": ARCHIVE, "messages": MESSAGES}
 EARLIEST = "earliest"
-FETCH_ROWS = 10_000
-"""Rows of a batch that is handed to Spark, where fetchSize does not say."""
+DEFAULT_FETCH_ROWS = 10_000
+"""Rows of a batch that Spark receives, unless fetchSize is given."""
 
-MOST_PARTITIONS = 1000
-"""The largest numPartitions: each is a connection to the database."""
+MAX_PARTITIONS = 1000
+"""Maximum numPartitions: each partition is a connection to the database."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
-    """What was asked for; no password shows in its repr.
+class SourceOptions:
+    """Parsed options; no password shows in the repr.
 
     Attributes:
-        address: Where the database is.
+        address: Address of the database.
         kind: "archive" or "messages".
-        selection: Which rows.
-        num_partitions: Connections that read at the same time; None is chosen by size.
-        fetch_rows: Most rows of a batch that is handed to Spark.
-        start: Where a new stream begins; None is the oldest row.
+        selection: The rows to read.
+        num_partitions: Number of connections that read at the same time; None is chosen by size.
+        fetch_rows: Maximum number of rows of a batch that Spark receives.
+        start: Start of a new stream; None is the oldest row.
         safety_lag: Seconds, as `find_horizon` takes them.
         primary: URL of the standby's primary.
-        max_rows: Most rows of a micro-batch; None is any number.
-        max_window: Most seconds of `archived_at` in a micro-batch; None is any.
-        fail_on_data_loss: Whether a stream fails when rows may have been pruned before it read
-            them, as no row of its queues from before its window is left.
+        max_rows: Maximum number of rows of a micro-batch; None is any number.
+        max_window: Maximum seconds of `archived_at` in a micro-batch; None is any.
+        fail_on_data_loss: True if a stream fails when rows may have been pruned before it read
+            them: no row of its queues from before its window is left.
     """
 
     address: Address
@@ -82,139 +82,146 @@ class Options:
     fail_on_data_loss: bool
 
 
-def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
-    """Check the options, whatever the case of their names.
+def parse_options(
+    raw_options: Mapping[str, str], *, streaming: bool | None = None
+) -> SourceOptions:
+    """Parse and check the options, whatever the case of their names.
 
     Args:
-        given: As Spark has them. `path`, the argument of `load`, is another name of `table`.
-        streaming: What they are for; None if that is not known yet.
+        raw_options: Spark's options. `path`, the argument of `load`, is another name of `table`.
+        streaming: True for streams, False for batches; None if that is not known yet.
 
     Raises:
-        SetupError: an unknown name, one of the other way of reading, or a value that cannot be; it
-            says which are allowed and repeats neither URL nor password.
+        SetupError: an unknown name, an option of the other way of reading, or an invalid value; the
+            message lists the allowed options and repeats neither URL nor password.
         NotSupportedError: another database.
     """
-    found = _named(given, streaming)
-    url = _url(found, "url")
+    options = _normalize_names(raw_options, streaming)
+    url = _parse_url(options, "url")
     if url is None:
         raise SetupError(
             'the option "url" is missing: give a SQLAlchemy URL, like postgresql://user@host/name, '
             'and the password by the option "password" or "passwordEnv"'
         )
-    kind = found.get("kind", "archive").lower()
-    one_of("kind", kind, tuple(KINDS))
-    start = found.get("startingTimestamp", EARLIEST)
-    return Options(
-        address=parse_address(_with_credentials(url, found)),
+    kind = options.get("kind", "archive").lower()
+    one_of("kind", kind, tuple(LAYOUTS))
+    start = options.get("startingTimestamp", EARLIEST)
+    return SourceOptions(
+        address=parse_address(_add_credentials(url, options)),
         kind=kind,
-        selection=_selection(kind, found),
-        num_partitions=_get(found, "numPartitions", _number_of_partitions, None),
-        fetch_rows=_get(found, "fetchSize", _number, FETCH_ROWS),
+        selection=_parse_selection(kind, options),
+        num_partitions=_get_option(options, "numPartitions", _parse_partitions, None),
+        fetch_rows=_get_option(options, "fetchSize", _parse_number, DEFAULT_FETCH_ROWS),
         start=None if start.lower() == EARLIEST else parse_moment("startingTimestamp", start),
-        safety_lag=_get(found, "safetyLag", seconds_or_zero, 300.0),
-        primary=_primary(found, _with_credentials(url, found)),
-        max_rows=_get(found, "maxRowsPerTrigger", _number, None),
-        max_window=_get(found, "maxWindowPerTrigger", positive_seconds, None),
-        fail_on_data_loss=_get(found, "failOnDataLoss", _flag, True),
+        safety_lag=_get_option(options, "safetyLag", seconds_or_zero, 300.0),
+        primary=_parse_primary(options, _add_credentials(url, options)),
+        max_rows=_get_option(options, "maxRowsPerTrigger", _parse_number, None),
+        max_window=_get_option(options, "maxWindowPerTrigger", positive_seconds, None),
+        fail_on_data_loss=_get_option(options, "failOnDataLoss", _parse_flag, True),
     )
 
 
-def _named(given: Mapping[str, str], streaming: bool | None) -> dict[str, str]:
-    """The options by their proper names."""
+def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> dict[str, str]:
+    """Return the options by their proper names."""
     names = {name.lower(): name for name in (*BOTH, *BATCH, *STREAM)} | {"path": "table"}
-    found: dict[str, str] = {}
-    for name, value in given.items():
+    options: dict[str, str] = {}
+    for name, value in raw_options.items():
         proper = names.get(name.lower())
         if proper is None:
             raise SetupError(
                 f"the option {name!r} is unknown; allowed are {', '.join(BOTH)}; of batches "
                 f"{', '.join(BATCH)}; of streams {', '.join(STREAM)}"
             )
-        if found.get(proper, value) != value:
+        if options.get(proper, value) != value:
             raise SetupError(
                 "the table is named twice, by load(…) and by the option: leave one out"
             )
-        found[proper] = value
-    others = {None: (), True: BATCH, False: STREAM}[streaming]
-    wrong = [name for name in others if name in found]
-    if wrong:
-        way, other = ("readStream", BATCH) if streaming else ("read", STREAM)
+        options[proper] = value
+    other_options = {None: (), True: BATCH, False: STREAM}[streaming]
+    misplaced = [name for name in other_options if name in options]
+    if misplaced:
+        method, other = ("readStream", BATCH) if streaming else ("read", STREAM)
         allowed = ", ".join((*BOTH, *(STREAM if other is BATCH else BATCH)))
-        raise SetupError(f"the option {wrong[0]!r} is not for spark.{way}; allowed are {allowed}")
-    return found
+        raise SetupError(
+            f"the option {misplaced[0]!r} is not for spark.{method}; allowed are {allowed}"
+        )
+    return options
 
 
-def _selection(kind: str, found: Mapping[str, str]) -> Selection:
+def _parse_selection(kind: str, options: Mapping[str, str]) -> Selection:
     return select_rows(
-        KINDS[kind],
-        found.get("table"),
-        found.get("schema"),
-        since=found.get("since"),
-        until=found.get("until"),
-        queues=_get(found, "queues", _listed, None),
-        states=_get(found, "states", _listed, None),
+        LAYOUTS[kind],
+        options.get("table"),
+        options.get("schema"),
+        since=options.get("since"),
+        until=options.get("until"),
+        queues=_get_option(options, "queues", _parse_list, None),
+        states=_get_option(options, "states", _parse_list, None),
     )
 
 
-def _get(found: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: Any) -> Any:
-    return parse(name, found[name]) if name in found else default
+def _get_option(
+    options: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: Any
+) -> Any:
+    return parse(name, options[name]) if name in options else default
 
 
-def _url(found: Mapping[str, str], name: str) -> URL | None:
-    if name not in found:
+def _parse_url(options: Mapping[str, str], name: str) -> URL | None:
+    if name not in options:
         return None
     try:
-        return make_url(found[name])
+        return make_url(options[name])
     except (ArgumentError, ValueError):
-        # The cause is left out, because its text repeats the URL and its password.
+        # Trap: raise without the cause, because its text repeats the URL and its password.
         raise SetupError(
             f"the option {name!r} is no URL like postgresql://user@host/name"
         ) from None
 
 
-def _with_credentials(url: URL, found: Mapping[str, str]) -> URL:
-    if "password" in found and "passwordEnv" in found:
+def _add_credentials(url: URL, options: Mapping[str, str]) -> URL:
+    if "password" in options and "passwordEnv" in options:
         raise SetupError("password and passwordEnv are both given: leave one out")
-    password = found.get("password")
-    if "passwordEnv" in found:
-        password = os.environ.get(found["passwordEnv"])
+    password = options.get("password")
+    if "passwordEnv" in options:
+        password = os.environ.get(options["passwordEnv"])
         if password is None:
             raise SetupError(
-                f"passwordEnv names {found['passwordEnv']!r}, which is not in the environment that "
+                f"passwordEnv names {options['passwordEnv']!r}, which is not in the environment "
+                "that "
                 "the driver's Java was started with"
             )
-    if "user" in found:
-        url = url.set(username=found["user"])
+    if "user" in options:
+        url = url.set(username=options["user"])
     return url if password is None else url.set(password=password)
 
 
-def _primary(found: Mapping[str, str], url: URL) -> URL | None:
-    """With the credentials of the standby, unless it names a user itself."""
-    primary = _url(found, "primary")
+def _parse_primary(options: Mapping[str, str], url: URL) -> URL | None:
+    """Return the primary's URL; without a user the standby's credentials apply."""
+    primary = _parse_url(options, "primary")
     if primary is None or primary.username is not None:
         return primary
     primary = primary.set(username=url.username)
     return primary if url.password is None else primary.set(password=url.password)
 
 
-def _number(name: str, text: str) -> int:
+def _parse_number(name: str, text: str) -> int:
     return whole_number(name, int(text) if text.strip().isdecimal() else text)
 
 
-def _number_of_partitions(name: str, text: str) -> int | None:
+def _parse_partitions(name: str, text: str) -> int | None:
     if text.lower() == "auto":
         return None
     value = int(text) if text.strip().isdecimal() else text
-    return whole_number(name, value, most=MOST_PARTITIONS, other=' or "auto"')
+    return whole_number(name, value, most=MAX_PARTITIONS, other=' or "auto"')
 
 
-def _flag(name: str, text: str) -> bool:
+def _parse_flag(name: str, text: str) -> bool:
     one_of(name, text.lower(), ("true", "false"))
     return text.lower() == "true"
 
 
-def _listed(name: str, text: str) -> tuple[str, ...]:
-    """Names between commas, or a JSON list for names that hold commas."""
+def _parse_list(name: str, text: str) -> tuple[str, ...]:
+    """Parse names between commas, or a JSON list for names that contain commas."""
     if not text.lstrip().startswith("["):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:

@@ -1,4 +1,4 @@
-"""`spark.read.format("sqlbroker")`: a statement for each task, of the columns that are wanted.
+"""`spark.read.format("sqlbroker")`: a statement for each task, of the requested columns.
 
 A stream reads its windows by the same statements.
 """
@@ -16,110 +16,115 @@ from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.load.frames import to_struct
 from pyspark_sqlbroker.load.rows import read_batches
 from pyspark_sqlbroker.load.selection import Selection
-from pyspark_sqlbroker.source.options import Options
+from pyspark_sqlbroker.source.options import SourceOptions
 
 MIN_PARTITIONS = 2
-"""Of a table that is not small. As by JDBC each task starts a connection, and a Python worker too:
-more tasks than cores are slower."""
+"""Minimum number of partitions of a table that is not small. As with JDBC each task opens a
+connection, and a Python worker too: more tasks than cores are slower.
+"""
 
 
-class Cut(InputPartition):
-    """The rows of one task: `value` is the statement that reads them."""
+class StatementPartition(InputPartition):
+    """The rows of a task; `value` is the statement to read."""
 
     value: str
 
 
 class BatchReader(DataSourceReader):
-    """Reads the rows that exist when the query is planned; the database's clock ends the window."""
+    """Reads the rows that exist at planning time, by the database's clock."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._fields = wanted_fields(schema, options.selection)
 
     def partitions(self) -> list[InputPartition]:
-        """One cut of the table for each task; asks for statistics only."""
+        """Return a partition for each task; only statistics are queried."""
         try:
-            return self._cuts()
+            return self._plan()
         except NotImplementedError as error:
             # On NotImplementedError Spark would read everything as a single partition.
             raise SetupError(str(error)) from error
 
-    def _cuts(self) -> list[InputPartition]:
+    def _plan(self) -> list[InputPartition]:
         database = database_of(self._options.address)
         with database.connect() as connection:
-            selection = self._options.selection.closed(database, connection)
-            return whole_table(database, connection, self._options, selection, self._fields)
+            selection = self._options.selection.end_now(database, connection)
+            return plan_partitions(database, connection, self._options, selection, self._fields)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one cut as Arrow's record batches."""
-        return read_cut(self._options, self._fields, partition)
+        """Read the rows of a partition as Arrow record batches."""
+        return read_partition(self._options, self._fields, partition)
 
 
 def wanted_fields(schema: StructType, selection: Selection) -> list[Field]:
-    """The fields that a user's schema names, in its order.
+    """Return the fields of a user's schema, in order.
 
     Raises:
-        SetupError: a name that the table has not, or another type; it lists what is allowed.
+        SetupError: a name or a type that is not in the table; the message lists the allowed
+            columns.
     """
-    known = {field.name: field for field in selection.fields}
+    fields = {field.name: field for field in selection.fields}
     types = {field.name: field.dataType for field in to_struct(selection.fields)}
     for column in schema:
-        if column.name not in known or column.dataType != types[column.name]:
+        if column.name not in fields or column.dataType != types[column.name]:
             allowed = ", ".join(f"{field.name} {field.type}" for field in selection.fields)
             raise SetupError(
                 f"the schema's column {column.name!r} of type {column.dataType.simpleString()} is "
                 f"not in the table; allowed are {allowed}"
             )
-    return [known[column.name] for column in schema]
+    return [fields[column.name] for column in schema]
 
 
-def read_cut(
-    options: Options, fields: Sequence[Field], cut: InputPartition | None
+def read_partition(
+    options: SourceOptions, fields: Sequence[Field], partition: InputPartition | None
 ) -> Iterator[Any]:
-    """The rows of one task, as record batches.
+    """Read the rows of a task as record batches.
 
     Raises:
-        SetupError: Spark gave none of the cuts that were planned.
+        SetupError: Spark passed a partition that was not planned.
     """
-    if not isinstance(cut, Cut):
+    if not isinstance(partition, StatementPartition):
         raise SetupError(
-            f"Spark asks for the rows of {cut!r}, which was not planned: please report this"
+            f"Spark asks for the rows of {partition!r}, which was not planned: please report this"
         )
-    return read_batches(options.address, cut.value, fields, options.fetch_rows)
+    return read_batches(options.address, partition.value, fields, options.fetch_rows)
 
 
-def whole_table(
+def plan_partitions(
     database: ArchiveDatabase,
     connection: Connection,
-    options: Options,
+    options: SourceOptions,
     selection: Selection,
     fields: list[Field],
 ) -> list[InputPartition]:
-    """Cuts of the selected rows.
+    """Cut the selected rows into partitions.
 
     Raises:
         SetupError: the database has no such table.
     """
-    database.need_table(connection, selection.table, selection.schema)
-    number = options.num_partitions or database.size(
+    database.require_table(connection, selection.table, selection.schema)
+    number = options.num_partitions or database.estimate_size(
         connection, selection.table, selection.schema
-    ).partitions(MIN_PARTITIONS)
-    column = selection.range_column()
-    cuts = database.predicates(connection, selection.cut_by(database, column), number)
-    return make_cuts(database, selection, fields, column, cuts)
+    ).choose_partitions(MIN_PARTITIONS)
+    column = selection.choose_range_column()
+    conditions = database.predicates(
+        connection, selection.build_table_range(database, column), number
+    )
+    return build_partitions(database, selection, fields, column, conditions)
 
 
-def make_cuts(
+def build_partitions(
     database: ArchiveDatabase,
     selection: Selection,
     fields: Sequence[Field],
     column: str,
-    cuts: Sequence[str],
+    conditions: Sequence[str],
 ) -> list[InputPartition]:
-    """A statement for each of `cuts`, which are conditions on `column` (as `Database.predicates`
-    makes them).
-    """
+    """Build a partition for each condition on `column`, from `ArchiveDatabase.predicates`."""
     names = {field.name for field in fields} | {column}
-    inner = selection.subquery(database, names, column)
+    inner = selection.build_subquery(database, names, column)
     outer = ", ".join(database.quote(field.name) for field in fields)
-    return [Cut(f"SELECT {outer} FROM {inner} WHERE {cut}") for cut in cuts]
+    return [
+        StatementPartition(f"SELECT {outer} FROM {inner} WHERE {condition}")
+        for condition in conditions
+    ]

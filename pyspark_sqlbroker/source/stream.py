@@ -1,10 +1,8 @@
-"""`spark.readStream.format("sqlbroker")`: what was archived, window by window, each row exactly
-once.
+"""`spark.readStream.format("sqlbroker")`: archived rows, window by window, each exactly once.
 
-An offset is a moment: everything archived before it has been read. It is taken from the archive's
-horizon (`find_horizon`), before which no row can appear any more; so the rows between two offsets
-are the same however often they are read, and a restarted query repeats its last window with the
-same rows.
+An offset is a point in time: everything archived before it has been read. It is the archive's
+horizon (`find_horizon`), before which no row can appear any more. So the rows between two offsets
+are always the same, and a restarted query repeats its last window with the same rows.
 """
 
 import logging
@@ -30,34 +28,34 @@ from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.load.selection import Selection
 from pyspark_sqlbroker.moments import FIRST
-from pyspark_sqlbroker.source.options import Options
-from pyspark_sqlbroker.source.scan import make_cuts, read_cut, wanted_fields
+from pyspark_sqlbroker.source.options import SourceOptions
+from pyspark_sqlbroker.source.scan import build_partitions, read_partition, wanted_fields
 
-BEFORE = "archivedBefore"
-"""The one entry of an offset."""
+OFFSET_KEY = "archivedBefore"
+"""The one key of an offset."""
 
-OLDEST = datetime(1000, 1, 1, tzinfo=timezone.utc)
-"""Where a stream begins that reads every row, older ones, too."""
+FIRST_START = datetime(1000, 1, 1, tzinfo=timezone.utc)
+"""Start of a stream that reads every row, including older ones."""
 
-ROWS_A_PARTITION = 100_000
+ROWS_PER_PARTITION = 100_000
 """Rows of a micro-batch for each task."""
 
-MOST_PARTITIONS = 16
-"""Tasks of a micro-batch, where numPartitions does not say; each is a connection."""
+MAX_PARTITIONS = 16
+"""Maximum number of tasks of a micro-batch without numPartitions; each is a connection."""
 
 ADMISSION = (4, 2)
-"""The version of Spark that tells a source where a micro-batch starts and how much it may take."""
+"""Version of Spark that passes the start of a micro-batch and its limit of rows to a source."""
 
 log = logging.getLogger("faststream_sqlbroker.spark")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much a window may hold.
+class WindowLimits:
+    """Limits of a window.
 
     Attributes:
-        rows: At most so many, but all of one moment; None is any number.
-        seconds: At most so long, from its first row on; None is any length.
+        rows: Maximum number of rows, but always all rows of one time; None is any number.
+        seconds: Maximum length, from the window's first row on; None is any length.
     """
 
     rows: int | None = None
@@ -65,32 +63,34 @@ class Limits:
 
 
 class StreamReader(DataSourceStreamReader):
-    """One query's source. Spark asks it in the driver's Python, and reads in the executors'."""
+    """The source of a query; Spark plans in the driver's Python, and reads in the executors'."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._fields = wanted_fields(schema, options.selection)
-        self._first = options.start or OLDEST
+        self._first = options.start or FIRST_START
         self._position: datetime | None = None
-        self._empty = (OLDEST, OLDEST)
-        self._told: str | None = None
-        self._seen: datetime | None = None
+        self._empty_range = (FIRST_START, FIRST_START)
+        self._logged_source: str | None = None
+        self._last_horizon: datetime | None = None
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint begins."""
+        """Return the start of a query without a checkpoint."""
         return to_offset(self._first)
 
     def latestOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """The end of the next window: the horizon, or less under a limit; the last end if nothing
-        is new.
+        """Return the end of the next window, or the last end if there are no new rows.
+
+        The end is the horizon, or less under a limit.
         """
-        limits = Limits(self._options.max_rows, self._options.max_window)
-        return to_offset(self._next(self._position or self._first, limits))
+        limits = WindowLimits(self._options.max_rows, self._options.max_window)
+        return to_offset(self._find_next_offset(self._position or self._first, limits))
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
-        """Cuts of the window.
+        """Cut the window into partitions.
 
-        After a restart Spark calls it with an empty window, which tells where an earlier run ended.
+        After a restart Spark calls this with an empty window, which tells where an earlier run
+        ended.
 
         Raises:
             StoreError: rows of the window may have been pruned, and failOnDataLoss is not false.
@@ -103,63 +103,77 @@ class StreamReader(DataSourceStreamReader):
         if last <= first:
             return []
         database = database_of(self._options.address)
-        selection = self._options.selection.between(None if first == OLDEST else first, last)
+        selection = self._options.selection.between(None if first == FIRST_START else first, last)
         with database.connect() as connection:
-            if self._seen is None or last > self._seen:
-                self._need_horizon(database, connection, last)
+            if self._last_horizon is None or last > self._last_horizon:
+                self._check_horizon(database, connection, last)
             if self._options.fail_on_data_loss and first != self._first:
-                self._refuse_gap(database, connection, first)
+                self._check_gap(database, connection, first)
             number = self._options.num_partitions
             if number is None:
-                most = MOST_PARTITIONS * ROWS_A_PARTITION
+                max_rows = MAX_PARTITIONS * ROWS_PER_PARTITION
                 number = (
-                    1 + (count_rows(database, connection, selection, most) - 1) // ROWS_A_PARTITION
+                    1
+                    + (count_window_rows(database, connection, selection, max_rows) - 1)
+                    // ROWS_PER_PARTITION
                 )
-            rows = selection.cut_by(database, "archived_at")
-            cuts = database.predicates(connection, rows, number)
-        return make_cuts(database, selection, self._fields, "archived_at", cuts)
+            table_range = selection.build_table_range(database, "archived_at")
+            conditions = database.predicates(connection, table_range, number)
+        return build_partitions(database, selection, self._fields, "archived_at", conditions)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one cut as Arrow's record batches."""
-        return read_cut(self._options, self._fields, partition)
+        """Read the rows of a partition as Arrow record batches."""
+        return read_partition(self._options, self._fields, partition)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Nothing: the archive keeps what was read."""
+        """Do nothing: the archive keeps the rows."""
 
     def stop(self) -> None:
-        """Nothing: no connection stays open between two calls."""
+        """Do nothing: no connection stays open between two calls."""
 
-    def _next(self, start: datetime, limits: Limits, most: datetime | None = None) -> datetime:
-        """Where the window that begins at `start` ends; `start` if it would hold no row."""
+    def _find_next_offset(
+        self, start: datetime, limits: WindowLimits, latest: datetime | None = None
+    ) -> datetime:
+        """Return the end of the window that begins at `start`; `start` if the window would be
+        empty.
+        """
         database = database_of(self._options.address)
         with database.connect() as connection:
-            horizon = self._horizon(database, connection)
-            if most is not None:
-                horizon = min(horizon, most)
-            # A range below the horizon that was found empty stays empty: it is skipped.
-            since = self._empty[1] if self._empty[0] <= start <= self._empty[1] else start
-            end = window_end(database, connection, self._options.selection, since, horizon, limits)
+            horizon = self._find_horizon(database, connection)
+            if latest is not None:
+                horizon = min(horizon, latest)
+            # An empty range below the horizon stays empty, so skip it.
+            since = (
+                self._empty_range[1]
+                if self._empty_range[0] <= start <= self._empty_range[1]
+                else start
+            )
+            end = find_window_end(
+                database, connection, self._options.selection, since, horizon, limits
+            )
         if end is None:
             if horizon > since:
-                self._empty = (start, horizon)
+                self._empty_range = (start, horizon)
             return start
         self._position = max(end, self._position or end)
         return end
 
-    def _horizon(self, database: ArchiveDatabase, connection: Connection) -> datetime:
+    def _find_horizon(self, database: ArchiveDatabase, connection: Connection) -> datetime:
         options = self._options
-        found = find_horizon(
+        horizon = find_horizon(
             database, connection, safety_lag=options.safety_lag, primary=options.primary
         )
-        if found.source != self._told:
+        if horizon.source != self._logged_source:
             # Python shows warnings in the driver's log without any configuration.
-            level = logging.WARNING if found.source == "safety lag" else logging.INFO
-            log.log(level, "the stream's horizon is known by: %s; %s", found.source, found.detail)
-            self._told = found.source
-        self._seen = found.moment
-        return found.moment
+            level = logging.WARNING if horizon.source == "safety lag" else logging.INFO
+            log.log(
+                level, "the stream's horizon is known by: %s; %s", horizon.source, horizon.detail
+            )
+            self._logged_source = horizon.source
+        self._last_horizon = horizon.moment
+        return horizon.moment
 
-    def _need_horizon(
+    def _check_horizon(
         self, database: ArchiveDatabase, connection: Connection, last: datetime
     ) -> None:
         """Check that this server is complete up to `last`.
@@ -167,7 +181,7 @@ class StreamReader(DataSourceStreamReader):
         An earlier run may have planned the window by another server, and the checkpoint keeps the
         window's end.
         """
-        horizon = self._horizon(database, connection)
+        horizon = self._find_horizon(database, connection)
         if horizon < last:
             raise TransientStoreError(
                 f"the batch that is repeated ends at {last.isoformat()}, and this server is "
@@ -176,16 +190,16 @@ class StreamReader(DataSourceStreamReader):
                 "had before"
             )
 
-    def _refuse_gap(
+    def _check_gap(
         self, database: ArchiveDatabase, connection: Connection, first: datetime
     ) -> None:
-        """Check that rows of the window were not pruned before they were read.
+        """Check that rows of the window were not pruned before being read.
 
-        Pruning removes the oldest rows first: while a row from before the window is left, the
-        window is complete. This does not notice that one of several queues was pruned alone, nor
-        that rows were deleted from the middle.
+        Pruning removes the oldest rows first: while a row from before the window exists, the window
+        is complete. This does not detect that one of several queues was pruned alone, nor that rows
+        were deleted from the middle.
         """
-        if not anything_before(database, connection, self._options.selection, first):
+        if not has_rows_before(database, connection, self._options.selection, first):
             raise StoreError(
                 f"no row of its queues archived before {first.isoformat()} is left, where the "
                 "stream goes on: it has read such rows, so they were pruned up to there at least, "
@@ -194,30 +208,30 @@ class StreamReader(DataSourceStreamReader):
             )
 
 
-def to_offset(moment: datetime) -> dict[str, str]:
-    """A moment as Spark's offset; the same moment always makes the same text."""
-    return {BEFORE: moment.astimezone(timezone.utc).isoformat(timespec="microseconds")}
+def to_offset(time: datetime) -> dict[str, str]:
+    """Convert a time to Spark's offset; the same time always gives the same text."""
+    return {OFFSET_KEY: time.astimezone(timezone.utc).isoformat(timespec="microseconds")}
 
 
 def from_offset(offset: dict[str, str]) -> datetime:
-    """The moment of an offset.
+    """Parse the time of an offset.
 
     Raises:
-        SetupError: it is of another source.
+        SetupError: the offset is of another source.
     """
     try:
-        return datetime.fromisoformat(offset[BEFORE])
+        return datetime.fromisoformat(offset[OFFSET_KEY])
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"the checkpoint's offset {offset!r} is not one of this source: take another folder"
         ) from error
 
 
-def make_stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
-    """A reader as this version of Spark wants it.
+def make_stream_reader(options: SourceOptions, schema: StructType) -> DataSourceStreamReader:
+    """Create a reader for this version of Spark.
 
     Raises:
-        SetupError: a column or type that the table has not.
+        SetupError: a column or type that is not in the table.
         NotSupportedError: the live table.
     """
     if options.kind != "archive":
@@ -228,71 +242,72 @@ def make_stream_reader(options: Options, schema: StructType) -> DataSourceStream
     if release() < ADMISSION:
         return StreamReader(options, schema)
     module = import_module("pyspark_sqlbroker.source.admission")
-    reader: DataSourceStreamReader = module.AdmittingReader(options, schema)
+    reader: DataSourceStreamReader = module.LimitedStreamReader(options, schema)
     return reader
 
 
 def release() -> tuple[int, ...]:
-    """Spark's version, of which the first two numbers matter."""
+    """Return Spark's version; only the first two numbers matter."""
     return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 
 
-def window_end(
+def find_window_end(
     database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     since: datetime,
     horizon: datetime,
-    limits: Limits,
+    limits: WindowLimits,
 ) -> datetime | None:
-    """The first moment after the window of selected rows that begins at `since`; None if there is
-    no row.
+    """Return the first time after the window that begins at `since`; None without a selected
+    row.
 
-    It ends at `horizon` at the latest. Rows of one moment are never parted, so a moment with more
-    rows than `limits.rows` makes a window of its own.
+    The window ends at `horizon` at the latest. Rows of one time are never separated, so a time with
+    more rows than `limits.rows` makes a window of its own.
     """
     if since >= horizon:
         return None
-    window = selection.between(FIRST if since == OLDEST else since, horizon)
-    first = _moment(database, connection, window, 0)
+    window = selection.between(FIRST if since == FIRST_START else since, horizon)
+    first = _find_row_time(database, connection, window, 0)
     if first is None:
         return None
     end = horizon
     if limits.seconds is not None:
         end = min(end, first + max(timedelta(seconds=limits.seconds), TICK))
     if limits.rows is not None:
-        over = _moment(database, connection, window, limits.rows)
-        if over is not None:
-            end = min(end, max(over, first + TICK))
+        next_time = _find_row_time(database, connection, window, limits.rows)
+        if next_time is not None:
+            end = min(end, max(next_time, first + TICK))
     return end
 
 
-def _moment(
-    database: ArchiveDatabase, connection: Connection, window: Selection, skipped: int
+def _find_row_time(
+    database: ArchiveDatabase, connection: Connection, window: Selection, offset: int
 ) -> datetime | None:
-    """When the row after `skipped` others was archived; an index serves it."""
+    """Return the time of the row after `offset` rows, by an index."""
     time = database.quote(window.time_column)
-    found = database.scalar(
+    microseconds = database.scalar(
         connection,
-        f"SELECT {database.microseconds(time)} {window.from_clause(database)} "
-        f"ORDER BY {time} LIMIT 1 OFFSET {skipped}",
+        f"SELECT {database.build_microseconds(time)} {window.from_clause(database)} "
+        f"ORDER BY {time} LIMIT 1 OFFSET {offset}",
     )
-    return None if found is None else from_microseconds(int(found))
+    return None if microseconds is None else from_microseconds(int(microseconds))
 
 
-def count_rows(
-    database: ArchiveDatabase, connection: Connection, window: Selection, most: int
+def count_window_rows(
+    database: ArchiveDatabase, connection: Connection, window: Selection, max_count: int
 ) -> int:
-    """How many rows the window holds; counting ends at `most`, and begins at 1."""
-    inner = f"SELECT 1 {window.from_clause(database)} LIMIT {most}"
+    """Count the rows of the window, up to `max_count`, and return at least 1."""
+    inner = f"SELECT 1 {window.from_clause(database)} LIMIT {max_count}"
     return max(int(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q")), 1)
 
 
-def anything_before(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, moment: datetime
+def has_rows_before(
+    database: ArchiveDatabase, connection: Connection, selection: Selection, time: datetime
 ) -> bool:
-    """Whether a row of the selected queues, in any state, was archived before `moment`."""
-    # Queues may be pruned alone; a state cannot, but a dead letter that is retried goes.
-    earlier = replace(selection, since=None, until=moment, states=None)
+    """Return True if a row of the selected queues, in any state, was archived before `time`."""
+    # A single queue may be pruned, but not a single state; a dead letter that is retried goes,
+    # though.
+    earlier = replace(selection, since=None, until=time, states=None)
     inner = f"SELECT 1 {earlier.from_clause(database)} LIMIT 1"
     return bool(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q"))
