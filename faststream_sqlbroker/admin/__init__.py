@@ -1,4 +1,4 @@
-"""Operations for people who run the broker: one file a subject."""
+"""Operations for people who run the broker, one file for each subject."""
 
 from faststream_sqlbroker.admin.admin import Admin
 from faststream_sqlbroker.admin.findings import Findings

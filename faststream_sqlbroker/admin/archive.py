@@ -1,63 +1,64 @@
-"""The archive: old messages are removed, and partitions are added."""
+"""Operations on the archive: prune old messages and add partitions."""
 
 from faststream_sqlbroker.admin.arguments import operator_name
-from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import NO_ARCHIVE, Pruned, Retention, checked_retention
 from faststream_sqlbroker.database.retention import Pruner
 from faststream_sqlbroker.exceptions import SetupError
 
 
-class Archive(Operations):
-    """Old messages and partitions of the archive."""
+class ArchiveOperations(AdminOperations):
+    """Operations on old messages and partitions of the archive."""
 
     async def prune(
         self, retention: Retention, *, dry_run: bool = False, by: str | None = None
     ) -> Pruned:
-        """Remove finished messages that are older than `retention` keeps, now and once.
+        """Remove finished messages that are older than `retention` allows, once and now.
 
-        A thousand of them are removed in each transaction, with a rest in between, so that
-        consumers lose little; a million take some minutes. What a call that was cut off has removed
-        is gone; the next one goes on. Messages that wait or run are never touched.
+        Each transaction removes a thousand messages, with a pause in between, so that consumers are
+        hardly slowed down; a million take some minutes. If a call is interrupted, its removals stay
+        and the next call continues. Messages that wait or run are never touched.
 
         Args:
-            retention: What to keep.
+            retention: How long to keep messages.
             dry_run: Remove nothing, only count.
-            by: Who does it, as text, for the `audit`; default user and host. A prune
-                that was cut off stays in the audit, with a note that says so.
+            by: Operator's name for the `audit`; default user and host. An interrupted prune
+                stays in the audit, with a note that says so.
 
         Returns:
-            How many were removed, or would be.
+            How many messages were removed, or would be.
 
         Raises:
             SetupError: `retention` is no Retention, `by` is not text, or there is no archive.
         """
-        checked = checked_retention(retention)
-        if checked is None:
+        retention_ = checked_retention(retention)
+        if retention_ is None:
             raise SetupError('prune needs a Retention, such as Retention(completed="30d")')
         if self._store.tables.archive is None:
             raise SetupError(NO_ARCHIVE)
-        who = operator_name(by)
-        rows = self._changing.retention
-        pruner = Pruner(rows, checked, Clock())
+        operator = operator_name(by)
+        rows = self._writable_store.retention
+        pruner = Pruner(rows, retention_, Clock())
         if dry_run:
             return await pruner.prune(dry_run=True)
-        # Noted before the first row goes: a process that is killed half-way has an entry, too.
-        begun = await rows.note_prune(who, checked.as_json)
-        pruned = await pruner.prune()
-        await rows.note_pruned(begun, pruned)
-        return pruned
+        # Write the entry before the first row is removed, so that a process that is killed half-way
+        # has an entry, too.
+        job = await rows.note_prune(operator, retention_.as_json)
+        result = await pruner.prune()
+        await rows.note_pruned(job, result)
+        return result
 
     async def add_partitions(self, *, by: str | None = None) -> list[str]:
-        """Make the partitions that are missing of the current period and of the next four.
+        """Create missing partitions for the current period and the next four.
 
-        A started broker of the archive's owner does so once an hour, without an entry of the audit.
+        A started broker of the archive's owner does so once an hour, without an entry in the audit.
 
         Args:
-            by: Who does it, as text, for the `audit`; default user and host.
+            by: Operator's name for the `audit`; default user and host.
 
         Returns:
-            The names of those that were made.
+            The names of the created partitions.
 
         Raises:
             SetupError: the archive has no `archive_partitions`, or `by` is not text.
@@ -69,8 +70,8 @@ class Archive(Operations):
                 'the archive has no partitions: SqlBrokerSchemaConfig(archive_partitions="week") '
                 "names them (PostgreSQL only)"
             )
-        made = []
-        who = operator_name(by)
-        while name := await self._changing.partitions.add(who):
-            made.append(name)
-        return made
+        created = []
+        operator = operator_name(by)
+        while name := await self._writable_store.partitions.add(operator):
+            created.append(name)
+        return created

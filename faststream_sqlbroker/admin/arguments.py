@@ -1,4 +1,4 @@
-"""Checks of what an operator gives, and the filters that say which messages are meant."""
+"""Validate operators' arguments, and parse filters of messages."""
 
 import getpass
 import os
@@ -15,24 +15,24 @@ from faststream_sqlbroker.core.text import clean_text, short, storable
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
-LARGEST_ID = 2**63 - 1
-"""The largest value of the id column, a signed integer of 64 bits."""
-LONGEST_AGE = 100 * 365 * 86_400.0
-"""Seconds; every database knows the time so long ago."""
-FIRST_YEAR = 1001
-"""Every database knows all moments from its begin on, in any time zone."""
-LAST_YEAR = 9998
-"""The same until its end."""
+MAX_ID = 2**63 - 1
+"""Maximum value of the id column, a signed integer of 64 bits."""
+MAX_AGE_SECONDS = 100 * 365 * 86_400.0
+"""Seconds; every database supports times so long ago."""
+MIN_YEAR = 1001
+"""First year that every database supports completely, in any time zone."""
+MAX_YEAR = 9998
+"""Last year that every database supports completely, in any time zone."""
 MAX_IDS = 1_000
-"""Ids of messages that a filter may have."""
-LONGEST_TEXT = 1_000
-"""Bytes of a reason and of the name of an operator; longer text is cut."""
+"""Maximum number of message ids in a filter."""
+MAX_TEXT_BYTES = 1_000
+"""Maximum bytes of a reason and of an operator's name; longer text is cut."""
 _ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 """An id as text; 2**63 has 19 digits."""
 
 
 def check_limit(limit: int) -> None:
-    """Refuse less than 1.
+    """Check that `limit` is at least 1.
 
     Raises:
         ValueError: `limit` is less than 1.
@@ -43,17 +43,17 @@ def check_limit(limit: int) -> None:
 
 
 def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | float | None:
-    """Read the argument `name`: a moment, or how many seconds ago.
+    """Parse the argument `name`: a time, or how many seconds ago.
 
     Raises:
-        SetupError: it is neither an aware datetime nor a length of time of 0 or more.
+        SetupError: the value is neither an aware datetime nor a duration of 0 or more.
     """
     if value is None:
         return None
     if isinstance(value, datetime):
-        return _aware(name, value)
+        return _to_utc(name, value)
     seconds = parse_duration(value, name=name)
-    if not 0 <= seconds <= LONGEST_AGE:
+    if not 0 <= seconds <= MAX_AGE_SECONDS:
         raise SetupError(
             f"{name} must be a datetime, or how long ago: 0 to 100 years, got {short(value)}"
         )
@@ -61,36 +61,36 @@ def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | fl
 
 
 def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
-    """Read the argument `name`: a moment, or in how many seconds.
+    """Parse the argument `name`: a time, or in how many seconds.
 
     Raises:
-        SetupError: it is neither an aware datetime that every database can hold nor a length of
-            time of 0 or more.
+        SetupError: the value is neither an aware datetime that every database can hold nor a
+            duration of 0 or more.
     """
     if isinstance(value, datetime):
-        return near(name, value)
+        return validate_datetime(name, value)
     seconds = parse_duration(value, name=name)
-    if not 0 <= seconds <= LONGEST_AGE:
+    if not 0 <= seconds <= MAX_AGE_SECONDS:
         raise SetupError(
             f"{name} must be a datetime, or a duration of 0 to 100 years, got {short(value)}"
         )
     return seconds
 
 
-def near(name: str, value: datetime) -> datetime:
-    """Return `value`, if every database can hold such a moment.
+def validate_datetime(name: str, value: datetime) -> datetime:
+    """Return `value`, if every database can hold such a time.
 
     Raises:
-        SetupError: it has no time zone, or is in a year that not every database has.
+        SetupError: the value has no time zone, or is in a year that not every database supports.
     """
-    if not FIRST_YEAR <= _aware(name, value).year <= LAST_YEAR:
+    if not MIN_YEAR <= _to_utc(name, value).year <= MAX_YEAR:
         raise SetupError(
-            f"{name} must be in a year from {FIRST_YEAR} to {LAST_YEAR}, got {value.isoformat()}"
+            f"{name} must be in a year from {MIN_YEAR} to {MAX_YEAR}, got {value.isoformat()}"
         )
     return value
 
 
-def _aware(name: str, value: datetime) -> datetime:
+def _to_utc(name: str, value: datetime) -> datetime:
     if value.tzinfo is None:
         raise SetupError(
             f"{name} needs a time zone, got the naive datetime {value!r}: "
@@ -104,11 +104,11 @@ def _aware(name: str, value: datetime) -> datetime:
         ) from None
 
 
-def filter_text(name: str, value: str | None) -> str | None:
+def validate_filter_text(name: str, value: str | None) -> str | None:
     """Return the text of a filter, if the database can compare with such a text.
 
     Raises:
-        SetupError: `value` is not text, or holds what no database stores as text.
+        SetupError: `value` is not text, or contains characters that no database stores.
     """
     if value is not None and (not isinstance(value, str) or not storable(value)):
         raise SetupError(
@@ -117,7 +117,7 @@ def filter_text(name: str, value: str | None) -> str | None:
     return value
 
 
-def text_or_none(name: str, value: str | None) -> str | None:
+def clean_optional_text(name: str, value: str | None) -> str | None:
     """Clean and cut the text of the argument `name` for the database.
 
     Raises:
@@ -126,22 +126,18 @@ def text_or_none(name: str, value: str | None) -> str | None:
     if value is not None and not isinstance(value, str):
         msg = f"{name} must be text, got {short(value)}"
         raise SetupError(msg)
-    return None if value is None else clean_text(value, limit=LONGEST_TEXT)
+    return None if value is None else clean_text(value, limit=MAX_TEXT_BYTES)
 
 
-def message_number(message_id: int | str) -> int:
-    """The id of a message, which may be given as text.
+def parse_message_id(message_id: int | str) -> int:
+    """Parse the id of a message, which may be text.
 
     Raises:
         SetupError: `message_id` is not a whole number of 64 bits.
     """
-    text = isinstance(message_id, str) and _ID.fullmatch(message_id)
-    number = int(message_id) if text else message_id
-    if (
-        not isinstance(number, int)
-        or isinstance(number, bool)
-        or not -LARGEST_ID <= number <= LARGEST_ID
-    ):
+    is_text = isinstance(message_id, str) and _ID.fullmatch(message_id)
+    number = int(message_id) if is_text else message_id
+    if not isinstance(number, int) or isinstance(number, bool) or not -MAX_ID <= number <= MAX_ID:
         msg = (
             "message_id must be a whole number of 64 bits, as returned by publish or found in "
             f"message.message_id, got {short(message_id)}"
@@ -151,22 +147,22 @@ def message_number(message_id: int | str) -> int:
 
 
 def operator_name(by: str | None) -> str:
-    """Name the operator for the audit: `by`, or the user and the host, as "ann@web-3".
+    """Return the operator's name for the audit: `by`, or user and host, as "ann@web-3".
 
     Raises:
-        SetupError: it is not text.
+        SetupError: `by` is not text.
     """
-    return text_or_none("by", by) or f"{_user()}@{socket.gethostname()}"
+    return clean_optional_text("by", by) or f"{_get_user()}@{socket.gethostname()}"
 
 
-def _user() -> str:
+def _get_user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's number without a name
         return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
 
 
-def filters_of(
+def parse_filters(
     *,
     has_archive: bool,
     ids: Sequence[int | str] | None = None,
@@ -181,22 +177,22 @@ def filters_of(
     until: Duration | datetime | None = None,
     archived: bool = False,
 ) -> Filters:
-    """The filters that the arguments of `messages` say.
+    """Parse the arguments of `messages` as filters.
 
     Raises:
-        SetupError: an argument is not valid, or they do not go together.
+        SetupError: an argument is not valid, or the combination is not.
     """
-    wanted = _state(state)
+    parsed_state = _parse_state(state)
     filters = Filters(
-        archived=archived or wanted in ARCHIVED_STATES,
-        ids=() if ids is None else _numbers(ids),
+        archived=archived or parsed_state in ARCHIVED_STATES,
+        ids=() if ids is None else _parse_ids(ids),
         queue=None if queue is None else checked_name(queue),
-        state=wanted,
-        key=_key(key),
-        error=filter_text("error", error),
-        reason=filter_text("reason", reason),
-        fingerprint=_fingerprint(fingerprint),
-        headers=_headers(headers),
+        state=parsed_state,
+        key=_validate_key(key),
+        error=validate_filter_text("error", error),
+        reason=validate_filter_text("reason", reason),
+        fingerprint=_validate_fingerprint(fingerprint),
+        headers=_validate_headers(headers),
         since=moment_or_age("since", since),
         until=moment_or_age("until", until),
     )
@@ -204,17 +200,17 @@ def filters_of(
     return filters
 
 
-def _numbers(ids: Sequence[int | str]) -> tuple[int, ...]:
-    # Without ids all messages match, which an empty list of a program does not mean.
+def _parse_ids(ids: Sequence[int | str]) -> tuple[int, ...]:
+    # Trap: without ids all messages match, which a program with an empty list does not mean.
     if isinstance(ids, str) or not isinstance(ids, Sequence) or not 1 <= len(ids) <= MAX_IDS:
         raise SetupError(
             f"ids must be a list of 1 to {MAX_IDS} ids of messages, got {short(ids)}: use other "
             "filters for more"
         )
-    return tuple(sorted({message_number(each) for each in ids}))
+    return tuple(sorted({parse_message_id(id_) for id_ in ids}))
 
 
-def _state(value: MessageState | str | None) -> MessageState | None:
+def _parse_state(value: MessageState | str | None) -> MessageState | None:
     if value is None or isinstance(value, MessageState):
         return value
     name = str(value).upper()
@@ -224,32 +220,32 @@ def _state(value: MessageState | str | None) -> MessageState | None:
     return MessageState[name]
 
 
-def _key(value: str | None) -> str | None:
-    key = filter_text("key", value)
-    # MySQL and MariaDB would take it for the key without its spaces.
+def _validate_key(value: str | None) -> str | None:
+    key = validate_filter_text("key", value)
+    # MySQL and MariaDB would treat the key as equal to the one without spaces.
     if key is not None and key.endswith(" "):
         raise SetupError(f"key must not end in a space, as no key does, got {short(value)}")
     return key
 
 
-def _fingerprint(value: str | None) -> str | None:
+def _validate_fingerprint(value: str | None) -> str | None:
     if value is not None and (not isinstance(value, str) or len(value) != FINGERPRINT_LENGTH):
         raise SetupError(
             f"fingerprint must be the {FINGERPRINT_LENGTH} digits that dead_letters shows, "
             f"got {short(value)}"
         )
-    return filter_text("fingerprint", value)
+    return validate_filter_text("fingerprint", value)
 
 
-def _headers(given: Mapping[str, str] | None) -> Mapping[str, str]:
-    if given is not None and not isinstance(given, Mapping):
-        raise SetupError(f"headers must map names to texts, got {short(given)}")
-    for name, value in (given or {}).items():
+def _validate_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    if headers is not None and not isinstance(headers, Mapping):
+        raise SetupError(f"headers must map names to texts, got {short(headers)}")
+    for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise SetupError(f"headers must map names to texts, got {short(name)}: {short(value)}")
-        filter_text("the name of a header", name)
-        filter_text(f"the header {short(name)}", value)
-    return dict(given or {})
+        validate_filter_text("the name of a header", name)
+        validate_filter_text(f"the header {short(name)}", value)
+    return dict(headers or {})
 
 
 def _check_filters(filters: Filters, has_archive: bool) -> None:

@@ -1,4 +1,6 @@
-"""What is wrong, in one list: for `sqlbroker check` and the dashboard's overview."""
+"""List all problems that an operator should know, for `sqlbroker check` and the dashboard's
+overview.
+"""
 
 from collections import Counter
 from collections.abc import Awaitable, Sequence
@@ -6,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from faststream_sqlbroker.admin.health import HealthReport
-from faststream_sqlbroker.admin.messages import Messages
-from faststream_sqlbroker.admin.queues import Queues
-from faststream_sqlbroker.admin.schedules import Schedules
-from faststream_sqlbroker.admin.workers import Workers
+from faststream_sqlbroker.admin.messages import MessageQueries
+from faststream_sqlbroker.admin.queues import QueueOperations
+from faststream_sqlbroker.admin.schedules import ScheduleOperations
+from faststream_sqlbroker.admin.workers import WorkerOperations
 from faststream_sqlbroker.core.findings import (
     Finding,
     archive_findings,
@@ -28,39 +30,44 @@ from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import StoreError
 
 MAX_AGE = 600.0
-"""Seconds that a due message may wait."""
-MAX_LOOKS = {"late": 100, "failing": 20}
-"""Queues whose messages are looked at: late ones with policies, and failing ones."""
+"""Maximum seconds that a due message may wait."""
+MAX_EXPLAINED_QUEUES = {"late": 100, "failing": 20}
+"""Number of queues whose messages are read: late queues with policies, and failing queues."""
 MAX_UNKNOWN = 1_000
-"""Unknown outcomes that are counted."""
+"""Maximum number of unknown outcomes to count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an operator has to look at, and what it was found in."""
+    """Problems that an operator should check, with the underlying results."""
 
     health: Health
     queues: tuple[QueueOverview, ...]
     """Empty if tables are missing."""
     findings: tuple[Finding, ...]
-    """Those of the database and of this process first."""
+    """Findings of the database and of this process first."""
     archive: ArchiveSize | None = None
-    """How large the archive is, and how fast it grows; None: it is not known."""
+    """Size and growth of the archive; None if unknown."""
 
     @property
     def errors(self) -> list[Finding]:
-        """Those that are no warnings."""
+        """Findings that are not just warnings."""
         return [finding for finding in self.findings if finding.is_error]
 
     @property
     def counts(self) -> Counter[tuple[str, ...]]:
-        """How many there are of each kind, level ("error" or "warning") and queue ("": of none)."""
+        """Number of findings by kind, level ("error" or "warning") and queue ("" for none)."""
         levels = {True: "error", False: "warning"}
-        return Counter((f.kind, levels[f.is_error], f.queue or "") for f in self.findings)
+        return Counter(
+            (finding.kind, levels[finding.is_error], finding.queue or "")
+            for finding in self.findings
+        )
 
 
-class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
-    """Looks at all that an operator watches."""
+class FindingsReport(
+    QueueOperations, WorkerOperations, MessageQueries, ScheduleOperations, HealthReport
+):
+    """Reads everything that an operator watches."""
 
     async def findings(
         self,
@@ -69,13 +76,13 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         old_transaction: Duration = OLD_TRANSACTION,
         queues: Sequence[QueueOverview] | None = None,
     ) -> Findings:
-        """Look at the database, the queues, the schedules, the subscribers and the dead letters.
+        """Check the database, the queues, the schedules, the subscribers and the dead letters.
 
-        It leaves nothing in the database. docs/howto/operating.md lists the kinds of findings, and
-        which are errors. It reads what `health`, `queues`, `schedules`, `subscribers`,
-        `dead_letters` of the last 24 hours and `unknown` read, for up to 100 late queues what
-        `policies` reads, one message of up to 20 failing ones, and how large the archive is by the
-        server's statistics.
+        Nothing is written to the database. docs/howto/operating.md lists the kinds of findings, and
+        which are errors. The check reads the data of `health`, `queues`, `schedules`,
+        `subscribers`, `dead_letters` of the last 24 hours and `unknown`; for up to 100 late queues
+        the data of `policies`; one message of up to 20 failing queues; and the archive's size by
+        the server's statistics.
 
         Args:
             max_age: How long a due message may wait: seconds, a timedelta or text like "10m".
@@ -83,54 +90,56 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
             queues: A recent result of `queues`; None reads it.
 
         Raises:
-            SetupError: a duration is not one, or not longer than 0.
+            SetupError: a value is not a duration, or not longer than 0.
         """
-        longest = positive_seconds("max_age", max_age)
+        max_age_seconds = positive_seconds("max_age", max_age)
         health = await self.health(old_transaction=old_transaction)
         findings = [
             Finding(kind, text) for kind, texts in health.findings().items() for text in texts
         ]
         if health.schema:
-            # What follows reads the tables, and would fail with one of these problems.
+            # All other checks read the tables, and would fail with one of these problems.
             return Findings(health, tuple(queues or ()), tuple(findings))
-        collector = Collector(list(queues or ()))
+        collector = FindingCollector(list(queues or ()))
         if queues is None:
-            await collector.read("the queues", self._read_queues(collector))
-        await collector.read("the subscribers", self._read_subscribers(collector))
-        await self._find_in_queues(collector, longest)
-        await collector.read("the schedules", self._find_in_schedules(collector))
-        await collector.read("the dead letters", self._find_dead_letters(collector))
-        await collector.read("the unknown outcomes", self._find_unknown(collector))
-        await collector.read("the archive's size", self._find_growth(collector))
+            await collector.collect("the queues", self._read_queues(collector))
+        await collector.collect("the subscribers", self._read_subscribers(collector))
+        await self._check_queues(collector, max_age_seconds)
+        await collector.collect("the schedules", self._check_schedules(collector))
+        await collector.collect("the dead letters", self._check_dead_letters(collector))
+        await collector.collect("the unknown outcomes", self._check_unknown(collector))
+        await collector.collect("the archive's size", self._check_archive_size(collector))
         findings += collector.findings
         return Findings(health, tuple(collector.queues), tuple(findings), collector.archive)
 
-    async def _read_queues(self, collector: "Collector") -> None:
+    async def _read_queues(self, collector: "FindingCollector") -> None:
         collector.queues = await self.queues()
 
-    async def _read_subscribers(self, collector: "Collector") -> None:
+    async def _read_subscribers(self, collector: "FindingCollector") -> None:
         collector.subscribers = await self.subscribers()
 
-    async def _find_in_queues(self, collector: "Collector", max_age: float) -> None:
-        """Judge each queue, and look at messages of those that are late or fail."""
+    async def _check_queues(self, collector: "FindingCollector", max_age: float) -> None:
+        """Check each queue, and read messages of queues that are late or fail."""
         subscribers = collector.subscribers
-        ruled = {name for each in subscribers if each.rules for name in each.queues}
-        looks = Counter(MAX_LOOKS)
+        queues_with_policies = {
+            name for subscriber in subscribers if subscriber.rules for name in subscriber.queues
+        }
+        remaining = Counter(MAX_EXPLAINED_QUEUES)
         for queue in collector.queues:
             for finding in queue_findings(queue, max_age):
-                shown = finding
-                has_cause = finding.kind != "late" or queue.queue in ruled
-                if has_cause and looks[finding.kind]:
-                    looks[finding.kind] -= 1
-                    with suppress(StoreError):  # Then it is shown without.
-                        shown = await self._explained(finding, queue, subscribers)
-                collector.findings.append(shown)
+                result = finding
+                has_cause = finding.kind != "late" or queue.queue in queues_with_policies
+                if has_cause and remaining[finding.kind]:
+                    remaining[finding.kind] -= 1
+                    with suppress(StoreError):  # then the finding has no explanation
+                        result = await self._add_explanation(finding, queue, subscribers)
+                collector.findings.append(result)
         collector.findings += mixed_findings(subscribers)
 
-    async def _explained(
+    async def _add_explanation(
         self, finding: Finding, queue: QueueOverview, subscribers: Sequence[LiveSubscriber]
     ) -> Finding:
-        """Return `finding` with what its messages tell."""
+        """Return `finding` with details from the messages."""
         if finding.kind == "late":
             waits = await self.policies(queue.queue)
             return explain_late(finding, queue, waits[0], subscribers) if waits else finding
@@ -140,22 +149,22 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
             return replace(finding, text=text, error=message.last_error)
         return finding
 
-    async def _find_in_schedules(self, collector: "Collector") -> None:
+    async def _check_schedules(self, collector: "FindingCollector") -> None:
         now = await self._store.server.now()
         collector.findings += schedule_findings(await self.schedules(), now)
 
-    async def _find_dead_letters(self, collector: "Collector") -> None:
+    async def _check_dead_letters(self, collector: "FindingCollector") -> None:
         if self._store.messages.has_archive:
             now = await self._store.server.now()
             collector.findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
 
-    async def _find_growth(self, collector: "Collector") -> None:
+    async def _check_archive_size(self, collector: "FindingCollector") -> None:
         if self._store.messages.has_archive:
             collector.archive = await self._store.archive_growth.size()
         if collector.archive is not None:
             collector.findings += archive_findings(collector.archive)
 
-    async def _find_unknown(self, collector: "Collector") -> None:
+    async def _check_unknown(self, collector: "FindingCollector") -> None:
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
             count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
             text = f"{count} whose handler may or may not have run"
@@ -163,17 +172,17 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
 
 
 @dataclass
-class Collector:
-    """Collects the findings of each part; a part that cannot be read hides no other."""
+class FindingCollector:
+    """Collects the findings of each part; a part that cannot be read does not hide other parts."""
 
     queues: list[QueueOverview]
     subscribers: list[LiveSubscriber] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     archive: ArchiveSize | None = None
 
-    async def read(self, what: str, look: Awaitable[None]) -> None:
-        """Add what `look` finds, or that it fails."""
+    async def collect(self, label: str, check: Awaitable[None]) -> None:
+        """Run a check, and record a failure as a finding."""
         try:
-            await look
+            await check
         except StoreError as error:
-            self.findings.append(Finding("not read", f"{what} could not be read: {error}"))
+            self.findings.append(Finding("not read", f"{label} could not be read: {error}"))

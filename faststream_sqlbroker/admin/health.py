@@ -1,6 +1,6 @@
-"""Whether all is well: the database, its tables and what is in them, and this process.
+"""Check the database, its tables and their contents, and this process.
 
-Each part of a diagnosis is bounded in time and fails alone.
+Each part of a diagnosis has a time limit and fails separately.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.admin.arguments import LONGEST_AGE, check_limit
-from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.admin.arguments import MAX_AGE_SECONDS, check_limit
+from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.health import (
     OLD_TRANSACTION,
@@ -39,27 +39,27 @@ from faststream_sqlbroker.schema.migrate import HEAD
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
-MOST_DRAINED = 20
-"""Drained subscribers that are named."""
+MAX_DRAINED = 20
+"""Maximum number of drained subscribers to name."""
 PACKAGES = ("sqlbroker", "faststream", "sqlalchemy", "anyio", "alembic", "starlette", "uvicorn")
-"""Whose versions are told, besides the driver's, where they are installed."""
-Found = tuple[Mapping[str, Any], list[str]]
-Look = Callable[[], Awaitable[Found]]
-MOST_DAMAGES = 10_000
-"""Damages that one call lists; what is beyond is counted."""
+"""Packages whose versions are shown, if installed, besides the driver's."""
+CheckResult = tuple[Mapping[str, Any], list[str]]
+Check = Callable[[], Awaitable[CheckResult]]
+MAX_DAMAGES = 10_000
+"""Maximum number of damages that one call lists; more are only counted."""
 
 
-class HealthReport(Operations):
-    """Whether all is well: the database, its tables, and this process."""
+class HealthReport(AdminOperations):
+    """Health checks of the database, the tables, and this process."""
 
     async def health(self, *, old_transaction: Duration = OLD_TRANSACTION) -> Health:
-        """Look at the server, the tables, the rights, the clocks, the pool and the subscribers of
-        this process.
+        """Check the server, the tables, the rights, the clocks, the pool and this process's
+        subscribers.
 
-        It leaves nothing in the database, and reads no table of messages. `Health.problems` says
-        what is wrong, one line each with what to do. What a database cannot tell, or not to this
-        user, is None, and `Health.database.hidden` names the right that is missing. SQLite tells
-        its version only.
+        Nothing is written to the database, and no table of messages is read. `Health.problems`
+        lists the problems, one line each with a remedy. Values that a database does not provide, or
+        not to this user, are None, and `Health.database.hidden` names the missing right. SQLite
+        provides only its version.
 
         Args:
             old_transaction: The age from which an open transaction of any session is a problem:
@@ -68,151 +68,163 @@ class HealthReport(Operations):
         Raises:
             SetupError: `old_transaction` is not a duration, or not longer than 0.
         """
-        oldest = positive_seconds("old_transaction", old_transaction)
-        process = self._process()
-        difference, doubt = await compare_clocks(self._store)
+        max_transaction_age = positive_seconds("old_transaction", old_transaction)
+        process = self._get_process()
+        difference, uncertainty = await compare_clocks(self._store)
         used, limit = self._store.pool_use
         lacks: list[Any] = []
-        # No right can be tried on a server that is read-only; all else can be told there.
-        if (writes := await self._write_problem()) is None:
-            lacks.extend((await self._store.access.find_lacks(self._needed)).lacks)
+        # Rights cannot be tested on a read-only server; all other checks work there.
+        if (writes := await self._find_write_problem()) is None:
+            lacks.extend((await self._store.access.find_lacks(self._required_activities)).lacks)
         schema = tuple(await self._store.server.differences())
         return Health(
             database=await self._store.server.health(),
             clock_difference=difference,
-            clock_doubt=doubt,
+            clock_doubt=uncertainty,
             pool_used=used,
             pool_limit=limit,
             process=process,
             writes=writes,
             lacks=tuple(map(str, lacks)),
             schema=schema,
-            differing_windows=() if schema else await self._differing(),
-            drained=() if schema else await self._drained(),
-            old_transaction=oldest,
+            differing_windows=() if schema else await self._list_differing_windows(),
+            drained=() if schema else await self._list_drained(),
+            old_transaction=max_transaction_age,
         )
 
     @property
-    def _needed(self) -> Activities:
-        """Return the activities of this process; without any, those of operators."""
-        return self._process().activities or frozenset({Activity.OPERATE})
+    def _required_activities(self) -> Activities:
+        """The activities of this process; without any, the activities of operators."""
+        return self._get_process().activities or frozenset({Activity.OPERATE})
 
-    async def _differing(self) -> tuple[str, ...]:
-        """Windows of lakes that are not pruned."""
+    async def _list_differing_windows(self) -> tuple[str, ...]:
+        """Return the windows of lakes that are not pruned."""
         try:
-            found = await self._store.retention.loaded.differing()
+            windows = await self._store.retention.loaded.differing()
         except AccessError:
-            return ()  # A producer needs no right on the records.
-        return tuple(f"window {window} of lake {lake!r}" for lake, window in found)
+            return ()  # a producer needs no right on the records
+        return tuple(f"window {window} of lake {lake!r}" for lake, window in windows)
 
-    async def _drained(self) -> tuple[str, ...]:
+    async def _list_drained(self) -> tuple[str, ...]:
         try:
-            return tuple(await self._store.live_subscribers.drained(MOST_DRAINED))
+            return tuple(await self._store.live_subscribers.drained(MAX_DRAINED))
         except AccessError:
             return ()  # A producer needs no right on the registrations.
 
     async def diagnosis(self, *, timeout: Duration = 5.0) -> Diagnosis:
-        """Look at the database, the tables, the rights, the clock, the pool, the listener, the
-        subscribers, the brokers that answers go to and the versions of packages.
+        """Check all parts: database, tables, rights, clock, pool, listener, subscribers, relays,
+        versions.
 
-        It leaves nothing in the database, and shows no password. A part that fails or takes too
-        long says so; the others go on.
+        Relays are the brokers that results are forwarded to; versions are those of packages.
+        Nothing is written to the database, and no password is shown. A part that fails or takes too
+        long says so; the other parts are still checked.
 
         Args:
-            timeout: Longest time of each part, all of which are looked at together: seconds, a
-                timedelta or text like "5s".
+            timeout: Time limit of each part; all parts run at the same time: seconds, a timedelta
+                or text like "5s".
 
         Raises:
             SetupError: `timeout` is not a duration, or not longer than 0.
         """
         limit = positive_seconds("timeout", timeout)
-        looks: dict[str, Look] = {
-            "database": self._of_database,
-            "schema": self._of_schema,
-            "rights": self._of_rights,
-            "clock": self._of_clock,
-            "pool": self._of_pool,
-            "listener": self._of_listener,
-            "subscribers": self._of_subscribers,
-            "relays": self._of_relays,
-            "versions": self._of_versions,
+        checks: dict[str, Check] = {
+            "database": self._check_database,
+            "schema": self._check_schema,
+            "rights": self._check_rights,
+            "clock": self._check_clock,
+            "pool": self._check_pool,
+            "listener": self._check_listener,
+            "subscribers": self._check_subscribers,
+            "relays": self._check_relays,
+            "versions": self._check_versions,
         }
-        parts = await asyncio.gather(*(_part(name, look, limit) for name, look in looks.items()))
+        parts = await asyncio.gather(*(_part(name, check, limit) for name, check in checks.items()))
         return Diagnosis(tuple(parts))
 
-    async def _of_database(self) -> Found:
-        found = await self._store.server.health()
+    async def _check_database(self) -> CheckResult:
+        health = await self._store.server.health()
         url = self._store.engine.url
-        facts = {
+        details = {
             "name": self._store.database_name,
-            "version": found.version,
+            "version": health.version,
             "driver": self._store.driver,
             "host": url.host,
             "port": url.port,
             "database": url.database,
-            "open_transactions": len(found.transactions),
-            "hidden": found.hidden,
+            "open_transactions": len(health.transactions),
+            "hidden": health.hidden,
         }
-        problems = [*transaction_problems(found.transactions), *dead_row_problems(found)]
-        writes = await self._write_problem()
-        return facts, problems if writes is None else [writes, *problems]
+        problems = [*transaction_problems(health.transactions), *dead_row_problems(health)]
+        writes = await self._find_write_problem()
+        return details, problems if writes is None else [writes, *problems]
 
-    async def _of_schema(self) -> Found:
+    async def _check_schema(self) -> CheckResult:
         tables = self._store.tables
-        there = await self._store.server.schema_version()
-        facts = {
-            "version": there,
+        version_ = await self._store.server.schema_version()
+        details = {
+            "version": version_,
             "needed": HEAD,
             "schema": tables.config.schema,
             "tables": [table.name for table in tables.ours],
         }
-        return facts, await self._store.server.differences()
+        return details, await self._store.server.differences()
 
-    async def _of_rights(self) -> Found:
-        access = await self._store.access.find_lacks(self._needed)
-        facts = {"user": access.who, "asked": sorted(each.value for each in self._needed)}
-        return facts, [str(lack) for lack in access.lacks]
+    async def _check_rights(self) -> CheckResult:
+        access = await self._store.access.find_lacks(self._required_activities)
+        details = {
+            "user": access.who,
+            "asked": sorted(activity.value for activity in self._required_activities),
+        }
+        return details, [str(lack) for lack in access.lacks]
 
-    async def _of_clock(self) -> Found:
-        difference, doubt = await compare_clocks(self._store)
-        facts = {"difference": round(difference, 3), "doubt": round(doubt, 3)}
-        return facts, list(clock_problems(difference, doubt))
+    async def _check_clock(self) -> CheckResult:
+        difference, uncertainty = await compare_clocks(self._store)
+        details = {"difference": round(difference, 3), "doubt": round(uncertainty, 3)}
+        return details, list(clock_problems(difference, uncertainty))
 
-    async def _of_pool(self) -> Found:
+    async def _check_pool(self) -> CheckResult:
         used, limit = self._store.pool_use
-        facts = {"used": used, "limit": limit, "of_the_broker": self._store.max_connections}
-        return facts, list(pool_problems(used, limit))
+        details = {"used": used, "limit": limit, "of_the_broker": self._store.max_connections}
+        return details, list(pool_problems(used, limit))
 
-    async def _of_listener(self) -> Found:
-        listening = self._surroundings().listening
-        deaf = "wake-ups of other processes are not heard, so messages are found by polling: see "
-        problems = [f"{deaf}the log for why LISTEN fails"] if listening is False else []
+    async def _check_listener(self) -> CheckResult:
+        listening = self._get_surroundings().listening
+        explanation = (
+            "wake-ups of other processes are not heard, so messages are found by polling: see "
+        )
+        problems = [f"{explanation}the log for why LISTEN fails"] if listening is False else []
         return {"listening": listening}, problems
 
-    async def _of_subscribers(self) -> Found:
-        process = self._process()
-        facts = {
-            "running": self._surroundings().is_running,
+    async def _check_subscribers(self) -> CheckResult:
+        process = self._get_process()
+        details = {
+            "running": self._get_surroundings().is_running,
             "subscribers": [
-                {"queues": list(each.queues), "worker": each.worker, "held": each.held}
-                for each in process.subscribers
+                {
+                    "queues": list(subscriber.queues),
+                    "worker": subscriber.worker,
+                    "held": subscriber.held,
+                }
+                for subscriber in process.subscribers
             ],
         }
-        return facts, list(subscriber_problems(process.subscribers))
+        return details, list(subscriber_problems(process.subscribers))
 
-    async def _of_relays(self) -> Found:
-        relays = self._surroundings().relays
+    async def _check_relays(self) -> CheckResult:
+        relays = self._get_surroundings().relays
         problems = [
             f"{name} cannot publish: start its broker with this one"
             for name, can_publish in relays.items()
             if not can_publish
         ]
-        return dict(relays), problems if self._surroundings().is_running else []
+        return dict(relays), problems if self._get_surroundings().is_running else []
 
-    async def _of_versions(self) -> Found:
+    async def _check_versions(self) -> CheckResult:
         names = (*PACKAGES, self._store.driver)
-        found = {name: known for name in names if (known := _version(name)) is not None}
-        return {"python": platform.python_version(), **found}, []
+        versions = {
+            name: installed for name in names if (installed := _get_version(name)) is not None
+        }
+        return {"python": platform.python_version(), **versions}, []
 
     async def verify(
         self,
@@ -223,37 +235,38 @@ class HealthReport(Operations):
         lease_over: Duration = "10m",
         limit: int = 100,
     ) -> Verification:
-        """Look through the tables for rows that contradict each other or cannot be.
+        """Search the tables for rows that contradict each other or are impossible.
 
-        Looked at are live messages, the archive, jobs of operators, and what exports to a lake have
-        recorded (`record_as`) against the rows of the archive. Nothing is written. A transaction
-        reads 2 000 rows at most, so the broker can run. `health` compares the tables' definitions.
+        The search covers live messages, the archive, jobs of operators, and the records of exports
+        to a lake (`record_as`), compared with the rows of the archive. Nothing is written. A
+        transaction reads at most 2 000 rows, so the broker can run. `health` compares the tables'
+        definitions.
 
         Args:
-            after: `after` of the call before, to go on where it ended.
-            rows: It ends after so many rows, and then has `after`; 1 or more.
-            time_limit: It ends after this time as well.
-            lease_over: A lease that ended so long ago has no owner, as any live subscriber of its
-                queue gives such messages back within seconds. A message whose holder lives has one:
-                the transaction of a handler may last longer than its lease.
-            limit: Damages to list; 1 to 10 000. All of them are counted.
+            after: `after` of the previous call, to continue from its end.
+            rows: Stop after so many rows, with `after` set; 1 or more.
+            time_limit: Stop after this time as well.
+            lease_over: A lease that ended so long ago has no owner, because any live subscriber of
+                its queue releases such messages within seconds. A message whose holder lives has an
+                owner: the transaction of a handler may last longer than its lease.
+            limit: Damages to list; 1 to 10 000. All damages are counted.
 
         Raises:
             ValueError: `rows` is less than 1.
             SetupError: an argument is not valid.
         """
         check_limit(rows)
-        if not 1 <= limit <= MOST_DAMAGES:
-            raise SetupError(f"limit must be 1 to {MOST_DAMAGES}, got {limit!r}")
-        over = positive_seconds("lease_over", lease_over)
-        if over > LONGEST_AGE:
+        if not 1 <= limit <= MAX_DAMAGES:
+            raise SetupError(f"limit must be 1 to {MAX_DAMAGES}, got {limit!r}")
+        min_lease_age = positive_seconds("lease_over", lease_over)
+        if min_lease_age > MAX_AGE_SECONDS:
             raise SetupError(f"lease_over must be at most 100 years, got {short(lease_over)}")
         try:
             return await self._store.verifier.verify(
                 after,
                 rows=rows,
                 seconds=positive_seconds("time_limit", time_limit),
-                lease_over=over,
+                lease_over=min_lease_age,
                 limit=limit,
             )
         except NotACursorError:
@@ -262,25 +275,26 @@ class HealthReport(Operations):
             ) from None
 
 
-async def _part(name: str, look: Look, limit: float) -> DiagnosisPart:
-    began = monotonic()
+async def _part(name: str, check: Check, time_limit: float) -> DiagnosisPart:
+    started_at = monotonic()
     try:
-        async with asyncio.timeout(limit):
-            facts, problems = await look()
+        async with asyncio.timeout(time_limit):
+            details, problems = await check()
     except TimeoutError:
-        error = f"no answer within {limit:g} s"
+        error = f"no answer within {time_limit:g} s"
     except StoreError as failed:
         error = str(failed)
-    except Exception as failed:  # noqa: BLE001 - the other parts are told all the same
-        # Only its class: the text of another package's error may hold a password.
+    except Exception as failed:  # noqa: BLE001 - the other parts are still reported
+        # Trap: show only the class, because the text of another package's error may contain a
+        # password.
         error = f"it failed: {type(failed).__name__}"
     else:
-        took = monotonic() - began
-        return DiagnosisPart(name=name, facts=facts, problems=tuple(problems), took=took)
-    return DiagnosisPart(name=name, error=error, took=monotonic() - began)
+        duration = monotonic() - started_at
+        return DiagnosisPart(name=name, facts=details, problems=tuple(problems), took=duration)
+    return DiagnosisPart(name=name, error=error, took=monotonic() - started_at)
 
 
-def _version(package: str) -> str | None:
+def _get_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -288,11 +302,11 @@ def _version(package: str) -> str | None:
 
 
 async def compare_clocks(store: "Store") -> tuple[float, float]:
-    """The database's clock minus this machine's, and by how much that may be wrong (seconds)."""
-    # The database reads its clock between the two, and nothing tells when: the middle is wrong by
-    # half of the time between them at most.
-    before = datetime.now(timezone.utc)
+    """Return the database's clock minus this machine's, and the uncertainty (both in seconds)."""
+    # The database reads its clock at an unknown time between the two: the middle is wrong by at
+    # most half of the time between them.
+    sent_at = datetime.now(timezone.utc)
     now = await store.server.now()
-    after = datetime.now(timezone.utc)
-    half = (after - before) / 2
-    return (now - (before + half)).total_seconds(), half.total_seconds()
+    received_at = datetime.now(timezone.utc)
+    half_elapsed = (received_at - sent_at) / 2
+    return (now - (sent_at + half_elapsed)).total_seconds(), half_elapsed.total_seconds()

@@ -1,20 +1,20 @@
-"""Locks that are held."""
+"""Operations on locks that have a holder."""
 
 from faststream_sqlbroker.admin.arguments import check_limit, operator_name
-from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.core.text import short
 
 
-class Locks(Operations):
-    """The locks of `broker.lock`."""
+class LockOperations(AdminOperations):
+    """Operations on the locks of `broker.lock`."""
 
     async def locks(self, *, limit: int = 100) -> list[HeldLock]:
-        """The locks of `broker.lock` that have a holder now, sorted by key.
+        """List the locks of `broker.lock` that have a holder now, sorted by key.
 
         Args:
-            limit: Most locks to return; 1 or more.
+            limit: Maximum number of locks; 1 or more.
 
         Raises:
             ValueError: `limit` is less than 1.
@@ -23,17 +23,17 @@ class Locks(Operations):
         return list(await self._store.locks.held(limit))
 
     async def release_lock(self, key: str, *, by: str | None = None) -> bool:
-        """Take the lock `key` from its holder; another process can lock it from now on.
+        """Release the lock `key` by force; other processes can acquire the lock from now on.
 
-        The holder is not stopped. It learns of it at its next renewal, at the latest after a third
-        of its lease. Its fence is lower than every later one.
+        The holder is not stopped. It learns of the release at its next renewal, at the latest after
+        a third of its lease. Its fence is lower than every later one.
 
         Args:
-            key: That of the lock.
-            by: Who does it, as text, for the `audit`; default user and host.
+            key: Key of the lock.
+            by: Operator's name for the `audit`; default user and host.
 
         Returns:
-            Whether the lock had a holder; the holder's lease may have run out already.
+            True if the lock had a holder, whose lease may have expired already.
 
         Raises:
             ValueError: `key` is not a valid key.
@@ -42,4 +42,4 @@ class Locks(Operations):
         if (problem := name_problem(key)) is not None:
             msg = f"{short(key)} cannot be the key of a lock: {problem}"
             raise ValueError(msg)
-        return await self._changing.locks.force(key, operator_name(by))
+        return await self._writable_store.locks.force(key, operator_name(by))

@@ -1,5 +1,6 @@
-"""Which messages there are: pages, single ones and why they wait, dead letters, those whose outcome
-is not known, and those with a lookup value.
+"""Queries for messages: pages, single messages with explanations, dead letters, unknown outcomes.
+
+And messages by their lookup value.
 """
 
 from collections.abc import Mapping
@@ -8,12 +9,12 @@ from datetime import datetime
 
 from faststream_sqlbroker.admin.arguments import (
     check_limit,
-    filters_of,
-    message_number,
+    clean_optional_text,
     operator_name,
-    text_or_none,
+    parse_filters,
+    parse_message_id,
 )
-from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.mirror import MirroredMessage, checked_info
 from faststream_sqlbroker.core.overview import DeadLetters
@@ -32,16 +33,16 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
-MOST_GROUPS = 1_000
-"""Groups of one answer."""
-MOST_LISTED = 1_000
-"""Messages of one page."""
+MAX_GROUPS = 1_000
+"""Maximum number of groups in one result."""
+MAX_PAGE_SIZE = 1_000
+"""Maximum number of messages of one page."""
 
 
-class Messages(Operations):
-    """Lists of messages, and single ones.
+class MessageQueries(AdminOperations):
+    """Lists of messages, and single messages.
 
-    Those with a lookup value can be found from their publish until they leave the message table.
+    Messages with a lookup value can be found from their publish until they leave the message table.
     """
 
     async def messages(
@@ -62,44 +63,45 @@ class Messages(Operations):
         bodies: bool = False,
         redact: Redact | None = None,
     ) -> MessagePage:
-        """A page of the messages that match all that is given.
+        """Return a page of the messages that match all given filters.
 
-        The order is that of an index. Live messages of a queue: those that are leased, by the end
-        of their lease, then the others in the order in which they are claimed; of a key, by id.
-        Live messages of all queues: the newest first. Archived ones: the last archived first.
+        The order is that of an index. Live messages of a queue: leased messages by the end of their
+        lease, then the others in the order in which they are claimed; with a key, by id. Live
+        messages of all queues: the newest first. Archived messages: the last archived first.
 
         `queue`, `queue` with `key`, the times of archived messages, and the states FAILED and
-        DISCARDED are found by an index; of a queue, the last with a search among all queues.
-        With any other filter a page looks at 20 000 messages at most. It may then be short or
-        empty, has `scanned_until`, and the next page goes on from there.
+        DISCARDED are found by an index; in a queue, the last two by a search among all queues.
+        With any other filter a page reads at most 20 000 messages. It may then be short or
+        empty, has `scanned_until`, and the next page continues from there.
 
         Messages that come, go or move between two pages may be missed or shown twice.
 
         Args:
-            queue: Its full name, with the prefix of its router.
-            state: A state or its name; COMPLETED, FAILED and DISCARDED look into the archive.
-            key: The whole key.
+            queue: Full name of the queue, with the prefix of its router.
+            state: A state or its name; COMPLETED, FAILED and DISCARDED search the archive.
+            key: The complete key.
             error: A part of the last error.
-            reason: Why it ended, the whole reason; only of archived messages.
-            fingerprint: That of its error, as `dead_letters` shows it; only of archived messages.
-            headers: Headers whose value is this text, or a number, true or false that JSON writes
-                so.
+            reason: The complete reason why the message ended; only of archived messages.
+            fingerprint: Fingerprint of the error, as `dead_letters` shows it; only of archived
+                messages.
+            headers: Headers whose value is this text, or a number, true or false with this JSON
+                text.
             since: Created (archived, in the archive) at this time or later: an aware datetime, or
                 how long ago, by the database's clock.
             until: Created (archived) before this time.
-            archived: Look into the archive rather than at live messages.
-            limit: Most messages of the page; 1 to 1 000.
-            after: `after` of the page before.
-            bodies: Read headers and bodies, too; those may be large.
+            archived: Search the archive instead of the live messages.
+            limit: Maximum number of messages; 1 to 1 000.
+            after: `after` of the previous page.
+            bodies: Read headers and bodies, too, which may be large.
             redact: Changes each message before it is returned, such as
-                `lambda m: replace(m, body="***")`. What it raises is raised here.
+                `lambda m: replace(m, body="***")`. Its errors are raised here.
 
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        if not 1 <= limit <= MOST_LISTED:
-            raise SetupError(f"limit must be 1 to {MOST_LISTED}, got {limit!r}")
-        filters = filters_of(
+        if not 1 <= limit <= MAX_PAGE_SIZE:
+            raise SetupError(f"limit must be 1 to {MAX_PAGE_SIZE}, got {limit!r}")
+        filters = parse_filters(
             has_archive=self._store.messages.has_archive,
             queue=queue,
             state=state,
@@ -126,12 +128,12 @@ class Messages(Operations):
     async def message(
         self, message_id: int | str, *, body: bool = True, redact: Redact | None = None
     ) -> MessageDetail | None:
-        """One message, live or archived, with its history and why it is where it is.
+        """Return a message, live or archived, with history and explanation.
 
         Args:
-            message_id: As `publish` returns it; or as text, as in a handler's `message.message_id`.
-            body: Read its headers and body, too.
-            redact: Changes the message before it is returned; what it raises is raised here.
+            message_id: The result of `publish`; or text, such as a handler's `message.message_id`.
+            body: Read headers and body, too.
+            redact: Changes the message before it is returned; its errors are raised here.
 
         Returns:
             None if there is no such message.
@@ -139,8 +141,8 @@ class Messages(Operations):
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
         """
-        number = message_number(message_id)
-        message = await self._store.messages.one(number, hidden=body)
+        id_ = parse_message_id(message_id)
+        message = await self._store.messages.one(id_, hidden=body)
         if message is None:
             return None
         if redact is not None:
@@ -148,26 +150,26 @@ class Messages(Operations):
         return MessageDetail(
             message,
             history(message),
-            await self.explain(number),
+            await self.explain(id_),
             came_from(message.headers),
-            await self._store.messages.progress(number),
+            await self._store.messages.progress(id_),
         )
 
     async def explain(self, message_id: int | str) -> Explanation:
-        """Explain why a message is not running, or how it ended.
+        """Explain why a message is not running, or how the message ended.
 
-        It reads one snapshot and counts at most 1 000 messages, so it is cheap at any time and from
-        any process. The answer holds for the moment of the snapshot. docs/howto/operating.md lists
-        the codes.
+        The explanation reads one snapshot and counts at most 1 000 messages, so it is cheap at any
+        time and from any process. The answer holds for the time of the snapshot.
+        docs/howto/operating.md lists the codes.
 
         Args:
-            message_id: As `publish` returns it; or as text, as in a handler's `message.message_id`.
+            message_id: The result of `publish`; or text, such as a handler's `message.message_id`.
 
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
         """
-        number = message_number(message_id)
-        return (await self._store.explanations.explain(number)).at_place(self._pipelines)
+        id_ = parse_message_id(message_id)
+        return (await self._store.explanations.explain(id_)).at_place(self._pipelines)
 
     async def dead_letters(
         self,
@@ -181,32 +183,32 @@ class Messages(Operations):
         until: Duration | datetime | None = None,
         limit: int = 50,
     ) -> DeadLetters:
-        """The FAILED messages of the archive, grouped by their errors; the largest group first.
+        """Group the archive's FAILED messages by their errors, the largest group first.
 
         Errors of one type from the same place in the code are one group, whatever their texts say:
         the place is the function of the last three stack frames. Messages without an error are
-        grouped by their reason. It looks at 20 000 messages at most, the last archived first, and
-        then says until when.
+        grouped by their reason. At most 20 000 messages are read, the last archived first; the
+        result then says until when.
 
         Dead letters that were moved to a queue (`dead_letter_queue=`) are live messages there:
         `messages` lists them.
 
         Args:
-            queue: Only of this queue.
-            key: Only of this key.
+            queue: Only messages of this queue.
+            key: Only messages with this key.
             error: A part of the last error.
-            reason: The whole reason.
+            reason: The complete reason.
             fingerprint: Only this group.
             since: Archived at this time or later: an aware datetime, or how long ago.
             until: Archived before this time.
-            limit: Most groups; 1 to 1 000.
+            limit: Maximum number of groups; 1 to 1 000.
 
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        if not 1 <= limit <= MOST_GROUPS:
-            raise SetupError(f"limit must be 1 to {MOST_GROUPS}, got {limit!r}")
-        filters = filters_of(
+        if not 1 <= limit <= MAX_GROUPS:
+            raise SetupError(f"limit must be 1 to {MAX_GROUPS}, got {limit!r}")
+        filters = parse_filters(
             has_archive=self._store.messages.has_archive,
             state=MessageState.FAILED,
             queue=queue,
@@ -220,7 +222,7 @@ class Messages(Operations):
         return await self._store.messages.dead_letters(filters, limit)
 
     async def unknown(self, queue: str | None = None, *, limit: int = 100) -> list[UnknownOutcome]:
-        """Messages whose handler may or may not have run, or may not have finished; oldest first.
+        """List messages whose handler may or may not have run or finished, the oldest first.
 
         `AckPolicy.ACK_FIRST` removes a message before its handler starts. The message is listed
         here in three cases: its process sent no heartbeat for `release_stuck_timeout` afterwards;
@@ -230,7 +232,7 @@ class Messages(Operations):
 
         Args:
             queue: List only messages of this queue.
-            limit: Most messages to return; 1 or more.
+            limit: Maximum number of messages; 1 or more.
 
         Raises:
             ValueError: `limit` is less than 1.
@@ -239,49 +241,49 @@ class Messages(Operations):
         return await self._store.starts.unknown(queue, limit)
 
     async def forget_unknown(self, *message_ids: int, by: str | None = None) -> int:
-        """Remove messages from the list of `unknown`, once their outcome was found out.
+        """Remove messages from the list of `unknown`, after you have determined their outcome.
 
         Args:
-            message_ids: Those of the messages.
-            by: Who does it, as text, for the `audit`; default user and host.
+            message_ids: Ids of the messages.
+            by: Operator's name for the `audit`; default user and host.
 
         Returns:
-            How many of them were on the list.
+            How many of the messages were on the list.
 
         Raises:
             SetupError: `by` is not text.
         """
-        return await self._changing.starts.forget(message_ids, operator_name(by))
+        return await self._writable_store.starts.forget(message_ids, operator_name(by))
 
     async def count_mirrored(self, *, lookup: str | None = None, info: str | None = None) -> int:
-        """How many live messages were published with this lookup value and have this info.
+        """Count the live messages that were published with this lookup value and have this info.
 
         Without `lookup` the records of all lookup values are read.
 
         Args:
-            lookup: The lookup value; None: any.
-            info: The whole info text; None: any.
+            lookup: The lookup value; None for any.
+            info: The complete info text; None for any.
 
         Raises:
             ValueError: `lookup` is no lookup value, or `info` no info text.
         """
-        return await self._store.mirror.count(_lookup(lookup), _info(info))
+        return await self._store.mirror.count(_validate_lookup(lookup), _validate_info(info))
 
     async def mirrored(
         self, *, lookup: str | None = None, info: str | None = None, limit: int = 100
     ) -> list[MirroredMessage]:
-        """These messages, by id, with their headers and bodies.
+        """List the messages that `count_mirrored` counts, by id, with their headers and bodies.
 
         Args:
             lookup: As of `count_mirrored`.
             info: As of `count_mirrored`.
-            limit: Most messages to return; 1 or more.
+            limit: Maximum number of messages; 1 or more.
 
         Raises:
             ValueError: an argument is not valid.
         """
         check_limit(limit)
-        return await self._store.mirror.find(_lookup(lookup), _info(info), limit)
+        return await self._store.mirror.find(_validate_lookup(lookup), _validate_info(info), limit)
 
     async def set_info(
         self,
@@ -291,37 +293,39 @@ class Messages(Operations):
         id: int | None = None,  # noqa: A002
         by: str | None = None,
     ) -> int:
-        """Replace the info of the live messages with this lookup value, also while they run.
+        """Replace the info of the live messages with this lookup value, even of running messages.
 
         Args:
             lookup: The lookup value.
-            info: The new text, at most 1,000 characters; None: none.
-            id: Only of the message with this id.
-            by: Who does it, as text, for the `audit`. Without it the audit has no entry: handlers
+            info: The new text, at most 1,000 characters; None removes the info.
+            id: Only the message with this id.
+            by: Operator's name for the `audit`. Without it the audit has no entry: handlers
                 may set the info of each message.
 
         Returns:
-            Of how many messages.
+            Number of changed messages.
 
         Raises:
             ValueError: an argument is not valid.
             SetupError: `by` is not text.
         """
-        found = _lookup(lookup)
-        if found is None:
+        lookup_ = _validate_lookup(lookup)
+        if lookup_ is None:
             raise ValueError("set_info needs a lookup value, got None")
-        text = _info(info)
-        return await self._changing.mirror.set_info(found, id, text, text_or_none("by", by))
+        info_ = _validate_info(info)
+        return await self._writable_store.mirror.set_info(
+            lookup_, id, info_, clean_optional_text("by", by)
+        )
 
 
-def _lookup(value: str | None) -> str | None:
+def _validate_lookup(value: str | None) -> str | None:
     if value is not None and (problem := name_problem(value)) is not None:
         msg = f"{short(value)} cannot be a lookup value: {problem}"
         raise ValueError(msg)
     return value
 
 
-def _info(value: str | None) -> str | None:
+def _validate_info(value: str | None) -> str | None:
     try:
         return checked_info(value)
     except PublishError as error:

@@ -1,15 +1,15 @@
-"""Queues: what is in them, what waits for their policies, and their pauses."""
+"""Operations on queues: overviews, policies and pauses."""
 
 from dataclasses import replace
 from datetime import datetime
 
 from faststream_sqlbroker.admin.arguments import (
     check_limit,
-    near,
+    clean_optional_text,
     operator_name,
-    text_or_none,
+    validate_datetime,
 )
-from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.overview import QueueOverview, nearest_name, nearest_names
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
@@ -18,37 +18,37 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
-LONGEST_QUEUE_PAUSE = 100 * 365 * 86_400.0
+MAX_QUEUE_PAUSE = 100 * 365 * 86_400.0
 """Seconds; the end of the pause then fits the timestamps of every database."""
 
 
-class Queues(Operations):
+class QueueOperations(AdminOperations):
     """Overviews of queues, their policies, and their pauses."""
 
     async def queues(self, queue: str | None = None) -> list[QueueOverview]:
-        """What each queue has, who takes from it, and how fast it grows; sorted by name.
+        """List the queues with contents, consumers and growth, sorted by name.
 
-        Listed are the queues with a message, a live subscriber or a pause: at most 500, without
-        those of replies. Counts are exact up to 1 000 messages of a kind, then an estimate that
-        says it is one; SQLite counts up to 500 000. No statement reads many more rows than that,
-        so it is cheap at any time. The queues are read one after the other, not in one snapshot.
+        The list has the queues with a message, a live subscriber or a pause: at most 500, without
+        reply queues. Counts are exact up to 1 000 messages of a kind, then an estimate that is
+        marked as such; SQLite counts up to 500 000. No statement reads many more rows than that, so
+        the call is cheap at any time. The queues are read one after the other, not in one snapshot.
 
-        The rates are those of the last minute. What came in is counted in the 10 000 newest
-        messages and the 10 000 that ended last. What went out is the sum of what the live
-        subscribers tell with their signs of life, so it needs no archive and is up to one
-        `presence_interval` old. A process that has just started counts as one that has run for
-        5 seconds at least. One that has died counts until its registration ends, for up to
-        four intervals. Without a live subscriber, or if one has a `presence_interval` of more than
-        a minute, or looks only when it is told, the 10 000 messages that were archived last are
-        counted instead. What the application takes itself (`pop`, `reserve`, HTTP) is counted only
-        there.
+        The rates are those of the last minute. Incoming messages are counted among the 10 000
+        newest messages and the 10 000 that ended last. Outgoing messages are the sum of the live
+        subscribers' heartbeats, so the count needs no archive and is up to one `presence_interval`
+        old. A process that has just started counts as running for at least 5 seconds. A process
+        that has died counts until its registration ends, for up to four intervals. Without a live
+        subscriber, or if one has a `presence_interval` of more than a minute, or polls only when
+        notified, the 10 000 messages that were archived last are counted instead. Messages that the
+        application takes itself (`pop`, `reserve`, HTTP) are counted only there.
 
         A queue with messages and no live subscriber has a `problem`, unless its messages are taken
-        over HTTP; `nearest` is then the name that may have been meant. So has one with a live
-        subscriber that never had a message, if a queue of nearly the same name lacks a subscriber.
+        over HTTP; `nearest` is then the name that may have been intended. So has a queue with a
+        live subscriber that never had a message, if a queue of nearly the same name lacks a
+        subscriber.
 
         Args:
-            queue: Only this queue, also if it has nothing.
+            queue: Only this queue, even if it is empty.
 
         Raises:
             SetupError: `queue` is not a valid name.
@@ -56,32 +56,40 @@ class Queues(Operations):
         if queue is not None:
             checked_name(queue)
         overviews = await self._store.overviews.read(queue)
-        if not any(each.lacks_subscriber or each.is_unused for each in overviews):
+        if not any(overview.lacks_subscriber or overview.is_unused for overview in overviews):
             return overviews
         if queue is not None:
-            return [replace(overviews[0], nearest=await self._nearest(overviews[0]))]
-        # A pause alone may be one of a misspelt name.
-        names = [each.queue for each in overviews if each.used or each.live_subscribers]
-        lonely = [each.queue for each in overviews if each.lacks_subscriber]
-        meant = {name: nearest_name(name, names) for name in lonely}
-        meant |= {
-            each.queue: nearest_name(each.queue, lonely) for each in overviews if each.is_unused
+            return [replace(overviews[0], nearest=await self._find_nearest(overviews[0]))]
+        # A queue that is only paused may have a misspelt name.
+        names = [
+            overview.queue for overview in overviews if overview.used or overview.live_subscribers
+        ]
+        unattended = [overview.queue for overview in overviews if overview.lacks_subscriber]
+        nearest_names_ = {name: nearest_name(name, names) for name in unattended}
+        nearest_names_ |= {
+            overview.queue: nearest_name(overview.queue, unattended)
+            for overview in overviews
+            if overview.is_unused
         }
-        return [replace(each, nearest=meant.get(each.queue)) for each in overviews]
+        return [
+            replace(overview, nearest=nearest_names_.get(overview.queue)) for overview in overviews
+        ]
 
-    async def _nearest(self, queue: QueueOverview) -> str | None:
-        """Return the name of another queue that may be meant by that of `queue`."""
-        near = next(iter(await self.similar_queues(queue.queue)), None)
-        if near is None or queue.lacks_subscriber:
-            return near
-        # A queue that only waits for its first message is misspelt only if that one has none.
-        [other] = await self._store.overviews.read(near)
-        return near if other.lacks_subscriber else None
+    async def _find_nearest(self, queue: QueueOverview) -> str | None:
+        """Return the name of another queue that may be the intended name."""
+        similar = next(iter(await self.similar_queues(queue.queue)), None)
+        if similar is None or queue.lacks_subscriber:
+            return similar
+        # A queue that only waits for its first message is misspelt only if the other queue lacks a
+        # subscriber.
+        [other] = await self._store.overviews.read(similar)
+        return similar if other.lacks_subscriber else None
 
     async def similar_queues(self, queue: str) -> list[str]:
-        """Name up to three queues that may be meant by `queue`, the most alike first.
+        """List up to three queues with names similar to `queue`, the most similar first.
 
-        They have a live message or a live subscriber; a pause alone may be one of a misspelt name.
+        They have a live message or a live subscriber; a queue that is only paused may have a
+        misspelt name.
 
         Raises:
             SetupError: `queue` is not a valid name.
@@ -92,17 +100,17 @@ class Queues(Operations):
     async def policies(
         self, queue: str | None = None, *, after: str | None = None, limit: int = 100
     ) -> list[PoliciedQueue]:
-        """How many messages of each queue wait for which of its policies, and until when.
+        """Count for each queue how many messages wait for which policies, and until when.
 
-        Listed are the queues whose live subscribers have policies or `ordered=True`, by name. It
-        asks of each message what `explain` says of it, in one snapshot. Of a queue 1 000 due
-        messages and 1 000 later ones are read, in the order of claims; beyond that `capped` says
-        that a count is a least one.
+        The list has the queues whose live subscribers have policies or `ordered=True`, by name.
+        Each message is checked as in `explain`, in one snapshot. For each queue 1 000 due messages
+        and 1 000 later ones are read, in the order of claims; beyond that `capped` says that a
+        count is a minimum.
 
         Args:
             queue: Only this queue.
-            after: Only queues whose names are greater: the last name of the page before.
-            limit: Most queues to return; 1 or more.
+            after: Only queues whose names are greater: the last name of the previous page.
+            limit: Maximum number of queues; 1 or more.
 
         Raises:
             ValueError: `limit` is less than 1.
@@ -124,67 +132,67 @@ class Queues(Operations):
         from the queue. Other processes stop within their `presence_interval`, on PostgreSQL mostly
         at once. Running handlers continue, and their outcomes are written. Claimed messages that
         wait for a worker are released; no delivery is counted. Publishing continues. Pausing a
-        paused queue changes its reason, end and author, but not since when it is paused.
+        paused queue changes its reason, end and author, but not the start of the pause.
 
         Args:
-            queue: Its full name, with the prefix of its router.
+            queue: Full name of the queue, with the prefix of its router.
             reason: Shown by `paused` and `explain`; cut to 1 000 bytes.
             until: A duration from now (seconds, a timedelta or text like "1.5h") or an aware
                 datetime, by the database's clock; None: until `resume`.
-            by: Who pauses, as text; default user and host.
+            by: Operator's name, as text; default user and host.
 
         Raises:
-            SetupError: `queue` is not a valid name, `until` is over or has no time zone, or
+            SetupError: `queue` is not a valid name, `until` is past or has no time zone, or
                 `reason` or `by` is not text.
         """
         info = {
             "by": operator_name(by),
-            "reason": text_or_none("reason", reason),
+            "reason": clean_optional_text("reason", reason),
         }
-        async with self._turn:
-            paused = await self._changing.live_subscribers.pause(
-                checked_name(queue), _until(until), info, self._channel
+        async with self._pause_semaphore:
+            paused = await self._writable_store.live_subscribers.pause(
+                checked_name(queue), _parse_until(until), info, self._channel
             )
             if paused is None:
                 raise SetupError(
                     f"until must be ahead of the database's clock, got {until}: resume ends a pause"
                 )
-            self._heard(paused)
+            self._on_paused(paused)
 
     async def resume(self, queue: str, *, by: str | None = None) -> bool:
-        """End the pause of `queue`; processes claim again as soon as they would learn of a pause.
+        """End the pause of `queue`; processes notice this as soon as a pause.
 
         A subscriber that was paused by its own `pause` stays paused.
 
         Args:
-            queue: Its full name, with the prefix of its router.
-            by: Who resumes, as text, for the `audit`; default user and host.
+            queue: Full name of the queue, with the prefix of its router.
+            by: Operator's name for the `audit`; default user and host.
 
         Returns:
-            Whether the queue was paused.
+            True if the queue was paused.
 
         Raises:
             SetupError: `queue` is not a valid name, or `by` is not text.
         """
-        async with self._turn:
-            was, paused = await self._changing.live_subscribers.resume(
+        async with self._pause_semaphore:
+            was_paused, paused = await self._writable_store.live_subscribers.resume(
                 checked_name(queue), self._channel, operator_name(by)
             )
-            self._heard(paused)
-        return was
+            self._on_paused(paused)
+        return was_paused
 
     async def paused(self) -> list[PausedQueue]:
-        """The queues that are paused now, sorted by name."""
+        """List the queues that are paused now, sorted by name."""
         return await self._store.live_subscribers.paused()
 
 
-def _until(value: Duration | datetime | None) -> datetime | float | None:
+def _parse_until(value: Duration | datetime | None) -> datetime | float | None:
     if isinstance(value, datetime):
-        return near("until", value)
+        return validate_datetime("until", value)
     if value is None:
         return None
     seconds = parse_duration(value, name="until")
-    if not 0 < seconds <= LONGEST_QUEUE_PAUSE:
+    if not 0 < seconds <= MAX_QUEUE_PAUSE:
         raise SetupError(
             "until must be a duration above 0 and of at most 100 years, or a datetime, "
             f"got {short(value)}"
