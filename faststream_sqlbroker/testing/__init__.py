@@ -1,4 +1,4 @@
-"""Unit tests of handlers without a database: `TestSqlBroker`, and time that the test moves."""
+"""Unit tests of handlers without a database: `TestSqlBroker`, and time that the test advances."""
 
 from faststream import TestApp
 

@@ -1,4 +1,4 @@
-"""`TestSqlBroker`: a broker's handlers in a unit test, without its database."""
+"""`TestSqlBroker` runs a broker's handlers in a unit test, without the broker's database."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
@@ -21,29 +21,37 @@ from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 from faststream_sqlbroker.testing.consumer import SteppedConsumer
 from faststream_sqlbroker.testing.database import TestDatabase
 from faststream_sqlbroker.testing.producer import FakeProducer, FakePublisher, TestRequests
-from faststream_sqlbroker.testing.pump import Member, Pump
-from faststream_sqlbroker.testing.reports import name_what_waits
+from faststream_sqlbroker.testing.pump import BrokerMember, Pump
+from faststream_sqlbroker.testing.reports import attach_waiting_report
 from faststream_sqlbroker.testing.store import StoreClock, TestStore
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.publisher.usecase import QueuePublisher
     from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
-_SHARED = ("store", "wakeups", "heartbeat", "lookout", "housekeeping", "rights", "direct_claimer")
+_SHARED_PARTS = (
+    "store",
+    "wakeups",
+    "heartbeat",
+    "lookout",
+    "housekeeping",
+    "rights",
+    "direct_claimer",
+)
 """Parts of a broker that its configuration has, too."""
-_HOOKS = ("producer", "make_consumer", "note_failure")
-"""What else a test has of its own there."""
-_RECORDED = ("_recorder", "is_test", "future", "_fake_handler")
-"""What handlers and publishers know of a test."""
+_CONFIG_HOOKS = ("producer", "make_consumer", "note_failure")
+"""Other attributes of the configuration that a test replaces."""
+_RECORDER_ATTRIBUTES = ("_recorder", "is_test", "future", "_fake_handler")
+"""Attributes of handlers and publishers that belong to a test."""
 
 
 class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
-    """Runs the handlers of brokers in the test's own event loop, without their database.
+    """Runs the handlers of brokers in the test's own event loop, without the brokers' databases.
 
     A private temporary SQLite file takes the database's place: options, policies, acknowledgements,
     retries and dead letters are the real ones. `publish` runs the handlers: when it returns, the
-    first attempt has ended and its outcome is written; what the handler has raised is raised then.
-    Later attempts, and what is delayed, wait until the test moves its `VirtualClock`.
+    first attempt has ended and its outcome is written, and it raises the handler's error, if any.
+    Later attempts, and delayed messages, wait until the test advances its `VirtualClock`.
     """
 
     __test__ = False
@@ -78,20 +86,19 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         engine: AsyncEngine | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
-        """Prepare; `async with` begins the test.
+        """Prepare the test, which `async with` starts.
 
         Args:
             brokers: One or several; several see each other's messages.
             with_real: Use the brokers' own databases and loops; only the mocks and call assertions
                 of handlers and publishers are added.
-            connect_only: Do not start the brokers: an application does it. Default: whether
+            connect_only: Do not start the brokers, because an application does. Default: True if
                 `TestApp` is used in the same `async with` statement.
             engine: An AsyncEngine of a SQLite file with the handlers' own tables, which
                 `transactional=True` needs: messages and those tables are committed together.
-                The broker's tables are made in it.
+                The broker's tables are created in it.
             clock: The time of the broker and of its database. Without it time stands still: only
-                what the test itself waits for (`get_one`, `pop`, `reserve`, `lock`) ends, in real
-                time.
+                calls of the test itself (`get_one`, `pop`, `reserve`, `lock`) end, in real time.
 
         Raises:
             SetupError: `with_real` together with `engine` or `clock`, `clock` is no VirtualClock,
@@ -107,7 +114,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         super().__init__(*brokers, with_real=with_real, connect_only=connect_only)
         self._engine = engine
         self._virtual_clock = clock
-        self._heard: dict[Any, str] = {}
+        self._recorded_queues: dict[Any, str] = {}
 
     @asynccontextmanager
     @override
@@ -115,74 +122,78 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         if self.with_real:
             with ExitStack() as stack:
                 for broker in self.brokers:
-                    stack.enter_context(_own_records(broker))
+                    stack.enter_context(_isolate_records(broker))
                 async with super()._create_ctx() as brokers:
                     yield brokers
             return
-        _refuse_other_event_loops()
+        _check_event_loop()
         clock = StandingClock() if self._virtual_clock is None else self._virtual_clock
         database = TestDatabase(clock, self._engine)
         try:
             configs = {
-                broker: _on_sqlite(broker._store.tables.config)  # noqa: SLF001
+                broker: _convert_to_sqlite(broker._store.tables.config)  # noqa: SLF001
                 for broker in self.brokers
             }
             for config in configs.values():
                 database.add(config)
-            tables = list(dict.fromkeys(c.message_table_name for c in configs.values()))
+            tables = list(dict.fromkeys(config.message_table_name for config in configs.values()))
             self._pump = pump = Pump(clock, database, tables)
-            clock.join(pump)
+            clock.add_pump(pump)
             with ExitStack() as stack:
-                stack.enter_context(_no_real_database())
+                stack.enter_context(_block_sync_producers())
                 for broker in self.brokers:
-                    stack.enter_context(_own_records(broker))
-                    stack.enter_context(self._moved(broker, configs[broker], pump))
+                    stack.enter_context(_isolate_records(broker))
+                    stack.enter_context(self._move_broker(broker, configs[broker], pump))
                 async with super()._create_ctx() as brokers:
                     try:
                         yield brokers
                     finally:
                         await pump.close()
-                        clock.leave(pump)
+                        clock.remove_pump(pump)
                 for broker in self.brokers:
                     await broker._store.close()  # noqa: SLF001 - the test's
         finally:
             await database.close()
 
     @contextmanager
-    def _moved(self, broker: Any, config: SqlBrokerSchemaConfig, pump: Pump) -> Iterator[None]:
-        """Let `broker` work on the test's database inside of the block."""
+    def _move_broker(
+        self, broker: Any, config: SqlBrokerSchemaConfig, pump: Pump
+    ) -> Iterator[None]:
+        """Let `broker` work on the test's database inside the block."""
         shared = broker.config.broker_config
         with ExitStack() as stack:
-            stack.enter_context(_kept([broker], (*vars(broker), "_locks", "_under_test")))
-            stack.enter_context(_kept([shared], (*_SHARED, *_HOOKS)))
-            stack.enter_context(_kept(broker.subscribers, ("_consumer",)))
+            stack.enter_context(
+                _restore_attributes([broker], (*vars(broker), "_locks", "_under_test"))
+            )
+            stack.enter_context(_restore_attributes([shared], (*_SHARED_PARTS, *_CONFIG_HOOKS)))
+            stack.enter_context(_restore_attributes(broker.subscribers, ("_consumer",)))
             clock = StoreClock(pump.clock)
             store = TestStore(pump.database.engine, build_tables(config), clock=clock)
             broker.engine = store.engine
             broker._work_on(store, clock)  # noqa: SLF001 - the composition root
             broker._direct_claimer.polls = False  # noqa: SLF001
-            store.sign = broker._heartbeat.tick  # noqa: SLF001
+            store.send_heartbeat = broker._heartbeat.tick  # noqa: SLF001
             broker._under_test = pump  # noqa: SLF001
-            for name in _SHARED:
+            for name in _SHARED_PARTS:
                 setattr(shared, name, getattr(broker, f"_{name}"))
             shared.make_consumer = partial(
                 SteppedConsumer, pump, time_passes=self._virtual_clock is not None
             )
-            shared.note_failure = pump.note_failure
+            shared.note_failure = pump.record_failure
             for subscriber in broker.subscribers:
                 subscriber._consumer = None  # noqa: SLF001
-                _seed(subscriber, pump.clock.seed)
+                _set_seed(subscriber, pump.clock.seed)
             yield
 
     @contextmanager
     @override
     def _patch_producer(self, broker: Any) -> Generator[None, None, None]:
-        """`_moved` puts the broker's own back."""
+        """Replace the producer, which `_move_broker` restores."""
         store = broker._store  # noqa: SLF001
         wakeups = broker._wakeups  # noqa: SLF001
         limits = broker._publish_limits(store, broker._clock)  # noqa: SLF001
         publisher = FakePublisher(self._pump, store, wakeups, limits)
-        publisher.heard = self._heard
+        publisher.recorded_queues = self._recorded_queues
         broker._requests = TestRequests(  # noqa: SLF001
             store,
             publisher,
@@ -207,19 +218,19 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     def _fake_start(self, broker: Any, *args: Any, **kwargs: Any) -> None:
         super()._fake_start(broker, *args, **kwargs)
         pump: Any = broker._under_test  # noqa: SLF001
-        describe = "".__str__ if pump is None else pump.what_waits
-        for recorder in _recorders(broker):
-            name_what_waits(recorder, describe)
+        describe = "".__str__ if pump is None else pump.describe_waiting
+        for recorder in _list_recorders(broker):
+            attach_waiting_report(recorder, describe)
         if self.with_real:
             return
         _connect_producer(broker)
         refuse_endless_dead_letters(broker.subscribers)
-        self._refuse_transactions(broker)
-        known = {member.scheduler for member in pump.members}
-        if broker._scheduler not in known:  # noqa: SLF001
+        self._check_transactions(broker)
+        planned_schedulers = {member.scheduler for member in pump.members}
+        if broker._scheduler not in planned_schedulers:  # noqa: SLF001
             broker._scheduler.plan(broker.schedules)  # noqa: SLF001
             pump.members.append(
-                Member(
+                BrokerMember(
                     broker._store.tables.config.message_table_name,  # noqa: SLF001
                     broker._scheduler,  # noqa: SLF001
                     broker._wakeups,  # noqa: SLF001
@@ -231,9 +242,9 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             if subscriber._consumer is None:  # noqa: SLF001
                 consumer = subscriber.attach()
                 if isinstance(consumer, SteppedConsumer):
-                    consumer.begin()
+                    consumer.start_claims()
 
-    def _refuse_transactions(self, broker: Any) -> None:
+    def _check_transactions(self, broker: Any) -> None:
         if self._engine is not None:
             return
         for subscriber in broker.subscribers:
@@ -250,18 +261,24 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     def create_publisher_fake_subscriber(
         self, broker: SqlBroker, publisher: "QueuePublisher"
     ) -> tuple[Any, bool]:
-        """The subscriber whose calls are the publisher's: a real one, or one made for the test."""
-        subscribers = [cast("QueueSubscriber", s) for b in self.brokers for s in b.subscribers]
-        queue = self._heard[publisher] = publisher.queue
-        # The last one takes the messages: see `Pump`.
+        """Return the subscriber whose calls count as the publisher's: a real subscriber, or a new
+        fake.
+        """
+        subscribers = [
+            cast("QueueSubscriber", subscriber)
+            for tested_broker in self.brokers
+            for subscriber in tested_broker.subscribers
+        ]
+        queue = self._recorded_queues[publisher] = publisher.queue
+        # The last subscriber takes the messages: see `Pump`.
         for subscriber in reversed(subscribers):
             if queue in subscriber.queues and subscriber.forward_to is None:
                 return subscriber, True
-        taken = {queue for subscriber in subscribers for queue in subscriber.queues}
-        if not queue or queue in taken:
-            # Each call names a queue, or messages are moved on: there is nothing to listen to.
+        consumed = {queue for subscriber in subscribers for queue in subscriber.queues}
+        if not queue or queue in consumed:
+            # Each call names a queue, or messages are forwarded: there is no queue to subscribe to.
             queue = f"sqlbroker-test-{id(publisher)}"
-            self._heard[publisher] = ""
+            self._recorded_queues[publisher] = ""
         batch = publisher.config.batch
         return (
             broker.subscriber(queue, batch=batch, persistent=False, include_in_schema=False),
@@ -269,12 +286,12 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         )
 
 
-def _on_sqlite(config: SqlBrokerSchemaConfig) -> SqlBrokerSchemaConfig:
-    """The same tables as SQLite can have them."""
+def _convert_to_sqlite(config: SqlBrokerSchemaConfig) -> SqlBrokerSchemaConfig:
+    """Return a configuration of the same tables for SQLite."""
     return replace(config, schema=None, archive_partitions=None)
 
 
-def _refuse_other_event_loops() -> None:
+def _check_event_loop() -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -285,8 +302,8 @@ def _refuse_other_event_loops() -> None:
 
 
 @contextmanager
-def _no_real_database() -> Iterator[None]:
-    """Let a SqlProducer refuse: what it wrote elsewhere would reach no handler of the test."""
+def _block_sync_producers() -> Iterator[None]:
+    """Make SqlProducers refuse: messages written elsewhere would reach no handler of the test."""
     sync_producer.tests.count += 1
     try:
         yield
@@ -303,39 +320,45 @@ def _connect_producer(broker: Any) -> None:
     )
 
 
-def _seed(subscriber: Any, seed: int) -> None:
+def _set_seed(subscriber: Any, seed: int) -> None:
     strategy = subscriber.config.settings.retry_strategy
-    if (chance := getattr(strategy, "_random", None)) is not None:
-        chance.seed(seed)
+    if (random_ := getattr(strategy, "_random", None)) is not None:
+        random_.seed(seed)
 
 
-def _recorders(broker: Any) -> list[CallRecorder]:
+def _list_recorders(broker: Any) -> list[CallRecorder]:
     handlers = [call.handler for subscriber in broker.subscribers for call in subscriber.calls]
     return [endpoint._recorder for endpoint in (*handlers, *broker.publishers)]  # noqa: SLF001
 
 
 @contextmanager
-def _kept(owners: Iterable[Any], names: Iterable[str]) -> Iterator[None]:
-    """Give `owners` back what they have under `names` now."""
-    kept = [(e, n, getattr(e, n)) for e in owners for n in names if hasattr(e, n)]
+def _restore_attributes(owners: Iterable[Any], names: Iterable[str]) -> Iterator[None]:
+    """Restore the current attributes `names` of `owners` after the block."""
+    saved = [
+        (owner, name, getattr(owner, name))
+        for owner in owners
+        for name in names
+        if hasattr(owner, name)
+    ]
     try:
         yield
     finally:
-        for each in kept:
-            setattr(*each)
+        for attribute in saved:
+            setattr(*attribute)
 
 
 @contextmanager
-def _own_records(broker: Any) -> Iterator[None]:
-    """Give handlers and publishers records of their own inside of the block: an outer test keeps
-    its calls.
+def _isolate_records(broker: Any) -> Iterator[None]:
+    """Give handlers and publishers separate call records inside the block.
+
+    An outer test keeps its calls.
     """
     handlers = [call.handler for subscriber in broker.subscribers for call in subscriber.calls]
-    under_test = [e for e in (*handlers, *broker.publishers) if e.is_test]
-    with _kept(under_test, _RECORDED):
+    under_test = [endpoint_ for endpoint_ in (*handlers, *broker.publishers) if endpoint_.is_test]
+    with _restore_attributes(under_test, _RECORDER_ATTRIBUTES):
         for endpoint in under_test:
-            old = endpoint._recorder  # noqa: SLF001
-            endpoint._recorder = CallRecorder(old.name, old._outer_config)  # noqa: SLF001
+            previous = endpoint._recorder  # noqa: SLF001
+            endpoint._recorder = CallRecorder(previous.name, previous._outer_config)  # noqa: SLF001
             if hasattr(endpoint, "_fake_handler"):
                 endpoint._fake_handler = False  # noqa: SLF001
         yield

@@ -1,4 +1,4 @@
-"""A subscriber's loops that do not run by themselves: the test moves them on, step by step."""
+"""A subscriber whose loops do not run by themselves: the test runs them step by step."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from faststream_sqlbroker.testing.database import LiveRow
 
 
 class SteppedConsumer(Consumer):
-    """The parts of a real subscriber, in the hands of a `Pump`: claims, workers, writes."""
+    """The parts of a real subscriber (claims, workers, writes), driven by a `Pump`."""
 
     def __init__(
         self,
@@ -24,13 +24,13 @@ class SteppedConsumer(Consumer):
         settings: SubscriberSettings,
         **options: Any,
     ) -> None:
-        """`pump` is a `Pump`; `settings` and `options` are those of `Consumer`.
+        """Create the parts; `pump` is a `Pump`, `settings` and `options` are as in `Consumer`.
 
-        Unless `time_passes`, no batch waits to be filled: it would wait for ever.
+        Unless `time_passes`, no batch waits to be filled, which would take forever.
         """
         if not time_passes:
             settings = changed(settings, batch_max_wait=None)
-        # Each delivery has a task, and so a context, of its own.
+        # Each delivery has its own task, and so its own context.
         self.settings = settings = changed(settings, task_per_message=False)
         super().__init__(settings=settings, **options)
         self._pump = pump
@@ -41,20 +41,20 @@ class SteppedConsumer(Consumer):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Those that are not paused."""
+        """Queues that are not paused."""
         return () if self._stopping else self.registration.open
 
-    def live(self) -> Iterator[LiveRow]:
-        """The messages of these, by due time, priority, id."""
+    def iter_live(self) -> Iterator[LiveRow]:
+        """Yield the live messages of the open queues, by due time, priority, id."""
         queues = self.queues
-        return (row for row in self._pump.database.live(self.table) if row.queue in queues)
+        return (row for row in self._pump.database.list_live(self.table) if row.queue in queues)
 
-    def due(self, now: int) -> Iterator[LiveRow]:
-        """Those of them that may start."""
-        return (row for row in self.live() if row.due <= now and row.lease_ends is None)
+    def iter_due(self, now: int) -> Iterator[LiveRow]:
+        """Yield the live messages that may start."""
+        return (row for row in self.iter_live() if row.due <= now and row.lease_ends_at is None)
 
-    def begin(self) -> None:
-        """`start`, without an event loop."""
+    def start_claims(self) -> None:
+        """Start without an event loop."""
         if not self._stopping:
             return
         self._begin(known=True)
@@ -64,79 +64,81 @@ class SteppedConsumer(Consumer):
 
     @override
     async def start(self) -> None:
-        """Begin, and deliver what is due."""
-        self.begin()
+        """Start, and deliver due messages."""
+        self.start_claims()
         await self._pump.run_due()
 
     @override
     async def _end_workers(self, graceful_timeout: float | None) -> Workers:
-        self._workers = self._pump.deliveries_of(self)
+        self._workers = self._pump.list_delivery_tasks(self)
         return await super()._end_workers(graceful_timeout)
 
-    async def stopped(self) -> None:
-        """Wait for a stop that a handler has asked for."""
+    async def wait_for_stop(self) -> None:
+        """Wait for a stop that a handler has requested."""
         if self._stop_task is not None:
             await asyncio.wait((self._stop_task,))
 
-    def end(self) -> None:
-        """The test is over: nothing is written any more."""
+    def abandon(self) -> None:
+        """Stop at the end of the test: nothing is written any more."""
         self._stopping = True
         self.registration.end()
         if self._heartbeat is not None:
             self._heartbeat.forget(self.registration)
 
     async def claim(self, now: int) -> float | None:
-        """Claim one message, or a batch; in how many seconds to look again, if that is known."""
-        s = self.settings
-        pairs = dict.fromkeys((row.queue, -row.rank) for row in self.due(now))
-        # Policies and order keep messages back, and a batch takes more than the first.
-        several = s.policies or s.ordered or s.batch
-        wanted = [ReadyPair(*pair, 0.0) for pair in list(pairs)[: None if several else 1]]
-        again: float | None = 0.0
-        # How long ago everything was read is measured in real time.
+        """Claim a message, or a batch; return the seconds until the next poll, if known."""
+        settings = self.settings
+        pairs = dict.fromkeys((row.queue, -row.rank) for row in self.iter_due(now))
+        # Policies and order hold messages back, and a batch takes more than the first message.
+        claims_several = settings.policies or settings.ordered or settings.batch
+        ready_pairs = [
+            ReadyPair(*pair, 0.0) for pair in list(pairs)[: None if claims_several else 1]
+        ]
+        poll_delay: float | None = 0.0
+        # The age of the last complete read is measured in real time.
         self._fetcher.look_at_all()
-        for _ in range(LOOKS):
-            limit = self.inflight.missing or s.run_size
-            count, again = await self._fetcher.claim_now(wanted, limit)
-            if count or again != 0:
+        for _ in range(MAX_CLAIM_TRIES):
+            limit = self.inflight.missing or settings.run_size
+            count, poll_delay = await self._fetcher.claim_now(ready_pairs, limit)
+            if count or poll_delay != 0:
                 break
-        return again
+        return poll_delay
 
-    def waiting(self) -> list[ClaimedMessage]:
-        """What is claimed and not taken yet."""
+    def list_waiting(self) -> list[ClaimedMessage]:
+        """Return the rows that are claimed and not taken by a worker yet."""
         return [row for row in self.inflight.waiting.items if row is not None]
 
-    async def give_back(self) -> None:
-        """Give back what is claimed and not taken yet."""
-        if self.waiting():
+    async def release_waiting(self) -> None:
+        """Release rows that are claimed and not taken by a worker yet."""
+        if self.list_waiting():
             self.inflight.give_back_waiting()
-            await self.write()
+            await self.write_outcomes()
 
     async def deliver(self) -> None:
-        """Run the handler on what waits first, and write the outcome."""
+        """Run the handler on the first waiting row, and write the outcome."""
         try:
             await self._make_worker().run_one()
         finally:
-            await self.write()
+            await self.write_outcomes()
 
-    async def write(self) -> None:
+    async def write_outcomes(self) -> None:
         """Write all outcomes."""
         async with self._writing:
             self._flusher.hurry()
             await self._flusher.empty()
-            for _ in range(REPEATS):
+            for _ in range(MAX_WRITE_TRIES):
                 if await self._flusher.repeater.tick() is None:
                     break
             if self._first is not None:
                 await self._first.write()
 
-    async def renew(self) -> None:
-        """Renew leases that are old."""
+    async def renew_leases(self) -> None:
+        """Renew old leases."""
         if self.inflight.held:
             await self._keeper.tick()
 
 
-LOOKS = 100
-"""Looks of a claim that moves on through what may not start."""
-REPEATS = 10
-"""Tries to write what the database refuses; the real ones pause in between."""
+MAX_CLAIM_TRIES = 100
+"""Polls of a claim that moves on past messages that may not start."""
+MAX_WRITE_TRIES = 10
+"""Tries to write outcomes that the database refuses; the real retries pause in between."""

@@ -24,19 +24,19 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.testing.clock import VirtualClock
 
 _UNIX_EPOCH = 2440587.5
-"""As a Julian day."""
-_DAY = 86_400
-"""Seconds."""
-_OURS = "sqlbroker-test-clock"
-_LIVE = "'PENDING', 'RETRYABLE'"
-_DUE = (
+"""1970-01-01 as a Julian day."""
+_DAY_SECONDS = 86_400
+"""Seconds of a day."""
+_CLOCK_KEY = "sqlbroker-test-clock"
+_LIVE_STATES = "'PENDING', 'RETRYABLE'"
+_DUE_SQL = (
     f"CASE WHEN next_attempt_at >= {STANDBY} AND policy_marks & {HELD_BURST} "
     f"THEN next_attempt_at - {STANDBY} ELSE next_attempt_at END"
 )
-"""When a message is due, or is looked at as it stands by."""
-_MIRRORED = f"substr(scope, 1, {len(MIRROR)}) = '{MIRROR}'"
-"""A row of the policy state that is of a message with a lookup value."""
-COPIED = (
+"""SQL for the time when a message is due, or is checked if it stands by."""
+_IS_MIRRORED_SQL = f"substr(scope, 1, {len(MIRROR)}) = '{MIRROR}'"
+"""SQL condition for rows of the policy state that belong to messages with a lookup value."""
+COPIED_COLUMNS = (
     "id",
     "queue",
     "key",
@@ -48,7 +48,7 @@ COPIED = (
     "next_attempt_at",
     "expires_at",
 )
-"""Columns of a message that `outbox` needs, as they were when it was published."""
+"""Columns of a message for `outbox`, with the values at its publish."""
 
 
 class TestNow:
@@ -57,46 +57,46 @@ class TestNow:
     __test__ = False
 
     def __init__(self, clock: VirtualClock) -> None:
-        """Read `clock`."""
+        """Use `clock`."""
         self.clock: VirtualClock | None = clock
-        self._plain = sqlite3.connect(":memory:", check_same_thread=False)
+        self._original = sqlite3.connect(":memory:", check_same_thread=False)
 
     def __call__(self, moment: Any) -> Any:
-        """The Julian day of `moment`."""
+        """Return the Julian day of `moment`."""
         if moment != "now":
-            return self._plain.execute("SELECT julianday(?)", (moment,)).fetchone()[0]
+            return self._original.execute("SELECT julianday(?)", (moment,)).fetchone()[0]
         clock = self.clock
         seconds = time.time() if clock is None else clock.microseconds / 1_000_000
-        return _UNIX_EPOCH + seconds / _DAY
+        return _UNIX_EPOCH + seconds / _DAY_SECONDS
 
 
-Insert = Callable[[AsyncConnection], Awaitable[list[int | None]]]
+InsertFunction = Callable[[AsyncConnection], Awaitable[list[int | None]]]
 
 
 class LiveRow(NamedTuple):
-    """A message that is not finished; in order they stand by due time, priority, id."""
+    """A message that is not finished; rows sort by due time, priority, id."""
 
     due: int
     """Microseconds since 1970."""
     rank: int
-    """The negative priority."""
+    """The negated priority."""
     id: int
     queue: str
-    lease_ends: int | None
-    """None if nothing has its lease."""
+    lease_ends_at: int | None
+    """None without a lease."""
     attempts: int
     error: str | None
 
     @property
-    def moment(self) -> int:
-        """When something happens to it: it is due, or its lease is over."""
-        return self.due if self.lease_ends is None else self.lease_ends + 1
+    def next_time(self) -> int:
+        """Time of the next event: the message is due, or the lease has ended."""
+        return self.due if self.lease_ends_at is None else self.lease_ends_at + 1
 
 
 class TestDatabase:
-    """A SQLite file with the tables of one or several sets of names, and a reader of its own.
+    """A SQLite file with the tables of all configurations of a test, and a separate reader.
 
-    The reader needs no event loop: it looks at the file while nothing else runs.
+    The reader needs no event loop: it reads the file while nothing else runs.
     """
 
     __test__ = False
@@ -109,62 +109,65 @@ class TestDatabase:
         """
         self._now = TestNow(clock)
         self._folder: Path | None = None
-        self.given = engine is not None
+        self.is_external = engine is not None
         """Whether the engine is the test's own."""
         if engine is None:
             self._folder = Path(tempfile.mkdtemp(prefix="sqlbroker-test-"))
             self.path = str(self._folder / "test.db")
             engine = create_async_engine(f"sqlite+aiosqlite:///{self.path}")
         else:
-            self.path = _file_of(engine)
+            self.path = _get_path(engine)
         self.engine = engine
-        event.listen(engine.sync_engine, "checkout", self._checked_out)
+        event.listen(engine.sync_engine, "checkout", self._install_clock)
         self._configs: set[SqlBrokerSchemaConfig] = set()
         self._reader: sqlite3.Connection | None = None
         self._live: dict[str, tuple[int, list[LiveRow]]] = {}
 
-    def leads_here(self, connection: Connection) -> bool:
-        """Whether `connection` is one of the engine that the test has given."""
-        return self.given and connection.engine.pool is self.engine.pool
+    def uses_connection(self, connection: Connection) -> bool:
+        """Return True if `connection` belongs to the engine that the test has given."""
+        return self.is_external and connection.engine.pool is self.engine.pool
 
     def add(self, config: SqlBrokerSchemaConfig) -> None:
-        """Make the tables of these names, if they are not there."""
+        """Create the missing tables of a configuration."""
         if config in self._configs:
             return
         self._configs.add(config)
         tables = build_tables(config)
         names = {table.name for table in (*tables.ours, tables.version)}
-        with closing(sqlite3.connect(self.path)) as plain:
-            if not self.given:
-                plain.execute("PRAGMA synchronous=OFF")
-                plain.execute("PRAGMA journal_mode=WAL")
-            known = {name for (name,) in plain.execute("SELECT name FROM sqlite_master")}
-            if not names & known:
-                plain.executescript(_script(config))
-        if names & known:
-            _make(self.path, config)
+        with closing(sqlite3.connect(self.path)) as connection:
+            if not self.is_external:
+                connection.execute("PRAGMA synchronous=OFF")
+                connection.execute("PRAGMA journal_mode=WAL")
+            existing = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            if not names & existing:
+                connection.executescript(_build_script(config))
+        if names & existing:
+            _create_tables(self.path, config)
 
-    def _checked_out(self, connection: Any, record: Any, _proxy: Any) -> None:
-        if record.info.get(_OURS) is not self._now:
-            # Statements that the connection has prepared before keep SQLite's own function until
-            # one of the same number of arguments is replaced, which the second call does.
+    def _install_clock(self, connection: Any, record: Any, _proxy: Any) -> None:
+        if record.info.get(_CLOCK_KEY) is not self._now:
+            # Trap: statements that the connection has prepared before keep SQLite's own function
+            # until a function with the same number of arguments is replaced, which the second call
+            # does.
             for _ in range(2):
                 connection.create_function("julianday", 1, self._now)
-            if not self.given:
+            if not self.is_external:
                 connection.execute("PRAGMA synchronous=OFF")
-            record.info[_OURS] = self._now
+            record.info[_CLOCK_KEY] = self._now
 
     async def close(self) -> None:
-        """Remove the file; a given engine stays as it is."""
+        """Remove the file; a given engine is left unchanged."""
         self._now.clock = None
-        event.remove(self.engine.sync_engine, "checkout", self._checked_out)
+        event.remove(self.engine.sync_engine, "checkout", self._install_clock)
         if self._reader is not None:
             self._reader.close()
-        if self.given:
+        if self.is_external:
             async with self.engine.connect() as connection:
                 for config in self._configs:
-                    await connection.exec_driver_sql(f"DROP TABLE {_outbox(config)}")
-                    await connection.exec_driver_sql(f"DROP TRIGGER {_outbox(config)}_copy")
+                    await connection.exec_driver_sql(f"DROP TABLE {_get_outbox_name(config)}")
+                    await connection.exec_driver_sql(
+                        f"DROP TRIGGER {_get_outbox_name(config)}_copy"
+                    )
                 await connection.commit()
         else:
             await self.engine.dispose()
@@ -174,60 +177,66 @@ class TestDatabase:
     # -- reading -------------------------------------------------------------------------------
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Rows of the file as it is committed."""
+        """Return committed rows of the file."""
         if self._reader is None:
             self._reader = sqlite3.connect(self.path, check_same_thread=False, timeout=10)
             self._reader.isolation_level = None
         return self._reader.execute(statement, values).fetchall()
 
-    def live(self, table: str) -> "list[LiveRow]":
-        """The live messages, by due time, priority, id."""
-        # Another number after each commit.
+    def list_live(self, table: str) -> "list[LiveRow]":
+        """Return the live messages, by due time, priority, id."""
+        # The number changes with each commit.
         [(version,)] = self.read("PRAGMA data_version")
         if self._live.get(table, (None,))[0] != version:
             rows = self.read(
-                f"SELECT {_DUE}, -priority, id, queue, lease_expires_at, "
+                f"SELECT {_DUE_SQL}, -priority, id, queue, lease_expires_at, "
                 f"attempts_count, last_error FROM {table} ORDER BY 1, 2, 3"
             )
             self._live[table] = version, [LiveRow(*row) for row in rows]
         return self._live[table][1]
 
-    def published(self, table: str, queue: str | None, message_id: int | None = None) -> list[Any]:
-        """The columns `COPIED` of what was published, in order; None is any queue, or any id."""
+    def list_published(
+        self, table: str, queue: str | None, message_id: int | None = None
+    ) -> list[Any]:
+        """Return `COPIED_COLUMNS` of published messages, in order; None is any queue, or any id."""
         return self.read(
-            f"SELECT {', '.join(COPIED)} FROM {table}_outbox "
+            f"SELECT {', '.join(COPIED_COLUMNS)} FROM {table}_outbox "
             "WHERE queue = coalesce(?, queue) AND id = coalesce(?, id) ORDER BY id",
             (queue, message_id),
         )
 
-    def last_id(self, table: str) -> int:
-        """The id of the message that was published last; 0 if there was none."""
-        [(found,)] = self.read(f"SELECT max(id) FROM {table}_outbox")
-        return 0 if found is None else int(found)
+    def get_last_id(self, table: str) -> int:
+        """Return the id of the last published message; 0 if there was none."""
+        [(last_id,)] = self.read(f"SELECT max(id) FROM {table}_outbox")
+        return 0 if last_id is None else int(last_id)
 
-    async def reserve(self, insert: "Insert", table: str) -> list[int | None]:
-        """The ids that `insert` gives: its effect is undone, and they are not used again."""
+    async def reserve_ids(self, insert: "InsertFunction", table: str) -> list[int | None]:
+        """Return the ids that `insert` gives; undo the insert, and never use the ids again."""
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
             inserted = await connection.begin_nested()
             ids = await insert(connection)
             await inserted.rollback()
-            if last := max((i for i in ids if i is not None), default=None):
+            if last_id := max((id_ for id_ in ids if id_ is not None), default=None):
                 await connection.exec_driver_sql(
                     "DELETE FROM sqlite_sequence WHERE name = ?", (table,)
                 )
                 await connection.exec_driver_sql(
-                    "INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last)
+                    "INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last_id)
                 )
         return ids
 
-    async def insert_as(self, told: Sequence[int], insert: "Insert", table: str) -> list[int]:
-        """Give the messages of `insert` the ids that their publishers were `told`; those that it
-        has inserted.
+    async def insert_with_ids(
+        self, reserved_ids: Sequence[int], insert: "InsertFunction", table: str
+    ) -> list[int]:
+        """Insert messages with the ids that their publishers have already received.
+
+        Returns:
+            The ids of the messages that were inserted.
         """
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            ids = dict(zip(told, await insert(connection), strict=True))
+            ids = dict(zip(reserved_ids, await insert(connection), strict=True))
             for old, new in ids.items():
                 for name in (table, f"{table}_outbox"):
                     await connection.exec_driver_sql(
@@ -236,36 +245,35 @@ class TestDatabase:
                     )
                 await connection.exec_driver_sql(
                     f"UPDATE {table}_policy_state SET counter = ?, key = ? "
-                    f"WHERE {_MIRRORED} AND counter = ?",
+                    f"WHERE {_IS_MIRRORED_SQL} AND counter = ?",
                     (old, str(old), new),
                 )
         return [old for old, new in ids.items() if new is not None]
 
-    async def remove(self, table: str, ids: Sequence[int]) -> None:
+    async def remove_messages(self, table: str, ids: Sequence[int]) -> None:
         """Remove messages that no handler works on."""
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql(
-                f"DELETE FROM {table} WHERE id IN ({_marks(ids)}) AND state IN ({_LIVE})",
+                f"DELETE FROM {table} WHERE id IN ({_build_placeholders(ids)}) AND state IN "
+                f"({_LIVE_STATES})",
                 tuple(ids),
             )
 
 
-def _marks(values: Sequence[Any]) -> str:
+def _build_placeholders(values: Sequence[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _outbox(config: SqlBrokerSchemaConfig) -> str:
+def _get_outbox_name(config: SqlBrokerSchemaConfig) -> str:
     return f"{config.message_table_name}_outbox"
 
 
-def _make(path: str, config: SqlBrokerSchemaConfig) -> None:
-    """The tables, as far as they are not there, and one that keeps every message as it was
-    published.
-    """
-    outbox = _outbox(config)
+def _create_tables(path: str, config: SqlBrokerSchemaConfig) -> None:
+    """Create missing tables, and a table that keeps every message as published."""
+    outbox = _get_outbox_name(config)
     message = config.message_table_name
-    columns = ", ".join(COPIED)
-    values = ", ".join(f"new.{name}" for name in COPIED)
+    columns = ", ".join(COPIED_COLUMNS)
+    values = ", ".join(f"new.{name}" for name in COPIED_COLUMNS)
     copy = f"INSERT INTO {outbox} ({columns}) VALUES ({values}); END"
     engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
@@ -280,17 +288,20 @@ def _make(path: str, config: SqlBrokerSchemaConfig) -> None:
 
 
 @cache
-def _script(config: SqlBrokerSchemaConfig) -> str:
-    """Makes empty tables: it takes milliseconds, where `_make` takes a hundred."""
+def _build_script(config: SqlBrokerSchemaConfig) -> str:
+    """Build a script that creates empty tables in milliseconds."""
     with tempfile.TemporaryDirectory(prefix="sqlbroker-test-") as folder:
         path = f"{folder}/template.db"
-        _make(path, config)
-        with closing(sqlite3.connect(path)) as plain:
-            # With the rows, such as the version of the tables; SQLite makes its own by itself.
-            return "\n".join(line for line in plain.iterdump() if "sqlite_sequence" not in line)
+        _create_tables(path, config)
+        with closing(sqlite3.connect(path)) as connection:
+            # With the rows, such as the version of the tables; SQLite creates its own table by
+            # itself.
+            return "\n".join(
+                line for line in connection.iterdump() if "sqlite_sequence" not in line
+            )
 
 
-def _file_of(engine: AsyncEngine) -> str:
+def _get_path(engine: AsyncEngine) -> str:
     name = engine.dialect.name
     path = engine.url.database
     if name != "sqlite" or not path or ":memory:" in path or isinstance(engine.pool, StaticPool):

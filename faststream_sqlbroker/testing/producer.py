@@ -1,5 +1,6 @@
-"""The producer of a broker under test: a publish delivers, too, and the reply to a request is there
-when the first attempt has ended.
+"""The producer of a broker under test: a publish also delivers the message.
+
+The reply to a request is there when the first attempt has ended.
 """
 
 import asyncio
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
 
 
 class FakeProducer(SqlBrokerProducer):
-    """Encodes, checks and writes as ever; then the handlers run."""
+    """Encodes, checks and writes like the real producer; then the handlers run."""
 
     _publisher: "FakePublisher"
 
     @override
     async def publish(self, cmd: "SqlBrokerPublishCommand") -> int | None:
-        """Write one message, and run its first attempt, unless it waits for a transaction.
+        """Write a message, and run the first attempt, unless a transaction must end first.
 
         Raises:
-            Exception: what the handler has raised, after its outcome was written.
+            Exception: the handler's error, after its outcome was written.
         """
         message_id = await super().publish(cmd)
-        self._expect_record(cmd, [message_id])
+        self._register_record(cmd, [message_id])
         if cmd.connection is None and message_id is not None:
             await self._publisher.deliver([message_id])
         return message_id
@@ -50,67 +51,73 @@ class FakeProducer(SqlBrokerProducer):
     async def publish_batch(self, cmd: "SqlBrokerPublishCommand") -> list[int | None]:
         """Write all bodies, and run their first attempts, as `publish`."""
         ids = await super().publish_batch(cmd)
-        self._expect_record(cmd, ids)
+        self._register_record(cmd, ids)
         if cmd.connection is None and any(ids):
             await self._publisher.deliver(ids)
         return ids
 
-    def _expect_record(self, cmd: "SqlBrokerPublishCommand", ids: Sequence[int | None]) -> None:
-        """Let the publisher's record have those of its messages that its subscriber will not get,
-        once they are committed.
+    def _register_record(self, cmd: "SqlBrokerPublishCommand", ids: Sequence[int | None]) -> None:
+        """Register messages of a publisher to be recorded after the commit.
+
+        Only messages that the publisher's subscriber does not get are recorded this way.
         """
         records = self._publisher.records
         for message_id in ids:
-            # An id of a message that was rolled back may be given again.
+            # Trap: the id of a message that was rolled back may be given again.
             records.pop(message_id, None)
-            if message_id is not None and cmd.publisher in self._publisher.heard:
-                records[message_id] = partial(self._record, cmd.publisher)
+            if message_id is not None and cmd.publisher in self._publisher.recorded_queues:
+                records[message_id] = partial(self._record_call, cmd.publisher)
 
-    async def _record(self, publisher: Any, message_id: int) -> None:
-        parts = self._publisher
-        for row in parts.pump.database.published(parts.table, None, message_id):
-            _, queue, key, priority, _, headers, payload, created, due, _ = row
-            if queue == parts.heard[publisher]:
+    async def _record_call(self, publisher: Any, message_id: int) -> None:
+        test_publisher = self._publisher
+        for row in test_publisher.pump.database.list_published(
+            test_publisher.table, None, message_id
+        ):
+            _, queue, key, priority, _, headers, payload, created_at, due_at, _ = row
+            if queue == test_publisher.recorded_queues[publisher]:
                 continue
-            times = from_microseconds(created), from_microseconds(due)
-            # Never attempted, as it was published.
+            times = from_microseconds(created_at), from_microseconds(due_at)
+            # Never attempted, as at its publish.
             state = (0, 0, 0, *times, None, None, None, times[0], UUID(int=0))
-            claimed = ClaimedMessage(message_id, queue, payload, headers, priority, key, *state)
-            message = await self._parser(claimed)
+            claimed_message = ClaimedMessage(
+                message_id, queue, payload, headers, priority, key, *state
+            )
+            message = await self._parser(claimed_message)
             message.set_decoder(self._decoder)
             await publisher._recorder.record(message)  # noqa: SLF001 - FastStream's
 
 
 class FakePublisher(Publisher):
-    """Keeps messages of a caller's transaction back until it has been committed."""
+    """Holds messages of a caller's transaction until the commit."""
 
     def __init__(self, pump: "Pump", store: "Store", *parts: Any) -> None:
-        """`parts` are those of `Publisher`."""
+        """Create a publisher; `parts` are the arguments of `Publisher`."""
         super().__init__(store, *parts)
         self.table = store.tables.config.message_table_name
         self.pump = pump
-        self._negative = count(1)
-        self.heard: dict[Any, str] = {}
+        self._negative_ids = count(1)
+        self.recorded_queues: dict[Any, str] = {}
         """Of each publisher the queue whose messages it records as they are handled; "" for none.
         """
         self.records: dict[int | None, Callable[[int], Awaitable[None]]] = {}
         """Record messages of publishers, by id."""
 
     async def deliver(self, ids: Sequence[int | None]) -> None:
-        """Run the first attempts of the messages `ids`, and raise what they raise; what is
-        published in a handler's transaction waits for its COMMIT.
+        """Run the first attempts of the messages `ids`, and raise their errors.
+
+        Messages published in a handler's transaction wait for its COMMIT.
         """
         if only_writer(self._store.dialect, self._store.engine) is not None:
             return
         for message_id in ids:
             if message_id is not None and message_id in self.records:
                 await self.records.pop(message_id)(message_id)
-        await self.pump.published(ids, self.table)
+        await self.pump.deliver_published(ids, self.table)
 
     @override
     def _counting_on(self, connection: Any) -> Any:
-        """The test's private database is counted on its own connections."""
-        return connection if self.pump.database.given else None
+        """Count in the test's private database on separate connections."""
+        return connection if self.pump.database.is_external else None
 
     @override
     async def _write(
@@ -118,58 +125,65 @@ class FakePublisher(Publisher):
     ) -> list[int | None]:
         if connection is None or not rows:
             return await super()._write(rows, connection=None)
-        plain: Any = connection
-        if isinstance(plain, AsyncSession):
-            plain = await plain.connection()
-        sync = plain.sync_connection
-        if sync is None or sync.closed or self.pump.database.leads_here(sync):
+        async_connection: Any = connection
+        if isinstance(async_connection, AsyncSession):
+            async_connection = await async_connection.connection()
+        sync_connection = async_connection.sync_connection
+        if (
+            sync_connection is None
+            or sync_connection.closed
+            or self.pump.database.uses_connection(sync_connection)
+        ):
             ids = await self._store.insert_in(connection, rows)
-            self.pump.held.hold(sync, lambda: self.deliver(ids))
+            self.pump.held_publishes.hold(sync_connection, lambda: self.deliver(ids))
             return ids
-        if not sync.in_transaction():
-            # As an INSERT would: without a transaction there would be no COMMIT to wait for.
-            await plain.run_sync(Connection.begin)
-        # With all checks.
+        if not sync_connection.in_transaction():
+            # Begin, as an INSERT would: without a transaction there would be no COMMIT to wait for.
+            await async_connection.run_sync(Connection.begin)
+        # This runs all checks.
         insert = partial(self._store.insert_in, rows=rows)
-        ids = await self.pump.database.reserve(insert, self.table)
-        kept = [(i, row) for i, row in zip(ids, rows, strict=True) if i is not None]
-        if kept:
-            self.pump.held.hold(sync, lambda: self._insert(kept))
+        ids = await self.pump.database.reserve_ids(insert, self.table)
+        reserved = [(id_, row) for id_, row in zip(ids, rows, strict=True) if id_ is not None]
+        if reserved:
+            self.pump.held_publishes.hold(sync_connection, lambda: self._insert_reserved(reserved))
         return ids
 
-    async def _insert(self, kept: "Sequence[tuple[int, NewMessage]]") -> None:
-        told, rows = zip(*kept, strict=True)
+    async def _insert_reserved(self, reserved: "Sequence[tuple[int, NewMessage]]") -> None:
+        ids, rows = zip(*reserved, strict=True)
         database = self.pump.database
         insert = partial(self._store.insert_in, rows=rows)
-        await self.deliver(await database.insert_as(told, insert, self.table))
+        await self.deliver(await database.insert_with_ids(ids, insert, self.table))
 
     @override
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
-        """The ids of what is held back are negative: without an event loop none can be had from the
-        database.
+        """Return negative ids for messages that are held back.
+
+        Without an event loop no ids can be reserved in the database.
         """
-        plain = connection if isinstance(connection, Connection) else connection.connection()
-        if self.pump.database.leads_here(plain):
+        sync_connection = (
+            connection if isinstance(connection, Connection) else connection.connection()
+        )
+        if self.pump.database.uses_connection(sync_connection):
             ids = super()._write_sync(rows, connection=connection)
-            self.pump.held.hold(plain, lambda: self.deliver(ids))
+            self.pump.held_publishes.hold(sync_connection, lambda: self.deliver(ids))
             return ids
-        if not plain.in_transaction():
-            plain.begin()
+        if not sync_connection.in_transaction():
+            sync_connection.begin()
         self._store.refuse_too_large(rows)
-        kept = [(-next(self._negative), row) for row in rows]
-        self.pump.held.hold(plain, lambda: self._insert(kept))
-        return [message_id for message_id, _ in kept]
+        reserved = [(-next(self._negative_ids), row) for row in rows]
+        self.pump.held_publishes.hold(sync_connection, lambda: self._insert_reserved(reserved))
+        return [message_id for message_id, _ in reserved]
 
 
 class TestRequests(Requests):
-    """Asks as ever; no loop looks for the reply, as the handler runs before it is read."""
+    """Sends requests without a loop for replies, as the handler runs before the reply is read."""
 
     __test__ = False
 
     _publisher: "FakePublisher"
 
     def __init__(self, *parts: Any) -> None:
-        """`parts` are those of `Requests`."""
+        """Create requests; `parts` are the arguments of `Requests`."""
         super().__init__(*parts)
         self._shielded = ShieldedCalls()
 
@@ -177,10 +191,10 @@ class TestRequests(Requests):
     async def ask(
         self, row: NewMessage, address: ReplyAddress, correlation_id: str | None, timeout: float
     ) -> ClaimedMessage:
-        """As `Requests.ask`; a later attempt than the first one is not waited for.
+        """Send a request as `Requests` does, but wait only for the first attempt.
 
         Raises:
-            Exception: what the handler has raised, after its outcome was written.
+            Exception: the handler's error, after its outcome was written.
             SubscriberNotFound: no subscriber under test has the queue; nothing is written.
             TimeoutError: the first attempt has not ended within `timeout` seconds of real time, or
                 it has sent no reply.
@@ -205,10 +219,10 @@ class TestRequests(Requests):
             if limit.expired():
                 await self._withdraw(ids)
             if not limit.expired():
-                raise  # the handler's own
+                raise  # the handler's own error
             msg = f"no reply to the request to queue {row.queue!r} within {timeout} s"
             raise TimeoutError(msg) from error
-        # Those of other requests, which run at the same time, stay for them.
+        # Replies to other requests, which run at the same time, stay.
         for reply in await self._store.replies.read(address.queue):
             if _is_for(reply, address, correlation_id):
                 await self._store.replies.remove([reply.id])
@@ -220,10 +234,10 @@ class TestRequests(Requests):
         )
 
     async def _withdraw(self, ids: Sequence[int | None]) -> None:
-        """Remove a request that is over: in the time of the test it would not expire."""
+        """Remove an ended request: requests do not expire in the time of the test."""
         publisher = self._publisher
-        ours = [i for i in ids if i is not None]
-        await publisher.pump.database.remove(publisher.table, ours)
+        request_ids = [id_ for id_ in ids if id_ is not None]
+        await publisher.pump.database.remove_messages(publisher.table, request_ids)
 
 
 def _is_for(reply: ClaimedMessage, address: ReplyAddress, correlation_id: str | None) -> bool:

@@ -1,6 +1,6 @@
-"""What a test is told of: attempts, failures, what waits, what was published.
+"""Reports for tests: attempts, failures, waiting and published messages.
 
-A mock that fails says what waits.
+A mock that fails describes the waiting messages.
 """
 
 import json
@@ -19,18 +19,18 @@ from faststream_sqlbroker.call_assertions import naming_what_waits
 from faststream_sqlbroker.core.times import from_microseconds
 
 
-class NamingMock(MagicMock):
-    """A MagicMock; a failed assertion of a call names the messages that wait, and until when."""
+class ReportingMock(MagicMock):
+    """A MagicMock whose failed assertions of calls list the waiting messages, and until when."""
 
     def _get_child_mock(self, /, **options: Any) -> MagicMock:
         return MagicMock(**options)
 
 
-def _naming(name: str) -> Callable[..., None]:
+def _build_assertion(name: str) -> Callable[..., None]:
     check = getattr(MagicMock, name)
 
     @wraps(check)
-    def assertion(mock: NamingMock, /, *args: Any, **kwargs: Any) -> None:
+    def assertion(mock: ReportingMock, /, *args: Any, **kwargs: Any) -> None:
         with naming_what_waits(mock):
             check(mock, *args, **kwargs)
 
@@ -44,28 +44,28 @@ for _name in (
     "assert_called_once_with",
     "assert_any_call",
 ):
-    setattr(NamingMock, _name, _naming(_name))
+    setattr(ReportingMock, _name, _build_assertion(_name))
 
 
-def name_what_waits(recorder: CallRecorder, describe: Callable[[], str]) -> None:
-    """Let failed assertions on the calls that `recorder` knows end with what `describe` says."""
-    if not isinstance(recorder.mock, NamingMock):
-        recorder.mock = NamingMock()
+def attach_waiting_report(recorder: CallRecorder, describe: Callable[[], str]) -> None:
+    """Append the text of `describe` to failed assertions on the calls that `recorder` knows."""
+    if not isinstance(recorder.mock, ReportingMock):
+        recorder.mock = ReportingMock()
     recorder.mock.__dict__["what_waits"] = describe
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of a handler on one message."""
+    """A run of a handler on a message."""
 
     message_id: int
     queue: str
     attempt: int
-    """1 for the first."""
+    """Number of the attempt; 1 for the first."""
     outcome: str
-    """"ack", "nack", "reject", …: what the delivery ended in (see the glossary)."""
+    """Outcome of the delivery: "ack", "nack", "reject", … (see the glossary)."""
     error: BaseException | None
-    """What the handler has raised."""
+    """The handler's error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,42 +75,42 @@ class Waiting:
     message_id: int
     queue: str
     until: datetime
-    """When it is due; or when its lease ends, if something holds it."""
+    """Time when the message is due; or when its lease ends, if it is leased."""
     attempts: int
-    """How often a handler has run for it."""
+    """Number of times that a handler has run for the message."""
     why: str
-    """In words: what it waits for."""
+    """Text that says why the message waits."""
 
     def __str__(self) -> str:
-        """As failed assertions show it."""
+        """Return the text shown by failed assertions."""
         return f"message {self.message_id} in queue {self.queue!r} {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What `drain` has found."""
+    """Result of `drain`: attempts and waiting messages."""
 
     ran: list[Attempt]
     """Attempts since the last `drain`, in order."""
     waiting: list[Waiting]
-    """By due time, priority, id."""
+    """Waiting messages by due time, priority, id."""
 
     @property
     def failed(self) -> list[Attempt]:
-        """The attempts that raised."""
+        """Attempts that raised an error."""
         return [attempt for attempt in self.ran if attempt.error is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A message as it was published."""
+    """A message as published."""
 
     id: int
     queue: str
     body: Any
     """Decoded by its content type; bytes if that is not possible."""
     payload: bytes
-    """As it is stored."""
+    """The stored bytes."""
     headers: Mapping[str, Any] = field(default_factory=dict)
     key: str | None = None
     priority: int = 0
@@ -123,8 +123,8 @@ class Published:
     reply_to: str = ""
 
 
-def published(row: Any) -> Published:
-    """What a row of `TestDatabase.published` says."""
+def parse_published(row: Any) -> Published:
+    """Parse a row of `TestDatabase.list_published`."""
     message_id, queue, key, priority, dedup_id, stored, payload, created, due, expires = row
     headers = json.loads(stored) if stored else {}
     message = SimpleNamespace(body=payload, content_type=headers.get("content-type"))

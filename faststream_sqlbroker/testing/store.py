@@ -1,4 +1,4 @@
-"""The store of a test: the real one, whose calls are counted."""
+"""The store of a test: the real one, with counted calls."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -14,29 +14,29 @@ from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 
 T = TypeVar("T")
 
-DATABASE_ID = "00000000-0000-8000"
-"""What correlation ids begin with."""
+CORRELATION_PREFIX = "00000000-0000-8000"
+"""Start of all correlation ids."""
 
 
 class StoreClock(Clock):
-    """The broker's, which knows the test's."""
+    """The broker's clock, driven by the test's clock."""
 
     def __init__(self, virtual: VirtualClock) -> None:
-        """Ask `virtual`."""
+        """Use `virtual` as the time source."""
         super().__init__(virtual)
         self.virtual = virtual
         if isinstance(virtual, StandingClock):
             self.callers = Clock()
 
 
-class CountedDatabase(Database):
-    """Tells the test's clock of each transaction that runs."""
+class CountingDatabase(Database):
+    """Notifies the test's clock of each running transaction."""
 
     @override
     async def run(
         self, work: Callable[[Connection], T], *activities: Activity, **options: Any
     ) -> T:
-        """As `Database.run`."""
+        """Run a transaction as `Database.run`."""
         clock: Any = self.clock
         clock.virtual.begin_call()
         try:
@@ -45,39 +45,39 @@ class CountedDatabase(Database):
             clock.virtual.end_call()
 
 
-Look = Callable[..., Coroutine[Any, Any, Any]]
+ReadFunction = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class TestStore(Store):
-    """A store in SQLite that takes the place of any database's."""
+    """A SQLite store in place of any database's store."""
 
     __test__ = False
-    database_class = CountedDatabase
-    sign: Callable[[], Awaitable[object]]
-    """Gives the sign of life of all subscribers of the broker."""
+    database_class = CountingDatabase
+    send_heartbeat: Callable[[], Awaitable[object]]
+    """Sends the heartbeat of all subscribers of the broker."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As `Store`; the correlation ids of messages without one are the same in each test."""
+        """Create a `Store`; generated correlation ids are the same in each test."""
         super().__init__(*args, **options)
-        self.correlation_ids.database_id = DATABASE_ID
+        self.correlation_ids.database_id = CORRELATION_PREFIX
         subscribers: Any = self.live_subscribers
-        subscribers.subscribers = self._after_sign(subscribers.subscribers)
-        subscribers.subscriber = self._after_sign(subscribers.subscriber)
+        subscribers.subscribers = self._wrap_with_heartbeat(subscribers.subscribers)
+        subscribers.subscriber = self._wrap_with_heartbeat(subscribers.subscriber)
         explanations: Any = self.explanations
-        explanations.explain = self._after_sign(explanations.explain)
-        explanations.policied_queues = self._after_sign(explanations.policied_queues)
+        explanations.explain = self._wrap_with_heartbeat(explanations.explain)
+        explanations.policied_queues = self._wrap_with_heartbeat(explanations.policied_queues)
 
-    def _after_sign(self, look: Look) -> Look:
-        """`look` at subscribers once they have given a sign of life: no loop gives one."""
+    def _wrap_with_heartbeat(self, read: ReadFunction) -> ReadFunction:
+        """Let `read` run after a heartbeat, because no loop sends heartbeats."""
 
-        async def told(*args: Any) -> Any:
-            await self.sign()
-            return await look(*args)
+        async def read_after_heartbeat(*args: Any) -> Any:
+            await self.send_heartbeat()
+            return await read(*args)
 
-        return told
+        return read_after_heartbeat
 
     @property
     @override
     def can_listen(self) -> bool:
-        """So that wakeup="listen" is accepted, as PostgreSQL would: hints are not needed here."""
+        """True, so that wakeup="listen" is accepted as with PostgreSQL: tests need no hints."""
         return True

@@ -1,4 +1,4 @@
-"""Messages published in a transaction of the test's: they wait for its COMMIT."""
+"""Messages published in a transaction of the test: they wait for its COMMIT."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,100 +8,109 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
 
-PAUSE = 0.001
-"""Seconds between two looks at a transaction that is being committed, as no event comes after it,
-and at handlers that it starts."""
+POLL_INTERVAL = 0.001
+"""Seconds between two polls of a transaction that is being committed, which sends no event
+afterwards, and of handlers that it starts.
+"""
 
-Commit = Callable[[], Awaitable[None]]
+CommitCallback = Callable[[], Awaitable[None]]
 
 
 @dataclass
-class _Open:
-    """What one connection's transaction has published so far."""
+class _PendingPublishes:
+    """Publishes of a connection's transaction so far."""
 
-    held: list[tuple[float, Commit]] = field(default_factory=list)
-    """Each with the number of its innermost savepoint, or 0."""
+    callbacks: list[tuple[float, CommitCallback]] = field(default_factory=list)
+    """Callbacks, each with the number of its innermost savepoint, or 0."""
 
 
 class HeldPublishes:
-    """Calls what was held when its transaction has been committed; forgets it on a rollback."""
+    """Runs held publishes after the commit of their transaction, or discards all on a rollback."""
 
     def __init__(self) -> None:
-        """Nothing is held; made in the event loop in which commits go on."""
+        """Start empty; must be created in the event loop in which commits continue."""
         self._loop = asyncio.get_running_loop()
-        self._open: WeakKeyDictionary[Connection, _Open] = WeakKeyDictionary()
+        self._pending: WeakKeyDictionary[Connection, _PendingPublishes] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._expected = 0
+        self._committing_count = 0
         self._errors: list[BaseException] = []
 
     @property
     def count(self) -> int:
-        """Publishes that wait for a COMMIT."""
-        return sum(len(opened.held) for opened in self._open.values())
+        """Number of publishes that wait for a COMMIT."""
+        return sum(len(pending.callbacks) for pending in self._pending.values())
 
-    def hold(self, connection: Connection, commit: Commit) -> None:
+    def hold(self, connection: Connection, commit: CommitCallback) -> None:
         """Call `commit` in the event loop after the transaction of `connection`."""
-        if connection not in self._open:
+        if connection not in self._pending:
             self._listen(connection)
-        self._open[connection].held.append((_savepoint(connection), commit))
+        self._pending[connection].callbacks.append((_get_savepoint_number(connection), commit))
 
     def _listen(self, connection: Connection) -> None:
-        opened = self._open[connection] = _Open()
+        pending = self._pending[connection] = _PendingPublishes()
 
-        def committing(_connection: Connection) -> None:
-            held, opened.held = [commit for _, commit in opened.held], []
-            if held:
-                self._expected += 1
+        def on_commit(_connection: Connection) -> None:
+            commits, pending.callbacks = [commit for _, commit in pending.callbacks], []
+            if commits:
+                self._committing_count += 1
                 transaction = connection.get_transaction()
                 # Synchronous code may commit in a thread.
-                self._loop.call_soon_threadsafe(self._start, connection, transaction, held)
+                self._loop.call_soon_threadsafe(
+                    self._start_commit, connection, transaction, commits
+                )
 
-        def rolled_back(_connection: Connection) -> None:
-            opened.held.clear()
+        def on_rollback(_connection: Connection) -> None:
+            pending.callbacks.clear()
 
-        def rolled_back_to(_connection: Connection, name: str, _context: Any) -> None:
-            # Savepoints are numbered as they begin: those inside of another have greater numbers.
-            number = _number(name)
-            opened.held[:] = [one for one in opened.held if one[0] < number]
+        def on_savepoint_rollback(_connection: Connection, name: str, _context: Any) -> None:
+            # Savepoints are numbered as they begin: nested savepoints have greater numbers.
+            number = _parse_savepoint_number(name)
+            pending.callbacks[:] = [
+                callback for callback in pending.callbacks if callback[0] < number
+            ]
 
-        event.listen(connection, "commit", committing)
-        event.listen(connection, "rollback", rolled_back)
-        event.listen(connection, "rollback_savepoint", rolled_back_to)
+        event.listen(connection, "commit", on_commit)
+        event.listen(connection, "rollback", on_rollback)
+        event.listen(connection, "rollback_savepoint", on_savepoint_rollback)
 
-    def _start(self, connection: Connection, transaction: Any, held: Sequence[Commit]) -> None:
-        task = asyncio.get_running_loop().create_task(self._commit(connection, transaction, held))
+    def _start_commit(
+        self, connection: Connection, transaction: Any, commits: Sequence[CommitCallback]
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._commit(connection, transaction, commits)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _commit(
-        self, connection: Connection, transaction: Any, held: Sequence[Commit]
+        self, connection: Connection, transaction: Any, commits: Sequence[CommitCallback]
     ) -> None:
         try:
             while transaction.is_active:
-                await asyncio.sleep(PAUSE)
-            # SQLAlchemy leaves a transaction in its place whose COMMIT has failed.
+                await asyncio.sleep(POLL_INTERVAL)
+            # Trap: after a failed COMMIT, SQLAlchemy still returns the transaction.
             if connection.get_transaction() is transaction:
                 return
-            for commit in held:
+            for commit in commits:
                 try:
                     await commit()
                 except Exception as error:  # noqa: BLE001 - `drain` raises it
                     self._errors.append(error)
         finally:
-            self._expected -= 1
+            self._committing_count -= 1
 
     def take_errors(self) -> list[BaseException]:
-        """What handlers, or the store, have raised since the last call."""
+        """Return the errors of handlers, or of the store, since the last call."""
         errors, self._errors = self._errors, []
         return errors
 
     @property
     def is_committing(self) -> bool:
-        """Whether something has been committed, and is on its way."""
-        return bool(self._expected)
+        """True if publishes of a committed transaction are still running."""
+        return bool(self._committing_count)
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Cancel everything."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -109,16 +118,16 @@ class HeldPublishes:
             await asyncio.wait(tasks)
 
 
-def _savepoint(connection: Connection) -> float:
-    """The number of the innermost savepoint of `connection`; 0 without one.
+def _get_savepoint_number(connection: Connection) -> float:
+    """Return the number of the innermost savepoint of `connection`; 0 without a savepoint.
 
-    The event of a savepoint does not name it, only that of its rollback does.
+    The event of a savepoint does not name it, only the event of its rollback does.
     """
     nested = connection.get_nested_transaction()
-    return 0 if nested is None else _number(getattr(nested, "_savepoint", ""))
+    return 0 if nested is None else _parse_savepoint_number(getattr(nested, "_savepoint", ""))
 
 
-def _number(name: str) -> float:
-    """Of a savepoint; what cannot be told goes with every rollback."""
+def _parse_savepoint_number(name: str) -> float:
+    """Return the number in a savepoint's name; infinity if unknown, to go with every rollback."""
     digits = name.rpartition("_")[2]
     return int(digits) if digits.isdigit() else float("inf")
