@@ -306,8 +306,8 @@ class Lake:
     def _compute_file_stats(
         self, files: Sequence[DataFile]
     ) -> tuple[dict[str, DataFile], dict[ExportWindow, RowChecksums]]:
-        """Compute the statistics of staged files and windows in a pass; files without rows are
-        left out.
+        """Compute the statistics of staged files and windows in a single pass; files without rows
+        are left out.
         """
         measured = dict[str, DataFile]()
         checksums = dict[ExportWindow, RowChecksums]()

@@ -91,7 +91,7 @@ def parse_checksums(values: Mapping[str, Any]) -> RowChecksums:
 def query_checksums(
     database: ArchiveDatabase, connection: Connection, selection: Selection, *, checksums: bool
 ) -> RowChecksums:
-    """Query the checksums of the archive's selected rows, by a statement of the database.
+    """Query the checksums of the archive's selected rows, by a single statement.
 
     Args:
         database: The database's dialect.
@@ -114,7 +114,7 @@ def query_window_checksums(
     *,
     checksums: bool,
 ) -> dict[ExportWindow, RowChecksums]:
-    """Query the checksums of each window with rows, by a statement for all windows."""
+    """Query the checksums of each window with rows, by a single statement."""
     database.register_functions(connection)
     sums = build_checksum_expressions(database, checksums=checksums)
     columns = ", ".join([build_start_expression(database, size), *sums])

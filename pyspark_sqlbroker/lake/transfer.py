@@ -84,7 +84,7 @@ def count_missing_rows(job: TransferJob, connection: Connection, window: ExportW
 def transfer_batch(
     job: TransferJob, connection: Connection, batch: WindowBatch
 ) -> dict[ExportWindow, Entry]:
-    """Copy a batch into the lake by a commit.
+    """Copy a batch into the lake by a single commit.
 
     If the written rows differ from the database, each window is tried once more, by itself.
 

@@ -246,8 +246,8 @@ def _require_tables(writer: Writer, connection: Connection) -> None:
 def partition_rows(
     df: DataFrame, partition_count: int, *, dry_run: bool, current_only: bool = False
 ) -> DataFrame:
-    """Partition the rows for the tasks: all rows of an id in a partition, in ascending order of
-    ids.
+    """Partition the rows for the tasks: all rows of an id in the same partition, in ascending order
+    of ids.
 
     Payloads are left out in a dry run.
 
