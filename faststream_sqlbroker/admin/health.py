@@ -130,7 +130,7 @@ class HealthReport(AdminOperations):
         checks: dict[str, Check] = {
             "database": self._check_database,
             "schema": self._check_schema,
-            "rights": self._check_rights,
+            "rights": self._check_user_rights,
             "clock": self._check_clock,
             "pool": self._check_pool,
             "listener": self._check_listener,
@@ -169,7 +169,7 @@ class HealthReport(AdminOperations):
         }
         return details, await self._store.server.differences()
 
-    async def _check_rights(self) -> CheckResult:
+    async def _check_user_rights(self) -> CheckResult:
         access = await self._store.access.find_lacks(self._required_activities)
         details = {
             "user": access.who,

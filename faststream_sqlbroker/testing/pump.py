@@ -224,8 +224,8 @@ class Pump:
         """
         while (running := self._list_running(time_follows)) or self.held_publishes.is_committing:
             if running:
-                await self._wait_for(running[0], clocks.REAL_TIME_LIMIT, time_follows=time_follows)
-                await self.run_due(limit=clocks.REAL_TIME_LIMIT)
+                await self._wait_for(running[0], clocks.STUCK, time_follows=time_follows)
+                await self.run_due(limit=clocks.STUCK)
             else:
                 await asyncio.sleep(POLL_INTERVAL)
 
@@ -511,7 +511,7 @@ class Pump:
         """Implement `SqlBroker.drain`."""
         if self.clock.is_delivering():
             raise SetupError("drain waits until no handler runs: call it in the test itself")
-        await self.run_due(limit=clocks.REAL_TIME_LIMIT)
+        await self.run_due(limit=clocks.STUCK)
         await self.finish_running()
         attempts, self._attempts = self._attempts, []
         failures, self._failures = self._failures, []
