@@ -30,8 +30,12 @@ def store_errors(*other_types: type[Exception]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        types_: tuple[type[Exception], ...] = (SQLAlchemyError, *_get_spark_errors(), *other_types)
-        if hasattr(error, _CALLBACK_FLAG) or not isinstance(error, types_):
+        error_types: tuple[type[Exception], ...] = (
+            SQLAlchemyError,
+            *_get_spark_errors(),
+            *other_types,
+        )
+        if hasattr(error, _CALLBACK_FLAG) or not isinstance(error, error_types):
             raise
         raise StoreError(_format_error(error)) from error
 

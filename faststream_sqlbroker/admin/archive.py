@@ -32,19 +32,19 @@ class ArchiveOperations(AdminOperations):
         Raises:
             SetupError: `retention` is no Retention, `by` is not text, or there is no archive.
         """
-        retention_ = checked_retention(retention)
-        if retention_ is None:
+        valid_retention = checked_retention(retention)
+        if valid_retention is None:
             raise SetupError('prune needs a Retention, such as Retention(completed="30d")')
         if self._store.tables.archive is None:
             raise SetupError(NO_ARCHIVE)
         operator = operator_name(by)
         rows = self._writable_store.retention
-        pruner = Pruner(rows, retention_, Clock())
+        pruner = Pruner(rows, valid_retention, Clock())
         if dry_run:
             return await pruner.prune(dry_run=True)
         # Write the entry before the first row is removed, so that a process that is killed half-way
         # has an entry, too.
-        job = await rows.note_prune(operator, retention_.as_json)
+        job = await rows.note_prune(operator, valid_retention.as_json)
         result = await pruner.prune()
         await rows.note_pruned(job, result)
         return result

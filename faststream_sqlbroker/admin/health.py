@@ -160,9 +160,9 @@ class HealthReport(AdminOperations):
 
     async def _check_schema(self) -> CheckResult:
         tables = self._store.tables
-        version_ = await self._store.server.schema_version()
+        database_version = await self._store.server.schema_version()
         details = {
-            "version": version_,
+            "version": database_version,
             "needed": HEAD,
             "schema": tables.config.schema,
             "tables": [table.name for table in tables.ours],

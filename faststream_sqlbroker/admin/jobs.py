@@ -135,9 +135,9 @@ class JobOperations(AdminOperations):
         Raises:
             SetupError: an argument is not valid.
         """
-        reason_ = clean_optional_text("reason", reason)
+        cleaned_reason = clean_optional_text("reason", reason)
         message = f"cancelled by {operator_name(options.get('by'))}" + (
-            f": {reason_}" if reason_ else ""
+            f": {cleaned_reason}" if cleaned_reason else ""
         )
         return await self._run_bulk(CANCEL, {"text": message}, options)
 

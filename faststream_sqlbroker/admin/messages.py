@@ -141,8 +141,8 @@ class MessageQueries(AdminOperations):
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
         """
-        id_ = parse_message_id(message_id)
-        message = await self._store.messages.one(id_, hidden=body)
+        number = parse_message_id(message_id)
+        message = await self._store.messages.one(number, hidden=body)
         if message is None:
             return None
         if redact is not None:
@@ -150,9 +150,9 @@ class MessageQueries(AdminOperations):
         return MessageDetail(
             message,
             history(message),
-            await self.explain(id_),
+            await self.explain(number),
             came_from(message.headers),
-            await self._store.messages.progress(id_),
+            await self._store.messages.progress(number),
         )
 
     async def explain(self, message_id: int | str) -> Explanation:
@@ -168,8 +168,8 @@ class MessageQueries(AdminOperations):
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
         """
-        id_ = parse_message_id(message_id)
-        return (await self._store.explanations.explain(id_)).at_place(self._pipelines)
+        number = parse_message_id(message_id)
+        return (await self._store.explanations.explain(number)).at_place(self._pipelines)
 
     async def dead_letters(
         self,
@@ -309,12 +309,12 @@ class MessageQueries(AdminOperations):
             ValueError: an argument is not valid.
             SetupError: `by` is not text.
         """
-        lookup_ = _validate_lookup(lookup)
-        if lookup_ is None:
+        valid_lookup = _validate_lookup(lookup)
+        if valid_lookup is None:
             raise ValueError("set_info needs a lookup value, got None")
-        info_ = _validate_info(info)
+        valid_info = _validate_info(info)
         return await self._writable_store.mirror.set_info(
-            lookup_, id, info_, clean_optional_text("by", by)
+            valid_lookup, id, valid_info, clean_optional_text("by", by)
         )
 
 

@@ -59,8 +59,8 @@ class MessageOperations(AdminOperations):
             SetupError: an argument is not valid.
         """
         operator = operator_name(by)
-        reason_ = clean_optional_text("reason", reason)
-        message = f"cancelled by {operator}" + (f": {reason_}" if reason_ else "")
+        cleaned_reason = clean_optional_text("reason", reason)
+        message = f"cancelled by {operator}" + (f": {cleaned_reason}" if cleaned_reason else "")
         return await self._writable_store.repairs.cancel(
             parse_message_id(message_id), message, operator, on_asked=self._on_cancel_requested
         )
@@ -148,12 +148,12 @@ class MessageOperations(AdminOperations):
             fields["priority"] = _validate_priority(priority)
         if key is not UNCHANGED:
             fields["key"] = None if key is None else checked_name(key, "a key")
-        due_ = None if due is None else moment_or_delay("due", due)
-        if not fields and due_ is None:
+        due_at = None if due is None else moment_or_delay("due", due)
+        if not fields and due_at is None:
             raise SetupError("edit needs priority, key or due")
         id_ = parse_message_id(message_id)
         return self._notify_due(
-            await self._writable_store.repairs.edit(id_, fields, due_, operator_name(by))
+            await self._writable_store.repairs.edit(id_, fields, due_at, operator_name(by))
         )
 
     def _notify_due(self, repair: Repair) -> Repair:

@@ -322,8 +322,8 @@ def _connect_producer(broker: Any) -> None:
 
 def _set_seed(subscriber: Any, seed: int) -> None:
     strategy = subscriber.config.settings.retry_strategy
-    if (random_ := getattr(strategy, "_random", None)) is not None:
-        random_.seed(seed)
+    if (generator := getattr(strategy, "_random", None)) is not None:
+        generator.seed(seed)
 
 
 def _list_recorders(broker: Any) -> list[CallRecorder]:
@@ -354,7 +354,7 @@ def _isolate_records(broker: Any) -> Iterator[None]:
     An outer test keeps its calls.
     """
     handlers = [call.handler for subscriber in broker.subscribers for call in subscriber.calls]
-    under_test = [endpoint_ for endpoint_ in (*handlers, *broker.publishers) if endpoint_.is_test]
+    under_test = [endpoint for endpoint in (*handlers, *broker.publishers) if endpoint.is_test]
     with _restore_attributes(under_test, _RECORDER_ATTRIBUTES):
         for endpoint in under_test:
             previous = endpoint._recorder  # noqa: SLF001

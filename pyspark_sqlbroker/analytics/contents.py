@@ -77,12 +77,12 @@ def sessions(df: DataFrame, gap: Duration = "30m", *, key: str | Column = "key")
     numbered = dated.select("queue", "key", "created_at", session_start.alias("begins")).withColumn(
         "number", F.sum("begins").over(in_order)
     )
-    sessions_ = numbered.groupBy("queue", "key", "number").agg(
+    runs = numbered.groupBy("queue", "key", "number").agg(
         F.min("created_at").alias("started_at"),
         F.max("created_at").alias("ended_at"),
         F.count("*").alias("messages"),
     )
-    timed = sessions_.withColumn(
+    timed = runs.withColumn(
         "seconds", build_seconds_between(F.col("started_at"), F.col("ended_at"))
     )
     return to_result(timed, RESULTS["sessions"])

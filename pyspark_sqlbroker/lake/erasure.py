@@ -148,8 +148,8 @@ def erase_messages(
     )
     tables = build_tables(config, dialect_name=database.kind)
     with database.connect() as connection:
-        for table_ in tables.ours:
-            database.require_table(connection, table_.name, table_.schema)
+        for required_table in tables.ours:
+            database.require_table(connection, required_table.name, required_table.schema)
         if lake is not None:
             lake.select(database, source, table, schema)
             check_intact(lake)

@@ -85,9 +85,9 @@ def _read_by_adbc(
                 column.cast(type_)
                 for column, type_ in zip(batch.columns, schema.types, strict=True)
             ]
-            batch_ = pa.RecordBatch.from_arrays(columns, schema=schema)
-            for first in range(0, batch_.num_rows, fetch_rows):
-                yield batch_.slice(first, fetch_rows)
+            converted = pa.RecordBatch.from_arrays(columns, schema=schema)
+            for first in range(0, converted.num_rows, fetch_rows):
+                yield converted.slice(first, fetch_rows)
 
 
 def conninfo(address: Address) -> str:

@@ -169,7 +169,14 @@ def _width(totals: Row, every: Duration | None) -> float:
     if every is None:
         days = 86_400 * math.ceil(span / DEFAULT_MAX_BUCKETS / 86_400)
         return float(
-            next((width_ for width_ in BUCKET_WIDTHS if span / width_ <= DEFAULT_MAX_BUCKETS), days)
+            next(
+                (
+                    candidate
+                    for candidate in BUCKET_WIDTHS
+                    if span / candidate <= DEFAULT_MAX_BUCKETS
+                ),
+                days,
+            )
         )
     seconds = parse_width(every) / MICROSECONDS
     if span / seconds > MOST_BUCKETS:

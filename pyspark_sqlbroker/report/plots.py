@@ -110,9 +110,9 @@ def draw_latency_trend(axes: Axes, table: Any, figures: Figures) -> Colours:
     speeds = table.pivot_table(["p50", "p99"], "bucket", "phase")
     speeds.columns = [f"{phase} {PERCENTILES[name]}" for name, phase in speeds]
     every = figures.every / 86_400
-    labels_ = [f"{dates.num2date(day):%Y-%m-%d %H:%M:%S}" for day in speeds.index]
+    time_labels = [f"{dates.num2date(day):%Y-%m-%d %H:%M:%S}" for day in speeds.index]
     _set_time_axis(axes, speeds.index, every, "time archived (UTC)", "seconds (logarithmic)")
-    _add_hints(axes, speeds.index, every, speeds.set_axis(labels_), "{:,.3g} s")
+    _add_hints(axes, speeds.index, every, speeds.set_axis(time_labels), "{:,.3g} s")
     axes.set(yscale="log")
     axes.yaxis.set_major_formatter(EngFormatter("s"))
     colours = dict(zip(PHASES, ("C0", "C2", "C9"), strict=True))
@@ -225,11 +225,13 @@ def _set_names(axes: Any, names: list[str], title: str) -> None:
 
 def build_labels(names: Iterable[str]) -> list[str]:
     """Shorten names, and number equal results."""
-    labels_: list[str] = []
+    unique_labels: list[str] = []
     for name in names:
         short = visible(
             name if len(name) <= MAX_LABEL_LENGTH else name[: MAX_LABEL_LENGTH - 1] + "…"
         )
         numbered = (f"{short} ({number})" for number in count(2))
-        labels_.append(next(label for label in chain([short], numbered) if label not in labels_))
-    return labels_
+        unique_labels.append(
+            next(label for label in chain([short], numbered) if label not in unique_labels)
+        )
+    return unique_labels
