@@ -350,7 +350,7 @@ def _nothing_is_stuck() -> Iterator[None]:
     """A busy machine may need longer than users wait for a handler in virtual time, or a probe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "STUCK", 600.0)
-        patch.setattr(write_path, "PATIENCE", 60.0)
+        patch.setattr(write_path, "PROBE_TIMEOUT", 60.0)
         yield
 
 

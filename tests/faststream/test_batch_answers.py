@@ -112,7 +112,7 @@ async def test_a_refused_answer_is_a_failed_attempt_of_all(broker: SqlBroker, lo
 
     await refuse_answers(broker, look)
     await broker.publish_batch(*range(3), queue="in")
-    with patch("faststream_sqlbroker.flow.deliver.outcome_writer.LESS_AFTER", 2):
+    with patch("faststream_sqlbroker.flow.deliver.outcome_writer.REDUCE_AFTER", 2):
         await broker.start()
         await eventually(lambda: done(look, 3))
     assert sorted(flat(calls)) == [0, 0, 1, 1, 2, 2]

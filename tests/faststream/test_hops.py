@@ -249,7 +249,7 @@ async def test_names_that_are_given_are_known(
 
 def test_only_so_many_names_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages may name any number."""
-    monkeypatch.setattr(destinations_module, "MOST_NAMES", 2)
+    monkeypatch.setattr(destinations_module, "MAX_NAMES", 2)
     told: list[str] = []
 
     class Row:

@@ -409,7 +409,7 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     monkeypatch.setattr(store.live_subscribers, "announce", slow_announce)
     if carrier == "a look":
         # Else a busy machine may let the sign be due before a look carries it.
-        monkeypatch.setattr(heartbeat_module, "RIDE_WAIT", 1_000.0)
+        monkeypatch.setattr(heartbeat_module, "PIGGYBACK_WAIT", 1_000.0)
     else:
         heartbeat.wake()
     await asyncio.wait_for(reading.wait(), 60)

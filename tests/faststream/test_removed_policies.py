@@ -29,7 +29,7 @@ async def test_what_waited_is_handled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a process that knows nothing of the policy; the log says it."""
-    monkeypatch.setattr(housekeeping, "REMOVED_SOON", 0.2)
+    monkeypatch.setattr(housekeeping, "REMOVED_START_INTERVAL", 0.2)
     monkeypatch.setattr(housekeeping, "CLOCK_INTERVAL", 0.2)
     monkeypatch.setattr(policy_holds, "LIVES", 0)
 

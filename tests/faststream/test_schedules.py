@@ -410,7 +410,7 @@ async def test_a_function_that_fails_is_tried_again_and_the_time_is_not_lost(
     broker: SqlBroker, look: Look, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even if it would count as missed by then; other schedules go on."""
-    monkeypatch.setattr(schedules, "LONGEST_RETRY_INTERVAL", 0.1)
+    monkeypatch.setattr(schedules, "MAX_RETRY_INTERVAL", 0.1)
     tries: list[datetime] = []
     in_vain = inf
 
@@ -461,7 +461,7 @@ async def _failures(look: Look) -> int:
 async def test_a_function_that_cancels_its_task_has_failed(
     broker: SqlBroker, look: Look, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "LONGEST_RETRY_INTERVAL", 0.1)
+    monkeypatch.setattr(schedules, "MAX_RETRY_INTERVAL", 0.1)
     tries: list[str] = []
 
     @broker.schedule("0 0 1 1 *", queue="q", name="s")
@@ -496,7 +496,7 @@ async def test_a_function_that_fails_is_not_called_by_every_process(
 
         await first_start(broker, look)
         await remember(look, next_at=await now(broker))
-        with patch.object(schedules, "LONGEST_RETRY_INTERVAL", 0.5):
+        with patch.object(schedules, "MAX_RETRY_INTERVAL", 0.5):
             # The first try may come before the last start.
             began = asyncio.get_running_loop().time()
             for each in (broker, second, third):
@@ -896,7 +896,7 @@ async def test_failures_of_a_schedule_stop_nothing_and_are_logged(
 async def test_a_forgotten_schedule_begins_anew(
     broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "LONGEST_NAP", 600.0)
+    monkeypatch.setattr(schedules, "MAX_CHECK_INTERVAL", 600.0)
     expression, at = await daily(broker)
     broker.publish_on_schedule("s", expression, "q", "x")
     await broker.start()

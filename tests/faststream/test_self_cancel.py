@@ -131,7 +131,7 @@ async def test_a_worker_that_was_cancelled_between_messages_is_replaced(
 async def test_a_worker_that_fails_is_replaced_and_its_message_comes_back(
     mode: str, broker: SqlBroker, look: Look, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.worker.PAUSE_AFTER_BUG", 0.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.worker.ERROR_PAUSE", 0.0)
     may_start = Worker._may_start
     failures = [RuntimeError("a bug")]
 

@@ -149,7 +149,7 @@ async def test_an_impatient_look_decides_for_no_other(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the write has had no answer for long."""
-    monkeypatch.setattr(write_path, "LATE", 600.0)
+    monkeypatch.setattr(write_path, "MAX_RESPONSE_TIME", 600.0)
     answered = asyncio.Event()
 
     async def slow(_: AccessChecks) -> None:
@@ -164,7 +164,7 @@ async def test_an_impatient_look_decides_for_no_other(
     answered.set()
     assert await patient
     monkeypatch.setattr(write_path, "FRESH", 0.0)
-    monkeypatch.setattr(write_path, "LATE", 0.0)
+    monkeypatch.setattr(write_path, "MAX_RESPONSE_TIME", 0.0)
     answered.clear()
     assert not await broker.ping(0.01)
     assert not await broker.ping(60.0), "it is known"

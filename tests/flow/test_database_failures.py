@@ -274,7 +274,7 @@ async def test_a_bug_around_a_handler_does_not_end_its_worker(rig: Rig) -> None:
 
     with (
         patch.object(Inflight, "finish", failing_once),
-        patch("faststream_sqlbroker.flow.deliver.worker.PAUSE_AFTER_BUG", 0.3),
+        patch("faststream_sqlbroker.flow.deliver.worker.ERROR_PAUSE", 0.3),
     ):
         await consumer.start()
         await eventually(lambda: _count(rig, 3))
@@ -303,7 +303,7 @@ async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig)
     await rig.put()
     with (
         patch.object(rig.store.starts, "remove_first", side_effect=RuntimeError("bug")),
-        patch("faststream_sqlbroker.flow.deliver.worker.PAUSE_AFTER_BUG", 0.1),
+        patch("faststream_sqlbroker.flow.deliver.worker.ERROR_PAUSE", 0.1),
     ):
         consumer = rig.consumer(ack_first=True, max_fetch_interval=0.05)
         await consumer.start()

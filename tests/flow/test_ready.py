@@ -269,7 +269,7 @@ async def test_known_pairs_are_bounded() -> None:
     many = [ReadyPair("q", n % 200, 0.0) for n in range(200)]
     few = ReadyPair("q", 7, 0.0)
     ready = Ready(IntakePosition(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
-    with patch.object(module, "MOST_PAIRS", 10):
+    with patch.object(module, "MAX_PAIRS", 10):
         await ready.scan()
         assert len(ready.known()) == 200, "what has rows is never forgotten"
         await ready.scan()

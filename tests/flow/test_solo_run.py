@@ -92,7 +92,7 @@ async def test_many_suspects_leave_every_other_claim_to_the_rest(rig: Rig) -> No
     await rig.execute(TWICE_LOST)
     await rig.put(5, key="normal")
     # The time of the rest ends early where there is nothing else.
-    with patch("faststream_sqlbroker.flow.deliver.solo_run.SLICE", 600.0):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.MIN_OTHERS_TIME", 600.0):
         await rig.consumer(fetch_batch_size=20, max_fetch_interval=0.05, max_workers=2).start()
         await eventually(lambda: len(rig.handled) == 65)
     first = [n for n, row in enumerate(rig.handled) if row.key]
@@ -144,7 +144,7 @@ async def test_the_rest_has_as_much_time_as_the_suspects(rig: Rig) -> None:
             last = monotonic()
         await rig.ack(row)
 
-    with patch("faststream_sqlbroker.flow.deliver.solo_run.SLICE", least):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.MIN_OTHERS_TIME", least):
         await rig.consumer(handle, max_fetch_interval=0.05).start()
         await eventually(lambda: len(suspects) == 4)
     times = [

@@ -517,7 +517,7 @@ async def test_w5_the_application_releases_without_a_request(
     broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W5: the loop of the application queues it again; nothing asks for it."""
-    monkeypatch.setattr("faststream_sqlbroker.flow.tasks.pull_jobs.LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr("faststream_sqlbroker.flow.tasks.pull_jobs.MAX_PAUSE", 0.2)
     pulling = Pulling(broker, stop_timeout=0.05, rational_delay=0)
     async with pulling.http:
         await pulling.broadcast()

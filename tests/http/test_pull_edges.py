@@ -92,8 +92,8 @@ async def test_what_stood_by_for_a_removed_policy_is_found(
     broker: SqlBroker, engine: AsyncEngine, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The consumer had a subscriber, and nothing else but its requests takes from the queue now."""
-    monkeypatch.setattr(housekeeping, "REMOVED_SOON", 0.1)
-    monkeypatch.setattr(pull_jobs, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(housekeeping, "REMOVED_START_INTERVAL", 0.1)
+    monkeypatch.setattr(pull_jobs, "MAX_PAUSE", 0.1)
     monkeypatch.setattr(policy_holds, "LIVES", 0)
     before = SqlBroker(engine)
 
@@ -204,7 +204,7 @@ async def test_an_old_lease_changes_nothing_of_a_job_that_is_taken_at_that_momen
         jobs = pulling.app._service.jobs()  # type: ignore[misc]
         await jobs.stop()
         # Only requests look for what is over.
-        monkeypatch.setattr(jobs, "_looks", False)
+        monkeypatch.setattr(jobs, "_polls", False)
         store = broker._store.pull
         end_leases = store.end_leases
         leases = [await pulling.start(job["ID"])]

@@ -868,7 +868,7 @@ async def test_a_message_that_is_cancelled_does_not_come_back(
 async def test_an_answer_has_a_bounded_size(
     web: Queueing, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_jobs, "MOST_BYTES", 10)
+    monkeypatch.setattr(queue_jobs, "MAX_BYTES", 10)
     for body in ("a" * 20, "b" * 6, "c" * 4, "d"):
         await web.publish(body, encoding="text")
     assert [len(message["body"]) for message in await web.reserve(limit=4)] == [20]

@@ -40,17 +40,17 @@ MOVERS = (
     "finish",
     "finish_all",
     "take",
-    "take_due",
+    "start_due_batch",
     "answered",
     "put_back",
-    "set_apart",
+    "quarantine",
     "refuse",
-    "keep",
-    "nack",
+    "retry_later",
+    "nack_denied",
     "lose",
     "drop",
     "give_back_waiting",
-    "_leave",
+    "_finish_writing",
 )
 """What may change states."""
 walked: set[tuple[State | None, State]] = set()
@@ -511,7 +511,7 @@ class Machine(RuleBasedStateMachine):
         assert {self.inflight.state(row) for row in self.inflight.rows} <= ENDS
 
 
-@patch("faststream_sqlbroker.flow.deliver.outcome_writer.LESS_AFTER", 2)
+@patch("faststream_sqlbroker.flow.deliver.outcome_writer.REDUCE_AFTER", 2)
 def test_outcomes_go_by_the_table() -> None:
     walked.clear()
     # Hypothesis parses this file. Python 3.11 fails if an object dies then whose end logs a

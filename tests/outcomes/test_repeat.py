@@ -263,7 +263,7 @@ async def test_a_lesser_version_is_written_whole_too() -> None:
     bench.ack(rows, b"bad")
     bench.database.refused.add(b"bad")
     bench.database.locked = {rows[1].id}
-    with patch("faststream_sqlbroker.flow.deliver.outcome_writer.LESS_AFTER", 2):
+    with patch("faststream_sqlbroker.flow.deliver.outcome_writer.REDUCE_AFTER", 2):
         # The first waits for the lock, in vain.
         for _ in range(8):
             await bench.flush()
@@ -284,7 +284,7 @@ async def test_a_unit_whose_row_is_locked_while_its_answer_is_refused() -> None:
     rows = bench.claim(2)
     bench.ack(rows, b"bad")
     bench.database.refused.add(b"bad")
-    with patch("faststream_sqlbroker.flow.deliver.outcome_writer.LESS_AFTER", 2):
+    with patch("faststream_sqlbroker.flow.deliver.outcome_writer.REDUCE_AFTER", 2):
         await bench.flush()
         await bench.repeat()
         with patch.object(bench.database, "settle_whole", _late_lock(bench, rows[1].id)):

@@ -19,18 +19,18 @@ from tests.unit.test_inflight import quiet
 
 
 class Member:
-    """A subscriber that says whether it rests."""
+    """A subscriber that says whether it is_idle."""
 
-    longest_rest = 1.0
-    looked_at = float("-inf")
+    max_poll_interval = 1.0
+    polled_at = float("-inf")
 
     def __init__(self, *queues: str, paused: Sequence[str] = ()) -> None:
-        self.open: Sequence[str] = queues
+        self.open_queues: Sequence[str] = queues
         self.all_queues = (*queues, *paused)
-        self.rests = True
+        self.is_idle = True
         self.seen = list[list[str]]()
 
-    def saw(self, found: ReadyPairs) -> None:
+    def on_poll_result(self, found: ReadyPairs) -> None:
         self.seen.append(sorted(pair.queue for pair in found))
 
 
@@ -94,7 +94,7 @@ def lookout(store: Any, time: VirtualTime, *members: Any, heartbeat: Any = None)
 
 async def test_a_look_is_for_all_who_rest(store: Any, time: VirtualTime) -> None:
     ours, resting, busy = Member("a", "b"), Member("b", "c", paused="p"), Member("d")
-    busy.rests = False
+    busy.is_idle = False
     gone = Member("e")
     looking = lookout(store, time, ours, resting, busy, gone)
     looking.leave(gone)
@@ -117,8 +117,8 @@ async def test_what_was_woken_or_reopened_in_that_time_looks_for_itself(
         await asyncio.sleep(0)
     assert looking.looks_for(woken)
     assert looking.looks_for(reopened)
-    woken.rests = False
-    reopened.open = ("c", "new")
+    woken.is_idle = False
+    reopened.open_queues = ("c", "new")
     looking.leave(left)
     assert not looking.looks_for(reopened)
     assert not looking.looks_for(left)
@@ -160,18 +160,18 @@ async def test_who_has_looked_since_is_not_told_what_an_older_look_found(
     slow, quick, woken, resting = (Member(name) for name in "abcd")
     looking = lookout(store, time, slow, quick, woken, resting)
     older = await held_up(store, looking, slow)
-    slow.rests = False
+    slow.is_idle = False
     answer_older = store.may_answer
     await time.advance(0.1)
-    # It looks for itself, and rests again before the older look has its answer.
+    # It looks for itself, and is_idle again before the older look has its answer.
     store.may_answer = asyncio.Event()
     store.may_answer.set()
-    woken.rests = False
+    woken.is_idle = False
     await looking.look(woken)
-    woken.rests, woken.looked_at = True, time.monotonic()
+    woken.is_idle, woken.polled_at = True, time.monotonic()
     await time.advance(0.1)
     newer = await held_up(store, looking, quick)
-    quick.rests = False
+    quick.is_idle = False
     for one in (woken, resting):
         one.seen.clear()
     answer_older.set()

@@ -39,7 +39,7 @@ from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, REJECTED, S
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, sent_back, settle
-from faststream_sqlbroker.flow.deliver.inflight import Inflight, release
+from faststream_sqlbroker.flow.deliver.inflight import Inflight, create_release as release
 from faststream_sqlbroker.flow.metrics import (
     GuardedRecorder,
     RecordedMetrics,
