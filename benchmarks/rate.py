@@ -211,7 +211,7 @@ def rate(
     if seconds < SHORTEST:
         raise ValueError(f"{seconds} seconds are too short: at least {SHORTEST}")
     if not begin:
-        ready.SLOW_LOOK = float("inf")
+        ready.SLOW_POLL = float("inf")
     return asyncio.run(_rate(url, rate, seconds, held=held))
 
 

@@ -16,9 +16,9 @@ from benchmarks.filling import fill
 from benchmarks.measure import answer, body, clock
 from benchmarks.ours import BATCH, DEADLINE, QUEUE, engine_of, subscriber_of
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.listening import listening
+from faststream_sqlbroker.cli.listening import create_server_config
 from faststream_sqlbroker.client import PullConsumer
-from faststream_sqlbroker.core.channels import MESSAGE_ID, queue_of
+from faststream_sqlbroker.core.channels import MESSAGE_ID, build_queue_name
 from faststream_sqlbroker.http import (
     BasicAuth,
     Channel,
@@ -53,7 +53,7 @@ async def _serve(url: str, hashed: str, port: Any, stop: Any) -> None:
         channels=Channels(channels={CHANNEL: billing}),
     )
     await broker.connect()
-    config, listener = listening(app, "127.0.0.1", 0, {})
+    config, listener = create_server_config(app, "127.0.0.1", 0, {})
     server = InnerServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     port.value = listener.getsockname()[1]
@@ -228,7 +228,7 @@ class Load:
 async def _prepare(broker: SqlBroker, engine: AsyncEngine, count: int) -> None:
     await broker.create_tables()
     await fill(engine, 2 * count, QUEUE)
-    jobs = queue_of(CHANNEL, CONSUMER)
+    jobs = build_queue_name(CHANNEL, CONSUMER)
     for number in range(JOBS):
         bodies = [body(number * BATCH + n) for n in range(BATCH)]
         await broker.publish_batch(*bodies, queue=jobs, headers={MESSAGE_ID: str(number)})

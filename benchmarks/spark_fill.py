@@ -3,7 +3,7 @@
 from sqlalchemy import Engine, create_engine, text
 
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import build_tables, ddl
+from faststream_sqlbroker.schema.tables import build_ddl, build_tables
 
 DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
 INTO = (
@@ -53,7 +53,7 @@ def fill_archive(url: str, kind: str, count: int) -> None:
     engine = create_engine(url.replace(f"{kind}://", f"{kind}+{DRIVERS[kind]}://", 1))
     tables = build_tables(SqlBrokerSchemaConfig(), dialect_name=engine.dialect.name)
     with engine.begin() as connection:
-        for statement in ddl(tables, engine.dialect.name):
+        for statement in build_ddl(tables, engine.dialect.name):
             connection.execute(statement)
     into = INTO.format(key="`key`" if kind == "mariadb" else "key")
     with engine.begin() as connection:

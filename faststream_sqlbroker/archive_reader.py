@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Self
 
 from sqlalchemy.util import await_only
 
-from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.checks import validate_integer
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError, StoreError
-from pyspark_sqlbroker.address import KINDS, Address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.address import DATABASE_KINDS, Address
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
-from pyspark_sqlbroker.load.archive_pages import Page, Position, parse_position, read_page
+from pyspark_sqlbroker.load.archive_pages import (
+    ArchivePage,
+    ArchivePosition,
+    parse_position,
+    read_page,
+)
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
-from pyspark_sqlbroker.moments import FIRST, Moment
+from pyspark_sqlbroker.moments import MIN_TIME, TimeInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +46,7 @@ class Archive:
 
     def read(
         self,
-        after: Moment | None = None,
+        after: TimeInput | None = None,
         *,
         queues: Iterable[str] | None = None,
         states: Iterable[str | MessageState] | None = None,
@@ -91,7 +96,7 @@ class Archive:
             MissingExtraError: pyarrow is not installed.
         """
         try:
-            from pyspark_sqlbroker.load.rows import to_schema  # noqa: PLC0415 - an extra
+            from pyspark_sqlbroker.load.rows import to_arrow_schema  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
             if error.name != "pyarrow":
                 raise
@@ -104,19 +109,19 @@ class Archive:
         selection = select_rows(ARCHIVE, table.name, table.schema, queues=queues, states=states)
         return ArchiveReader(
             self._store,
-            Address(KINDS[self._store.dialect_name], "", {}, url),
+            Address(DATABASE_KINDS[self._store.dialect_name], "", {}, url),
             selection,
             parse_position("after", after),
-            whole_number("batch_rows", batch_rows),
+            validate_integer("batch_rows", batch_rows),
             partial(
                 find_horizon,
-                safety_lag=seconds_or_zero("safety_lag", safety_lag),
-                margin=seconds_or_zero("margin", margin),
+                safety_lag=parse_non_negative("safety_lag", safety_lag),
+                margin=parse_non_negative("margin", margin),
                 # If the answer is delayed, the safety lag is used before the statement timeout.
                 patience=self._store.statement_timeout / 2,
                 sleep=lambda seconds: await_only(asyncio.sleep(seconds)),
             ),
-            to_schema(selection.fields, decoded=decode),
+            to_arrow_schema(selection.fields, with_body=decode),
         )
 
 
@@ -144,13 +149,13 @@ class ArchiveReader:
         store: "Store",
         address: Address,
         selection: Selection,
-        start: Position | None,
+        start: ArchivePosition | None,
         batch_rows: int,
         find: Callable[..., Horizon],
         schema: "pa.Schema",
     ) -> None:
         self._store = store
-        self._database = database_of(address)
+        self._database = get_database(address)
         self._selection = selection
         self._position = start
         self._batch_rows = batch_rows
@@ -184,18 +189,22 @@ class ArchiveReader:
 
     async def _read_next_batch(self) -> "pa.RecordBatch":
         if self.horizon is None:
-            self.horizon = await self._store.read(
+            self.horizon = await self._store.run_read(
                 lambda c: self._find(self._database, c.execution_options(no_parameters=True))
             )
-        end = Position(self.horizon.moment)
-        window = self._selection.between(FIRST, end.moment)
+        end = ArchivePosition(self.horizon.moment)
+        window = self._selection.between(MIN_TIME, end.time)
         while not self._is_last:
             # The database may read every body to measure its length. If that takes too long, the
             # next try reads fewer rows.
             max_rows, self._max_rows = self._max_rows, max(self._max_rows // 10, 1)
-            page = await self._store.read(
+            page = await self._store.run_read(
                 partial(
-                    read_page, self._database, selection=window, start=self._position, most=max_rows
+                    read_page,
+                    self._database,
+                    selection=window,
+                    start=self._position,
+                    limit=max_rows,
                 )
             )
             if page is None:
@@ -210,7 +219,7 @@ class ArchiveReader:
         self._position = max(self._position or end, end)
         raise StopAsyncIteration
 
-    async def _convert(self, page: Page) -> "pa.RecordBatch":
+    async def _convert(self, page: ArchivePage) -> "pa.RecordBatch":
         from pyspark_sqlbroker.load.rows import to_batch  # noqa: PLC0415 - an extra
 
         try:
@@ -218,7 +227,8 @@ class ArchiveReader:
             return await asyncio.to_thread(to_batch, page.rows, self.schema)
         except (ValueError, OverflowError, TypeError) as error:  # base classes of pyarrow's errors
             raise StoreError(
-                f"a row behind {self._position or Position(FIRST)} up to {page.end} has a value "
+                f"a row behind {self._position or ArchivePosition(MIN_TIME)} up to {page.end} "
+                "has a value "
                 f"that its column cannot have: {error}. Correct it (batch_rows=1 makes the number "
                 f"behind / its id), or leave these rows out: after={str(page.end)!r}"
             ) from error

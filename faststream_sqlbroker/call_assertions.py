@@ -15,7 +15,7 @@ from faststream_sqlbroker.adapter.testing import (
 )
 from faststream_sqlbroker.adapter.values import EMPTY, P_HandlerParams, T_HandlerReturn
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.times import delay_seconds
+from faststream_sqlbroker.core.times import parse_delay
 from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SqlCallAssertions(CallAssertions):
             SetupError: the broker is not under test, or the call was a batch and more than `body`
                 was passed.
         """
-        with naming_what_waits(self._recorder.mock):
+        with add_waiting_messages(self._recorder.mock):
             await self._assert_called_once_with(_make_expected_call(body, expected))
 
     @override
@@ -81,7 +81,7 @@ class SqlCallAssertions(CallAssertions):
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
         """Assert that the last call was with this message; see `assert_called_once_with`."""
-        with naming_what_waits(self._recorder.mock):
+        with add_waiting_messages(self._recorder.mock):
             await self._assert_called_with(_make_expected_call(body, expected))
 
     @override
@@ -89,12 +89,12 @@ class SqlCallAssertions(CallAssertions):
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
         """Assert that any of the calls was with this message; see `assert_called_once_with`."""
-        with naming_what_waits(self._recorder.mock):
+        with add_waiting_messages(self._recorder.mock):
             await self._assert_any_call(_make_expected_call(body, expected))
 
 
 @contextmanager
-def naming_what_waits(mock: Any) -> Iterator[None]:
+def add_waiting_messages(mock: Any) -> Iterator[None]:
     """Append the waiting messages to an AssertionError once, if `mock` can list messages."""
     try:
         yield
@@ -128,7 +128,7 @@ def _make_expected_call(body: Any, expected: ExpectedMessage) -> ExpectedCall:
         allowed = ", ".join(ExpectedMessage.__annotations__)
         raise TypeError(f"a call is not compared by {min(unknown)!r}, but by {allowed}")
     if isinstance(delay := fields.get("delay"), int | float | str | timedelta):
-        fields["delay"] = delay_seconds(delay)
+        fields["delay"] = parse_delay(delay)
     return ExpectedCall(body=body, **common_fields, broker_fields=BrokerFields(fields, _read_field))
 
 

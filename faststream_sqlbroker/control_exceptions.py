@@ -15,10 +15,10 @@ from typing import Any
 from faststream.exceptions import AckMessage, HandlerException, NackMessage
 
 from faststream_sqlbroker.core import outcome as outcomes
-from faststream_sqlbroker.core.checks import checked_queue
+from faststream_sqlbroker.core.checks import validate_queue
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import replace_headers
-from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
+from faststream_sqlbroker.core.times import Duration, parse_delay, parse_positive
 from faststream_sqlbroker.exceptions import SetupError
 
 __all__ = ("ControlException", "Move", "NotReadyYet", "Postpone", "RetryPossible")
@@ -54,7 +54,7 @@ class Postpone(NackMessage, ControlException):
         Raises:
             SetupError: `delay` is not a valid duration.
         """
-        self.delay = delay_seconds(delay)
+        self.delay = parse_delay(delay)
         super().__init__(instead=outcomes.Defer(self.delay))
 
     def __str__(self) -> str:
@@ -82,8 +82,8 @@ class NotReadyYet(NackMessage, ControlException):
             SetupError: one of the arguments is not a valid duration, or `give_up_after` is not
                 greater than 0.
         """
-        self.retry_in = delay_seconds(retry_in, name="retry_in")
-        self.give_up_after = positive_seconds("give_up_after", give_up_after)
+        self.retry_in = parse_delay(retry_in, name="retry_in")
+        self.give_up_after = parse_positive("give_up_after", give_up_after)
         super().__init__(instead=outcomes.NotReady(self.retry_in, self.give_up_after))
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class RetryPossible(NackMessage, ControlException):
         Raises:
             SetupError: `delay` is not a valid duration.
         """
-        self.delay = None if delay is None else delay_seconds(delay)
+        self.delay = None if delay is None else parse_delay(delay)
         super().__init__(instead=outcomes.Nack(self.delay, retry_possible=True))
 
     def __str__(self) -> str:
@@ -162,8 +162,8 @@ class MoveTarget:
     def __post_init__(self) -> None:
         keeps_queue = self.is_republish and self.queue is None
         if not keeps_queue:
-            checked_queue(self.queue)
-        object.__setattr__(self, "delay", delay_seconds(self.delay))
+            validate_queue(self.queue)
+        object.__setattr__(self, "delay", parse_delay(self.delay))
 
 
 Decision = outcomes.Outcome | MoveTarget
@@ -177,7 +177,7 @@ async def apply_decision(rows: Sequence[ClaimedMessage], decision: Decision) -> 
         SetupError: ACK_FIRST acked the rows before their handler started.
         Exception: the codec cannot encode the body; nothing was recorded.
     """
-    if any(row.holder is not None and row.holder.ack_first for row in rows):
+    if any(row.services is not None and row.services.ack_first for row in rows):
         raise SetupError(_ALREADY_ACKED)
     if isinstance(decision, MoveTarget):
         await _record_move([row for row in rows if row.outcome is None], decision)
@@ -185,7 +185,7 @@ async def apply_decision(rows: Sequence[ClaimedMessage], decision: Decision) -> 
     if isinstance(decision, outcomes.Defer | outcomes.NotReady | outcomes.Nack):
         decision = replace(decision, error=get_current_error())
     for row in rows:
-        row.settle_as(decision)
+        row.record_outcome(decision)
 
 
 async def apply_raised(rows: Sequence[ClaimedMessage], decision: Decision) -> None:
@@ -198,7 +198,7 @@ async def apply_raised(rows: Sequence[ClaimedMessage], decision: Decision) -> No
         await apply_decision(rows, decision)
     except Exception as error:
         for row in rows:
-            row.settle_as(outcomes.Nack(error=error))
+            row.record_outcome(outcomes.Nack(error=error))
         raise
 
 
@@ -228,7 +228,7 @@ async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> No
     payload = None
     changes = None
     if rows and target.body is not UNCHANGED:
-        holder = rows[0].holder
+        holder = rows[0].services
         if holder is None or holder.encode is None:
             msg = (
                 "a new body needs the codec of a broker's subscriber, and this message has none: "
@@ -241,7 +241,7 @@ async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> No
         headers = None if changes is None else replace_headers(row.stored_headers, changes)
         delay = float(target.delay)  # type: ignore[arg-type] # checked
         queue = row.queue if target.queue is None else target.queue
-        row.settle_as(outcomes.Relocate(queue, payload, headers, delay, target.is_republish))
+        row.record_outcome(outcomes.Relocate(queue, payload, headers, delay, target.is_republish))
 
 
 def record_skip(raw: Any) -> None:
@@ -264,7 +264,7 @@ def warn_ignored_options(
             f"{method} of a message does not take requeue=: use nack(), also with delay=, to try "
             "it again, or reject() to end it"
         )
-    holder = rows[0].holder
+    holder = rows[0].services
     names = ", ".join(sorted(options))
     if holder is None or (key := f"{method}({names})") in holder.warned:
         return
@@ -284,8 +284,8 @@ async def extend_leases(rows: Sequence[ClaimedMessage], duration: Duration) -> b
             rows, or ACK_FIRST acked the rows before their handler started.
         StoreError: the database did not answer, or another transaction locked a row for too long.
     """
-    seconds = positive_seconds("duration", duration)
-    holder = rows[0].holder
+    seconds = parse_positive("duration", duration)
+    holder = rows[0].services
     if holder is None:
         msg = "only a message that a subscriber has claimed has a lease"
         raise SetupError(msg)
@@ -312,7 +312,7 @@ def build_nack(delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]
     try:
         if delay is None:
             return outcomes.Nack(error=get_current_error())
-        return outcomes.Nack(delay=delay_seconds(delay), error=get_current_error())
+        return outcomes.Nack(delay=parse_delay(delay), error=get_current_error())
     except SetupError as error:
         settle(outcomes.Nack(error=error))
         raise

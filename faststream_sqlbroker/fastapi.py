@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import MissingExtraError
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as _Message
@@ -118,7 +118,7 @@ def shared_session(make: Callable[[], AbstractAsyncContextManager[AsyncSession]]
     """
 
     async def open_session() -> AsyncIterator[AsyncSession]:
-        transaction = current.get()
+        transaction = current_transaction.get()
         if transaction is not None:
             yield transaction.session
             return

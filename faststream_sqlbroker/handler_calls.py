@@ -14,7 +14,7 @@ from faststream_sqlbroker.adapter.pipeline import HandlerCallWrapper
 from faststream_sqlbroker.control_exceptions import Postpone
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.publish_on_ack import current_delivery
-from faststream_sqlbroker.flow.threads import own_in_thread
+from faststream_sqlbroker.flow.threads import run_in_tracked_thread
 
 MAX_AWAITS = 10
 """Maximum number of awaits of a result.
@@ -51,7 +51,7 @@ def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:
         delivery = current_delivery.get()
-        if delivery is not None and not delivery.may_start():
+        if delivery is not None and not delivery.can_start():
             raise Postpone(0)  # the message is released
         return handler(*args, **kwargs)
 
@@ -87,7 +87,7 @@ def adapt_handler(handler: Callable[..., Any], *, validates_result: bool) -> Cal
     returns = _get_return_type(handler)
     if is_async and validates_result and returns in (None, type(None)):
         return handler
-    run = handler if is_async else partial(own_in_thread, _postpone_if_late(handler))
+    run = handler if is_async else partial(run_in_tracked_thread, _postpone_if_late(handler))
 
     @wraps(handler)
     async def call(*args: Any, **kwargs: Any) -> Any:

@@ -26,8 +26,8 @@ from faststream_sqlbroker.control_exceptions import (
 from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
-from faststream_sqlbroker.core.text import clean_text, short
-from faststream_sqlbroker.core.times import Duration, delay_seconds
+from faststream_sqlbroker.core.text import clean_text, format_value
+from faststream_sqlbroker.core.times import Duration, parse_delay
 from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ async def _report_progress(row: ClaimedMessage, fraction: float, text: str | Non
     """
     is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
     if not is_number or not 0 <= fraction <= 1:
-        raise SetupError(f"fraction must be a number from 0 to 1, got {short(fraction)}")
+        raise SetupError(f"fraction must be a number from 0 to 1, got {format_value(fraction)}")
     if text is not None and not isinstance(text, str):
-        raise SetupError(f"text must be text, got {short(text)}")
-    holder = row.holder
+        raise SetupError(f"text must be text, got {format_value(text)}")
+    holder = row.services
     if holder is None or holder.progress is None or holder.ack_first:
         raise SetupError(
             "only a message that a subscriber has leased tells of its progress; ACK_FIRST has "
@@ -183,7 +183,7 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: `delay` is not a valid duration, or ACK_FIRST has removed the message.
         """
-        await apply_decision([self.raw_message], Defer(delay_seconds(delay)))
+        await apply_decision([self.raw_message], Defer(parse_delay(delay)))
         self.note_outcome()
 
     async def move_to(self, queue: str, *, body: Any = UNCHANGED, delay: Duration = 0.0) -> None:
@@ -275,7 +275,7 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
             self.note_outcome()
 
     def _record_outcome(self, outcome: Outcome) -> None:
-        self.raw_message.settle_as(outcome)
+        self.raw_message.record_outcome(outcome)
         self.note_outcome()
 
     def note_outcome(self) -> None:
@@ -355,7 +355,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
             await self._apply_raised(instead)
         elif self._messages is None:
             for row in self.raw_message:
-                row.settle_as(_ACK)
+                row.record_outcome(_ACK)
         else:
             for message in self._messages:
                 await message.ack()
@@ -387,7 +387,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
     async def postpone(self, delay: Duration) -> None:
         """Postpone every message that is not settled yet; see `SqlBrokerMessage.postpone`."""
-        await apply_decision(self.raw_message, Defer(delay_seconds(delay)))
+        await apply_decision(self.raw_message, Defer(parse_delay(delay)))
         self._update_statuses()
         await super().nack()
 

@@ -8,7 +8,7 @@ from faststream.message import gen_cor_id
 from faststream.response import BatchPublishCommand, PublishCommand, PublishType, Response
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import advice, refuse_unknown
+from faststream_sqlbroker.core.checks import build_hints, reject_unknown_options
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
@@ -399,7 +399,7 @@ _PUBLISH_ONLY_OPTIONS = {
 
 
 _OPTIONS = frozenset(RowOptions.__annotations__)
-FOREIGN_OPTIONS = advice(
+FOREIGN_OPTIONS = build_hints(
     ("routing_key topic subject channel stream list", "use queue"),
     ("exchange", "leave it out, and publish to each queue by its name"),
     ("expiration ttl expires", "use expires_in"),
@@ -418,7 +418,9 @@ def _filter_options(options: RowOptions) -> dict[str, Any]:
         UnknownOptionError: an unknown option; also a TypeError.
     """
     if options and not options.keys() <= _OPTIONS:
-        refuse_unknown("a publish", options, PublishOptions.__annotations__, FOREIGN_OPTIONS)
+        reject_unknown_options(
+            "a publish", options, PublishOptions.__annotations__, FOREIGN_OPTIONS
+        )
     return {name: value for name, value in options.items() if value is not None}
 
 

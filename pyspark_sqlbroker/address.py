@@ -13,7 +13,12 @@ from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.exceptions import MissingExtraError, NotSupportedError, SetupError
 
-KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
+DATABASE_KINDS = {
+    "postgresql": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
 DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
 PYTHON_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
 CONNECT_TIMEOUT = 10
@@ -71,7 +76,7 @@ class Address:
         name = str(self.python_url.database)
         return unquote(name.removeprefix("file:")) if self.kind == "sqlite" else name
 
-    def engine(self) -> Engine:
+    def create_engine(self) -> Engine:
         """Create a synchronous engine in autocommit that keeps no connection open.
 
         Raises:
@@ -108,9 +113,9 @@ def parse_address(url: str | URL) -> Address:
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         msg = "the database URL cannot be read: give one like postgresql+asyncpg://user@host/name"
         raise SetupError(msg) from error
-    kind = KINDS.get(backend)
+    kind = DATABASE_KINDS.get(backend)
     if kind is None:
-        raise NotSupportedError(f"{backend!r} is not supported: {', '.join(KINDS)} are")
+        raise NotSupportedError(f"{backend!r} is not supported: {', '.join(DATABASE_KINDS)} are")
     _check_options(kind, parsed)
     if kind == "sqlite":
         return _build_sqlite(parsed)
@@ -254,5 +259,5 @@ def _check_mysql_name(name: str) -> str:
 
 
 def _build_python_url(url: URL, options: dict[str, str]) -> URL:
-    kind = KINDS[url.get_backend_name()]
+    kind = DATABASE_KINDS[url.get_backend_name()]
     return url.set(drivername=f"{kind}+{PYTHON_DRIVERS[kind]}", query=options)

@@ -43,7 +43,7 @@ class Driver:
     pattern: str
     package: str
     coordinate: str
-    oldest: tuple[int, ...]
+    min_version: tuple[int, ...]
 
 
 DRIVERS: Mapping[str, Driver] = {
@@ -124,12 +124,14 @@ def _find_latest_jar(kind: str, jars: str | Path | Sequence[str | Path]) -> Driv
 
 
 def _is_too_old(kind: str, jar: DriverJar) -> bool:
-    return jar.version != UNKNOWN_VERSION and _parse_version(jar.version) < DRIVERS[kind].oldest
+    return (
+        jar.version != UNKNOWN_VERSION and _parse_version(jar.version) < DRIVERS[kind].min_version
+    )
 
 
 def _create_age_error(kind: str, jar: DriverJar) -> SetupError:
     driver = DRIVERS[kind]
-    oldest = ".".join(map(str, driver.oldest))
+    oldest = ".".join(map(str, driver.min_version))
     return SetupError(
         f"{jar.path} is too old for {driver.database}: version {oldest} or newer is needed, "
         f"e.g. {driver.coordinate}"
@@ -141,7 +143,7 @@ def to_paths(jars: str | Path | Sequence[str | Path]) -> list[Path]:
     return [Path(jar) for jar in ([jars] if isinstance(jars, str | Path) else jars)]
 
 
-def wanted_kinds(databases: str | Iterable[str] | None) -> list[str]:
+def parse_kinds(databases: str | Iterable[str] | None) -> list[str]:
     """Parse a kind of database or several kinds; None means all.
 
     Raises:
@@ -157,7 +159,7 @@ def wanted_kinds(databases: str | Iterable[str] | None) -> list[str]:
     return kinds
 
 
-def need_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> DriverJar:
+def require_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> DriverJar:
     """Find the driver's jar as `find_jar` does, or raise an error.
 
     Raises:
@@ -223,7 +225,7 @@ def find_java() -> JavaRuntime | None:
     return JavaRuntime(path, int(match[1])) if match else None
 
 
-def need_java() -> JavaRuntime:
+def require_java() -> JavaRuntime:
     """Find Java as `find_java` does, or raise an error.
 
     Raises:
@@ -245,7 +247,7 @@ def need_java() -> JavaRuntime:
 # The Java of a running Spark session.
 
 
-def java_of(spark: "SparkSession") -> Any:
+def get_java(spark: "SparkSession") -> Any:
     """Return Py4J's view of the driver's Java; None with Spark Connect, which gives no access to
     it.
 

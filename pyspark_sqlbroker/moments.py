@@ -4,10 +4,10 @@ from datetime import date, datetime, timezone
 
 from faststream_sqlbroker.exceptions import SetupError
 
-Moment = datetime | date | str
+TimeInput = datetime | date | str
 """An aware datetime, a date (its midnight in UTC), or either as ISO 8601 text."""
 
-FIRST = datetime.min.replace(tzinfo=timezone.utc)
+MIN_TIME = datetime.min.replace(tzinfo=timezone.utc)
 """The first time that Python supports; PostgreSQL has earlier times, and -infinity."""
 
 
@@ -20,7 +20,7 @@ def format_utc(time: datetime) -> str:
     return naive.isoformat(sep=" ", timespec="microseconds")
 
 
-def parse_moment(name: str, value: Moment | None) -> datetime | None:
+def parse_time(name: str, value: TimeInput | None) -> datetime | None:
     """Convert `value` to an aware datetime in UTC.
 
     Raises:

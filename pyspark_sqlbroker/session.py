@@ -13,11 +13,11 @@ from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.drivers import (
     DRIVERS,
     find_jar,
-    java_of,
-    need_jar,
-    need_java,
+    get_java,
+    parse_kinds,
+    require_jar,
+    require_java,
     to_paths,
-    wanted_kinds,
 )
 from pyspark_sqlbroker.source import DefaultSource
 
@@ -65,20 +65,22 @@ def build_session(
             database, or Java is running already and was started without the drivers. The session
             runs on then.
     """
-    kinds = wanted_kinds(databases)
+    kinds = parse_kinds(databases)
     running = _get_running()
     required_kinds = kinds if databases is not None else []
     if running is not None:
         _require_drivers(running, required_kinds)
         register_format(running)
         return running
-    need_java()
+    require_java()
     paths, coordinates = _resolve(
         kinds, to_paths(jars), packages=packages, strict=databases is not None
     )
     # Otherwise workers would run the python3 of PATH, which may lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = complete(_build_settings(paths, coordinates), _get_submitted()) | dict(config or {})
+    settings = merge_settings(_build_settings(paths, coordinates), _get_submitted()) | dict(
+        config or {}
+    )
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
@@ -97,7 +99,7 @@ def register_format(spark: SparkSession) -> None:
     Spark finds the format by itself if the environment variable PYSPARK_PYTHON of its Java names a
     Python that has this package. spark-submit's `spark.pyspark.python` does not count.
     """
-    java = java_of(spark)
+    java = get_java(spark)
     if java is None or getattr(java, "java.lang.System").getenv("PYSPARK_PYTHON"):
         return
     manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - no public way
@@ -122,7 +124,7 @@ def _get_submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def complete(defaults: Mapping[str, str], submitted: Mapping[str, str]) -> dict[str, str]:
+def merge_settings(defaults: Mapping[str, str], submitted: Mapping[str, str]) -> dict[str, str]:
     """Merge `defaults` with the `submitted` settings, which win.
 
     Lists are joined, defaults first: of two equal Java options the last one wins.
@@ -146,7 +148,7 @@ def _resolve(
     paths = [str(jar.resolve()) for jar in jars]
     coordinates = []
     for kind in kinds:
-        find = need_jar if strict and not packages else find_jar
+        find = require_jar if strict and not packages else find_jar
         jar = find(kind, jars)
         if jar is not None:
             paths.append(str(jar.path.resolve()))
@@ -172,10 +174,10 @@ def _build_settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
 
 def _require_drivers(spark: SparkSession, kinds: list[str]) -> None:
     for kind in kinds:
-        need_driver(spark, DRIVERS[kind].class_name, kind)
+        require_driver(spark, DRIVERS[kind].class_name, kind)
 
 
-def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
+def require_driver(spark: SparkSession, class_name: str, kind: str) -> None:
     """Check that the session's Java has the driver.
 
     Spark Connect gives no access to its Java, so the check is skipped there.
@@ -183,7 +185,7 @@ def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
     Raises:
         SetupError: the driver is missing; the message says how to start a session with it.
     """
-    java = java_of(spark)
+    java = get_java(spark)
     if java is None:
         return
     utils = getattr(java, "org.apache.spark.util.Utils")

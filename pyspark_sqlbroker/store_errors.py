@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.core.text import replace_invisible
 from faststream_sqlbroker.exceptions import StoreError
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ _CALLBACK_FLAG = "_sqlbroker_of_callback"
 
 
 @contextmanager
-def store_errors(*other_types: type[Exception]) -> Iterator[None]:
+def convert_store_errors(*other_types: type[Exception]) -> Iterator[None]:
     """Convert errors of the database and of Spark, and `other_types`; errors of this package pass.
 
     This is a decorator, too.
@@ -80,4 +80,4 @@ def _format_line(error: object) -> str:
     text = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip()
     lines = text.splitlines()[:1] or [type(error).__name__]
     lines += re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)[-1:]
-    return visible(re.sub(r"://\S*@", "://", "; by ".join(lines)))
+    return replace_invisible(re.sub(r"://\S*@", "://", "; by ".join(lines)))

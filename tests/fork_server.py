@@ -31,5 +31,5 @@ for url in URLS:
     ready._store.tables.for_dialect(ready.engine.dialect.name)
 # Each process that subscribes compares FastStream's functions with those that are known.
 for group in KNOWN:
-    fingerprints.unknown(group)
+    fingerprints.find_unknown(group)
 garbage.look_seldom()

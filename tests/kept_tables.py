@@ -17,7 +17,7 @@ from tests.quick_tables import TABLES, QuickTables
 
 CREATING = frozenset({"broker", "store", "rig", "fleet"})
 """Fixtures that create the usual tables in the empty database before anything else happens."""
-EMPTIED = [table.fullname for table in TABLES.ours]
+EMPTIED = [table.fullname for table in TABLES.broker_tables]
 """Those in which a test may leave rows."""
 VERSION = TABLES.version.fullname
 FINGERPRINT = """

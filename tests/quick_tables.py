@@ -51,7 +51,8 @@ class QuickTables:
 
     def __call__(self, connection: Connection, tables: Tables) -> None:
         names = tuple(
-            t.fullname for t in (*tables.for_dialect(connection.dialect.name).ours, tables.version)
+            t.fullname
+            for t in (*tables.for_dialect(connection.dialect.name).broker_tables, tables.version)
         )
         database = str(connection.engine.url.database)
         if database in self.there:

@@ -49,7 +49,7 @@ def modes_table() -> str:
 def found_table() -> str:
     """What a claim may find."""
     lines = ["| found | meaning |", "|---|---|"]
-    lines += [f"| {found.name} | {found.value} |" for found in claim.Found]
+    lines += [f"| {found.name} | {found.value} |" for found in claim.ClaimYield]
     return "\n".join([*lines, ""])
 
 

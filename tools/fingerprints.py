@@ -8,15 +8,15 @@ versions differs where their functions do. The digest of a group belongs into `K
 were read, and do what the compiled pipeline does in their place.
 """
 
-from faststream_sqlbroker.subscriber.pipeline.fingerprints import digests, together
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import combine_digests, iter_digests
 from faststream_sqlbroker.subscriber.pipeline.replaced import REPLACED
 
 
 def main() -> None:
     """Print them."""
     for group in REPLACED:
-        found = list(digests(group))
-        print(f"{together(found)} {group}")
+        found = list(iter_digests(group))
+        print(f"{combine_digests(found)} {group}")
         for name, digest in found:
             print(f"    {digest} {name}")
 

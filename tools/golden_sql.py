@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from faststream_sqlbroker.database.dialects import DIALECTS, Dialect, dialect_for
+from faststream_sqlbroker.database.dialects import DIALECTS, Dialect, create_dialect
 from faststream_sqlbroker.database.multi_statement import MultiStatementDialect
 from faststream_sqlbroker.database.statements import read_sources
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -27,7 +27,7 @@ def statements(dialect: Dialect) -> dict[str, str]:
     """The statements of `dialect` by name, with SQLAlchemy's `:name` binds."""
     found = {name: str(dialect.sql[name]) for name in read_sources(dialect.name)}
     if isinstance(dialect, MultiStatementDialect):
-        found["insert_two_rows"] = str(dialect.insert_statement(2))
+        found["insert_two_rows"] = str(dialect.get_insert_statement(2))
     return found
 
 
@@ -35,7 +35,7 @@ def files() -> dict[Path, str]:
     """What the folder should hold."""
     tables = build_tables(SqlBrokerSchemaConfig())
     kinds = {name: make_url(f"{name}{DRIVERS.get(name, '')}://").get_dialect() for name in DIALECTS}
-    found = {name: statements(dialect_for(kind(), tables)) for name, kind in kinds.items()}
+    found = {name: statements(create_dialect(kind(), tables)) for name, kind in kinds.items()}
     for statement, sql in found["mysql"].items():
         if found["mariadb"][statement] == sql:
             del found["mariadb"][statement]

@@ -1,7 +1,7 @@
 """Install what Spark needs on this machine: Java and JDBC drivers."""
 
 from faststream_sqlbroker.exceptions import SetupError
-from pyspark_sqlbroker.drivers import need_jar, need_java
+from pyspark_sqlbroker.drivers import require_jar, require_java
 from tools.packages import JAVA, install
 
 DRIVERS = {
@@ -22,9 +22,9 @@ def install_spark(*kinds: str) -> str | None:
         if package is not None:
             errors.append(install(package) or "")
         try:
-            need_java()
+            require_java()
             for kind in kinds:
-                need_jar(kind)
+                require_jar(kind)
         except SetupError as error:
             errors.append(str(error))
         else:

@@ -180,7 +180,7 @@ def metrics() -> str:
     """The broker's own metrics, under both their names."""
     rows = (
         [
-            f"`{prometheus.exported_name(m)}`<br>`{opentelemetry.exported_name(m)}`",
+            f"`{prometheus.get_exported_name(m)}`<br>`{opentelemetry.get_exported_name(m)}`",
             m.kind.value,
             ", ".join(map(_code, m.labels)),
             m.unit,
@@ -228,7 +228,7 @@ def errors() -> str:
 def columns() -> str:
     """The columns of the message table and of its archive."""
     kinds = {name: _columns(mysql=name.startswith("MySQL")) for name in DIALECTS}
-    meanings = OTHER_COLUMNS | {f.name: f.meaning for f in (*MESSAGE_FIELDS, *ARCHIVE_FIELDS)}
+    meanings = OTHER_COLUMNS | {f.name: f.description for f in (*MESSAGE_FIELDS, *ARCHIVE_FIELDS)}
     rows = []
     for name, (_, where) in kinds["MySQL, MariaDB"].items():
         types = []

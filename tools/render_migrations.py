@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from faststream_sqlbroker.schema.functions import VERSION, render_functions
-from faststream_sqlbroker.schema.migrate import MIGRATED, render, versions
+from faststream_sqlbroker.schema.migrate import MIGRATION_DIALECTS, list_versions, render_migrations
 from tools.files import report, write_or_compare
 
 FOLDER = Path(__file__).parent.parent / "migrations"
@@ -20,9 +20,9 @@ def files() -> dict[Path, str]:
     """What the folder should hold."""
     found: dict[Path, str] = {}
     since: str | None = None
-    for version, stem in versions().items():
-        for name in MIGRATED:
-            found[FOLDER / name / f"{stem}.sql"] = render(name, since=since, to=version)
+    for version, stem in list_versions().items():
+        for name in MIGRATION_DIALECTS:
+            found[FOLDER / name / f"{stem}.sql"] = render_migrations(name, since=since, to=version)
         since = version
     for name in FUNCTIONS:
         found[FOLDER / name / f"functions_v{VERSION}.sql"] = render_functions(name)

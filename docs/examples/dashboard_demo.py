@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from faststream_sqlbroker import ConstantRetryStrategy, NoRetryStrategy, SqlBroker
-from faststream_sqlbroker.cli.listening import listening, tell_address
+from faststream_sqlbroker.cli.listening import create_server_config, print_address
 from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.http.local import LocalOnly
@@ -72,8 +72,8 @@ async def run(port: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         broker = shop(f"sqlite+aiosqlite:///{Path(folder) / 'shop.db'}")
         await broker.create_tables()
-        served = broker._asgi_alone(LocalOnly(), Channels())  # noqa: SLF001 - as `serve --insecure`
-        config, listener = listening(served, "127.0.0.1", port, {})
+        served = broker._make_standalone_app(LocalOnly(), Channels())  # noqa: SLF001 - as `serve --insecure`
+        config, listener = create_server_config(served, "127.0.0.1", port, {})
         server = InnerServer(config)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ async def run(port: int) -> None:
                 loop.add_signal_handler(number, stop.set)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await broker.start()
-        tell_address("127.0.0.1", listener, {})
+        print_address("127.0.0.1", listener, {})
         trading = asyncio.create_task(_trade(broker))
         await asyncio.wait(
             (serving, trading, asyncio.create_task(stop.wait())),

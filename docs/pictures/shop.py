@@ -17,11 +17,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import Delay, SqlBroker
 from faststream_sqlbroker.admin import Admin, Health
-from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, Job, job_info
+from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, Job, dump_job
 from faststream_sqlbroker.core.policies.flags import HELD_DELAY
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.status import ScheduleState, describe, worker_name
+from faststream_sqlbroker.core.status import ScheduleState, build_description, build_worker_name
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.locks import LOCK
 from faststream_sqlbroker.database.parts.audit import JOB
@@ -35,8 +35,8 @@ from faststream_sqlbroker.testing.database import TestNow
 
 NOW = datetime(2026, 3, 2, 9, 15, tzinfo=timezone.utc)
 HOLDER = bytes.fromhex("5f1c90ab77d2e403")
-WORKER = worker_name("shop-7d9f:17", HOLDER)
-SENDER = worker_name("news-4c1d:9", bytes.fromhex("0b3a77e1c2d94f68"))
+WORKER = build_worker_name("shop-7d9f:17", HOLDER)
+SENDER = build_worker_name("news-4c1d:9", bytes.fromhex("0b3a77e1c2d94f68"))
 NO_ROUTE = "ConnectionError: no route to 10.0.7.3"
 INVALID = "ValidationError: 1 validation error for Order"
 
@@ -62,7 +62,7 @@ class ShopBroker(SqlBroker):
     @property
     def admin(self) -> Admin:
         """For operators."""
-        return Told(self._store, publish=self._publish_noted)
+        return Told(self._store, publish=self._publish_audited)
 
 
 def open_shop(folder: Path) -> ShopBroker:
@@ -139,7 +139,7 @@ def _archived() -> Iterator[dict[str, Any]]:
 
 
 def _states() -> Iterator[dict[str, Any]]:
-    info = describe(
+    info = build_description(
         queues=["orders", "email"],
         max_workers=10,
         ordered=False,
@@ -155,7 +155,12 @@ def _states() -> Iterator[dict[str, Any]]:
         "queues": ["newsletter"],
     }
     flags: dict[str, Any] = dict.fromkeys(("ordered", "paused", "stopping"), False)
-    yield {"scope": SUBSCRIBER, "key": SENDER, "info": describe(**delayed, **flags), **soon}
+    yield {
+        "scope": SUBSCRIBER,
+        "key": SENDER,
+        "info": build_description(**delayed, **flags),
+        **soon,
+    }
     started = {"created_at": ago(90), "lease_expires_at": ago(89), "lease_token": uuid.UUID(int=1)}
     payment = {"key": "order-17", "worker": "shop-5c1b:23"}
     yield {"scope": f"{ACK_FIRST}payments", "key": "4411", "info": payment, **started}
@@ -166,7 +171,7 @@ def _states() -> Iterator[dict[str, Any]]:
     yield {"scope": SCHEDULE, "key": "nightly report", "info": night.dump(), "created_at": ago(1)}
     for job in _jobs():
         assert job.created_at is not None
-        row = {"key": job.id, "info": job_info(job), "created_at": job.created_at}
+        row = {"key": job.id, "info": dump_job(job), "created_at": job.created_at}
         yield {"scope": JOB, **row}
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from docs.pictures import shop
-from faststream_sqlbroker.cli.app import COMMANDS, SHORT, Place, app, help_of
+from faststream_sqlbroker.cli.app import COMMANDS, SHORT_COMMANDS, CommandRef, app, find_help
 
 WIDTH = 110
 """Characters of a line."""
@@ -81,30 +81,30 @@ def page() -> str:
     """Every command with what it says of itself, and its picture, if it has one."""
     parts = []
     for name, place in COMMANDS.items():
-        parts.append(f"## {name}\n\n{help_of(place)}\n")
-        if isinstance(place, Place):
+        parts.append(f"## {name}\n\n{find_help(place)}\n")
+        if isinstance(place, CommandRef):
             parts += _pictures(place)
             continue
         for word, command in place.commands.items():
-            parts += [f"### {name} {word}\n\n{help_of(command)}{_short(command)}\n"]
+            parts += [f"### {name} {word}\n\n{find_help(command)}{_short(command)}\n"]
             parts += _pictures(command)
     return "\n".join(parts)
 
 
-def place_of(words: Sequence[str]) -> Place:
+def place_of(words: Sequence[str]) -> CommandRef:
     """The command that these words run."""
     place = COMMANDS[words[0]]
-    if isinstance(place, Place):
+    if isinstance(place, CommandRef):
         return place
     return place.commands[words[1] if words[1:] and words[1] in place.commands else "list"]
 
 
-def _short(place: Place) -> str:
-    names = [name for name, short in SHORT.items() if short == place]
+def _short(place: CommandRef) -> str:
+    names = [name for name, short in SHORT_COMMANDS.items() if short == place]
     return "".join(f" Also: `sqlbroker {name}`." for name in names)
 
 
-def _pictures(place: Place) -> list[str]:
+def _pictures(place: CommandRef) -> list[str]:
     return [
         f"![What sqlbroker {' '.join(words)} prints.](commands/{name}.svg)\n"
         for name, words in VIEWS.items()

@@ -1,9 +1,9 @@
 """Operations on the archive: prune old messages and add partitions."""
 
-from faststream_sqlbroker.admin.arguments import operator_name
+from faststream_sqlbroker.admin.arguments import get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.retention import NO_ARCHIVE, Pruned, Retention, checked_retention
+from faststream_sqlbroker.core.retention import NO_ARCHIVE, Pruned, Retention, validate_retention
 from faststream_sqlbroker.database.retention import Pruner
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -32,21 +32,21 @@ class ArchiveOperations(AdminOperations):
         Raises:
             SetupError: `retention` is no Retention, `by` is not text, or there is no archive.
         """
-        valid_retention = checked_retention(retention)
+        valid_retention = validate_retention(retention)
         if valid_retention is None:
             raise SetupError('prune needs a Retention, such as Retention(completed="30d")')
         if self._store.tables.archive is None:
             raise SetupError(NO_ARCHIVE)
-        operator = operator_name(by)
+        operator = get_operator_name(by)
         rows = self._writable_store.retention
         pruner = Pruner(rows, valid_retention, Clock())
         if dry_run:
             return await pruner.prune(dry_run=True)
         # Write the entry before the first row is removed, so that a process that is killed half-way
         # has an entry, too.
-        job = await rows.note_prune(operator, valid_retention.as_json)
+        job = await rows.record_prune_start(operator, valid_retention.as_json)
         result = await pruner.prune()
-        await rows.note_pruned(job, result)
+        await rows.record_prune_end(job, result)
         return result
 
     async def add_partitions(self, *, by: str | None = None) -> list[str]:
@@ -65,13 +65,13 @@ class ArchiveOperations(AdminOperations):
             AccessError: the user is not the archive's owner.
             SchemaError: the archive in the database is not partitioned yet.
         """
-        if not self._store.partitions.there:
+        if not self._store.partitions.is_partitioned:
             raise SetupError(
                 'the archive has no partitions: SqlBrokerSchemaConfig(archive_partitions="week") '
                 "names them (PostgreSQL only)"
             )
         created = []
-        operator = operator_name(by)
+        operator = get_operator_name(by)
         while name := await self._writable_store.partitions.add(operator):
             created.append(name)
         return created

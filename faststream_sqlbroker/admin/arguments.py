@@ -7,11 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
-from faststream_sqlbroker.core.checks import checked_name
+from faststream_sqlbroker.core.checks import validate_name
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.core.text import clean_text, short, storable
+from faststream_sqlbroker.core.text import clean_text, format_value, is_storable
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -42,7 +42,7 @@ def check_limit(limit: int) -> None:
         raise ValueError(msg)
 
 
-def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | float | None:
+def parse_time_or_age(name: str, value: Duration | datetime | None) -> datetime | float | None:
     """Parse the argument `name`: a time, or how many seconds ago.
 
     Raises:
@@ -55,12 +55,12 @@ def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | fl
     seconds = parse_duration(value, name=name)
     if not 0 <= seconds <= MAX_AGE_SECONDS:
         raise SetupError(
-            f"{name} must be a datetime, or how long ago: 0 to 100 years, got {short(value)}"
+            f"{name} must be a datetime, or how long ago: 0 to 100 years, got {format_value(value)}"
         )
     return seconds
 
 
-def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
+def parse_time_or_delay(name: str, value: Duration | datetime) -> datetime | float:
     """Parse the argument `name`: a time, or in how many seconds.
 
     Raises:
@@ -72,7 +72,7 @@ def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
     seconds = parse_duration(value, name=name)
     if not 0 <= seconds <= MAX_AGE_SECONDS:
         raise SetupError(
-            f"{name} must be a datetime, or a duration of 0 to 100 years, got {short(value)}"
+            f"{name} must be a datetime, or a duration of 0 to 100 years, got {format_value(value)}"
         )
     return seconds
 
@@ -100,7 +100,8 @@ def _to_utc(name: str, value: datetime) -> datetime:
         return value.astimezone(timezone.utc)
     except OverflowError:
         raise SetupError(
-            f"{name} must be in the years 1 to 9999, in UTC, too, got {short(value.isoformat())}"
+            f"{name} must be in the years 1 to 9999, in UTC, too, got "
+            f"{format_value(value.isoformat())}"
         ) from None
 
 
@@ -110,9 +111,10 @@ def validate_filter_text(name: str, value: str | None) -> str | None:
     Raises:
         SetupError: `value` is not text, or contains characters that no database stores.
     """
-    if value is not None and (not isinstance(value, str) or not storable(value)):
+    if value is not None and (not isinstance(value, str) or not is_storable(value)):
         raise SetupError(
-            f"{name} must be text without NUL and without a lone surrogate, got {short(value)}"
+            f"{name} must be text without NUL and without a lone surrogate, got "
+            f"{format_value(value)}"
         )
     return value
 
@@ -124,7 +126,7 @@ def clean_optional_text(name: str, value: str | None) -> str | None:
         SetupError: `value` is not text.
     """
     if value is not None and not isinstance(value, str):
-        msg = f"{name} must be text, got {short(value)}"
+        msg = f"{name} must be text, got {format_value(value)}"
         raise SetupError(msg)
     return None if value is None else clean_text(value, limit=MAX_TEXT_BYTES)
 
@@ -140,13 +142,13 @@ def parse_message_id(message_id: int | str) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not -MAX_ID <= number <= MAX_ID:
         msg = (
             "message_id must be a whole number of 64 bits, as returned by publish or found in "
-            f"message.message_id, got {short(message_id)}"
+            f"message.message_id, got {format_value(message_id)}"
         )
         raise SetupError(msg)
     return number
 
 
-def operator_name(by: str | None) -> str:
+def get_operator_name(by: str | None) -> str:
     """Return the operator's name for the audit: `by`, or user and host, as "ann@web-3".
 
     Raises:
@@ -186,15 +188,15 @@ def parse_filters(
     filters = Filters(
         archived=archived or parsed_state in ARCHIVED_STATES,
         ids=() if ids is None else _parse_ids(ids),
-        queue=None if queue is None else checked_name(queue),
+        queue=None if queue is None else validate_name(queue),
         state=parsed_state,
         key=_validate_key(key),
         error=validate_filter_text("error", error),
         reason=validate_filter_text("reason", reason),
         fingerprint=_validate_fingerprint(fingerprint),
         headers=_validate_headers(headers),
-        since=moment_or_age("since", since),
-        until=moment_or_age("until", until),
+        since=parse_time_or_age("since", since),
+        until=parse_time_or_age("until", until),
     )
     _check_filters(filters, has_archive)
     return filters
@@ -204,7 +206,8 @@ def _parse_ids(ids: Sequence[int | str]) -> tuple[int, ...]:
     # Trap: without ids all messages match, which a program with an empty list does not mean.
     if isinstance(ids, str) or not isinstance(ids, Sequence) or not 1 <= len(ids) <= MAX_IDS:
         raise SetupError(
-            f"ids must be a list of 1 to {MAX_IDS} ids of messages, got {short(ids)}: use other "
+            f"ids must be a list of 1 to {MAX_IDS} ids of messages, got {format_value(ids)}: use "
+            "other "
             "filters for more"
         )
     return tuple(sorted({parse_message_id(id_) for id_ in ids}))
@@ -216,7 +219,7 @@ def _parse_state(value: MessageState | str | None) -> MessageState | None:
     name = str(value).upper()
     if name not in MessageState.__members__:
         allowed = ", ".join(MessageState.__members__)
-        raise SetupError(f"state must be one of {allowed}, got {short(value)}")
+        raise SetupError(f"state must be one of {allowed}, got {format_value(value)}")
     return MessageState[name]
 
 
@@ -224,7 +227,7 @@ def _validate_key(value: str | None) -> str | None:
     key = validate_filter_text("key", value)
     # MySQL and MariaDB would treat the key as equal to the one without spaces.
     if key is not None and key.endswith(" "):
-        raise SetupError(f"key must not end in a space, as no key does, got {short(value)}")
+        raise SetupError(f"key must not end in a space, as no key does, got {format_value(value)}")
     return key
 
 
@@ -232,19 +235,21 @@ def _validate_fingerprint(value: str | None) -> str | None:
     if value is not None and (not isinstance(value, str) or len(value) != FINGERPRINT_LENGTH):
         raise SetupError(
             f"fingerprint must be the {FINGERPRINT_LENGTH} digits that dead_letters shows, "
-            f"got {short(value)}"
+            f"got {format_value(value)}"
         )
     return validate_filter_text("fingerprint", value)
 
 
 def _validate_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     if headers is not None and not isinstance(headers, Mapping):
-        raise SetupError(f"headers must map names to texts, got {short(headers)}")
+        raise SetupError(f"headers must map names to texts, got {format_value(headers)}")
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise SetupError(f"headers must map names to texts, got {short(name)}: {short(value)}")
+            raise SetupError(
+                f"headers must map names to texts, got {format_value(name)}: {format_value(value)}"
+            )
         validate_filter_text("the name of a header", name)
-        validate_filter_text(f"the header {short(name)}", value)
+        validate_filter_text(f"the header {format_value(name)}", value)
     return dict(headers or {})
 
 

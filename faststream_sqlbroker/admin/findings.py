@@ -14,19 +14,19 @@ from faststream_sqlbroker.admin.schedules import ScheduleOperations
 from faststream_sqlbroker.admin.workers import WorkerOperations
 from faststream_sqlbroker.core.findings import (
     Finding,
-    archive_findings,
-    dead_letter_findings,
     explain_late,
-    mixed_findings,
-    queue_findings,
-    schedule_findings,
+    find_archive_growth,
+    find_dead_letters,
+    find_mixed_subscribers,
+    find_overdue_schedules,
+    find_queue_problems,
 )
 from faststream_sqlbroker.core.health import OLD_TRANSACTION, Health
 from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.core.retention import ArchiveSize
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import LiveSubscriber
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.exceptions import StoreError
 
 MAX_AGE = 600.0
@@ -92,7 +92,7 @@ class FindingsReport(
         Raises:
             SetupError: a value is not a duration, or not longer than 0.
         """
-        max_age_seconds = positive_seconds("max_age", max_age)
+        max_age_seconds = parse_positive("max_age", max_age)
         health = await self.health(old_transaction=old_transaction)
         findings = [
             Finding(kind, text) for kind, texts in health.findings().items() for text in texts
@@ -126,7 +126,7 @@ class FindingsReport(
         }
         remaining = Counter(MAX_EXPLAINED_QUEUES)
         for queue in collector.queues:
-            for finding in queue_findings(queue, max_age):
+            for finding in find_queue_problems(queue, max_age):
                 result = finding
                 has_cause = finding.kind != "late" or queue.queue in queues_with_policies
                 if has_cause and remaining[finding.kind]:
@@ -134,7 +134,7 @@ class FindingsReport(
                     with suppress(StoreError):  # then the finding has no explanation
                         result = await self._add_explanation(finding, queue, subscribers)
                 collector.findings.append(result)
-        collector.findings += mixed_findings(subscribers)
+        collector.findings += find_mixed_subscribers(subscribers)
 
     async def _add_explanation(
         self, finding: Finding, queue: QueueOverview, subscribers: Sequence[LiveSubscriber]
@@ -150,19 +150,19 @@ class FindingsReport(
         return finding
 
     async def _check_schedules(self, collector: "FindingCollector") -> None:
-        now = await self._store.server.now()
-        collector.findings += schedule_findings(await self.schedules(), now)
+        now = await self._store.server.read_now()
+        collector.findings += find_overdue_schedules(await self.schedules(), now)
 
     async def _check_dead_letters(self, collector: "FindingCollector") -> None:
         if self._store.messages.has_archive:
-            now = await self._store.server.now()
-            collector.findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
+            now = await self._store.server.read_now()
+            collector.findings += find_dead_letters(await self.dead_letters(since="1d"), now)
 
     async def _check_archive_size(self, collector: "FindingCollector") -> None:
         if self._store.messages.has_archive:
-            collector.archive = await self._store.archive_growth.size()
+            collector.archive = await self._store.archive_growth.read_size()
         if collector.archive is not None:
-            collector.findings += archive_findings(collector.archive)
+            collector.findings += find_archive_growth(collector.archive)
 
     async def _check_unknown(self, collector: "FindingCollector") -> None:
         if unknown := await self.unknown(limit=MAX_UNKNOWN):

@@ -19,15 +19,15 @@ from faststream_sqlbroker.core.health import (
     Diagnosis,
     DiagnosisPart,
     Health,
-    clock_problems,
-    dead_row_problems,
-    pool_problems,
-    subscriber_problems,
-    transaction_problems,
+    find_clock_problems,
+    find_dead_row_problems,
+    find_pool_problems,
+    find_subscriber_problems,
+    find_transaction_problems,
 )
-from faststream_sqlbroker.core.stored import NotACursorError
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.stored import InvalidCursorError
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.core.verification import Verification
 from faststream_sqlbroker.exceptions import (
     AccessError,
@@ -68,17 +68,19 @@ class HealthReport(AdminOperations):
         Raises:
             SetupError: `old_transaction` is not a duration, or not longer than 0.
         """
-        max_transaction_age = positive_seconds("old_transaction", old_transaction)
+        max_transaction_age = parse_positive("old_transaction", old_transaction)
         process = self._get_process()
         difference, uncertainty = await compare_clocks(self._store)
         used, limit = self._store.pool_use
         lacks: list[Any] = []
         # Rights cannot be tested on a read-only server; all other checks work there.
         if (writes := await self._find_write_problem()) is None:
-            lacks.extend((await self._store.access.find_lacks(self._required_activities)).lacks)
-        schema = tuple(await self._store.server.differences())
+            lacks.extend(
+                (await self._store.access.find_missing_rights(self._required_activities)).missing
+            )
+        schema = tuple(await self._store.server.find_differences())
         return Health(
-            database=await self._store.server.health(),
+            database=await self._store.server.read_health(),
             clock_difference=difference,
             clock_doubt=uncertainty,
             pool_used=used,
@@ -100,14 +102,14 @@ class HealthReport(AdminOperations):
     async def _list_differing_windows(self) -> tuple[str, ...]:
         """Return the windows of lakes that are not pruned."""
         try:
-            windows = await self._store.retention.loaded.differing()
+            windows = await self._store.retention.loaded_windows.list_differing()
         except AccessError:
             return ()  # a producer needs no right on the records
         return tuple(f"window {window} of lake {lake!r}" for lake, window in windows)
 
     async def _list_drained(self) -> tuple[str, ...]:
         try:
-            return tuple(await self._store.live_subscribers.drained(MAX_DRAINED))
+            return tuple(await self._store.live_subscribers.list_drained(MAX_DRAINED))
         except AccessError:
             return ()  # A producer needs no right on the registrations.
 
@@ -126,7 +128,7 @@ class HealthReport(AdminOperations):
         Raises:
             SetupError: `timeout` is not a duration, or not longer than 0.
         """
-        limit = positive_seconds("timeout", timeout)
+        limit = parse_positive("timeout", timeout)
         checks: dict[str, Check] = {
             "database": self._check_database,
             "schema": self._check_schema,
@@ -138,11 +140,13 @@ class HealthReport(AdminOperations):
             "relays": self._check_relays,
             "versions": self._check_versions,
         }
-        parts = await asyncio.gather(*(_part(name, check, limit) for name, check in checks.items()))
+        parts = await asyncio.gather(
+            *(_run_check(name, check, limit) for name, check in checks.items())
+        )
         return Diagnosis(tuple(parts))
 
     async def _check_database(self) -> CheckResult:
-        health = await self._store.server.health()
+        health = await self._store.server.read_health()
         url = self._store.engine.url
         details = {
             "name": self._store.database_name,
@@ -154,38 +158,41 @@ class HealthReport(AdminOperations):
             "open_transactions": len(health.transactions),
             "hidden": health.hidden,
         }
-        problems = [*transaction_problems(health.transactions), *dead_row_problems(health)]
+        problems = [
+            *find_transaction_problems(health.transactions),
+            *find_dead_row_problems(health),
+        ]
         writes = await self._find_write_problem()
         return details, problems if writes is None else [writes, *problems]
 
     async def _check_schema(self) -> CheckResult:
         tables = self._store.tables
-        database_version = await self._store.server.schema_version()
+        database_version = await self._store.server.read_schema_version()
         details = {
             "version": database_version,
             "needed": HEAD,
             "schema": tables.config.schema,
-            "tables": [table.name for table in tables.ours],
+            "tables": [table.name for table in tables.broker_tables],
         }
-        return details, await self._store.server.differences()
+        return details, await self._store.server.find_differences()
 
     async def _check_user_rights(self) -> CheckResult:
-        access = await self._store.access.find_lacks(self._required_activities)
+        access = await self._store.access.find_missing_rights(self._required_activities)
         details = {
-            "user": access.who,
+            "user": access.user,
             "asked": sorted(activity.value for activity in self._required_activities),
         }
-        return details, [str(lack) for lack in access.lacks]
+        return details, [str(lack) for lack in access.missing]
 
     async def _check_clock(self) -> CheckResult:
         difference, uncertainty = await compare_clocks(self._store)
         details = {"difference": round(difference, 3), "doubt": round(uncertainty, 3)}
-        return details, list(clock_problems(difference, uncertainty))
+        return details, list(find_clock_problems(difference, uncertainty))
 
     async def _check_pool(self) -> CheckResult:
         used, limit = self._store.pool_use
         details = {"used": used, "limit": limit, "of_the_broker": self._store.max_connections}
-        return details, list(pool_problems(used, limit))
+        return details, list(find_pool_problems(used, limit))
 
     async def _check_listener(self) -> CheckResult:
         listening = self._get_surroundings().listening
@@ -208,7 +215,7 @@ class HealthReport(AdminOperations):
                 for subscriber in process.subscribers
             ],
         }
-        return details, list(subscriber_problems(process.subscribers))
+        return details, list(find_subscriber_problems(process.subscribers))
 
     async def _check_relays(self) -> CheckResult:
         relays = self._get_surroundings().relays
@@ -258,24 +265,26 @@ class HealthReport(AdminOperations):
         check_limit(rows)
         if not 1 <= limit <= MAX_DAMAGES:
             raise SetupError(f"limit must be 1 to {MAX_DAMAGES}, got {limit!r}")
-        min_lease_age = positive_seconds("lease_over", lease_over)
+        min_lease_age = parse_positive("lease_over", lease_over)
         if min_lease_age > MAX_AGE_SECONDS:
-            raise SetupError(f"lease_over must be at most 100 years, got {short(lease_over)}")
+            raise SetupError(
+                f"lease_over must be at most 100 years, got {format_value(lease_over)}"
+            )
         try:
             return await self._store.verifier.verify(
                 after,
                 rows=rows,
-                seconds=positive_seconds("time_limit", time_limit),
+                seconds=parse_positive("time_limit", time_limit),
                 lease_over=min_lease_age,
                 limit=limit,
             )
-        except NotACursorError:
+        except InvalidCursorError:
             raise SetupError(
-                f"after must be what the call before returned as after, got {short(after)}"
+                f"after must be what the call before returned as after, got {format_value(after)}"
             ) from None
 
 
-async def _part(name: str, check: Check, time_limit: float) -> DiagnosisPart:
+async def _run_check(name: str, check: Check, time_limit: float) -> DiagnosisPart:
     started_at = monotonic()
     try:
         async with asyncio.timeout(time_limit):
@@ -306,7 +315,7 @@ async def compare_clocks(store: "Store") -> tuple[float, float]:
     # The database reads its clock at an unknown time between the two: the middle is wrong by at
     # most half of the time between them.
     sent_at = datetime.now(timezone.utc)
-    now = await store.server.now()
+    now = await store.server.read_now()
     received_at = datetime.now(timezone.utc)
     half_elapsed = (received_at - sent_at) / 2
     return (now - (sent_at + half_elapsed)).total_seconds(), half_elapsed.total_seconds()

@@ -8,17 +8,22 @@ from typing import Any, TypedDict, Unpack
 from faststream_sqlbroker.admin.arguments import (
     check_limit,
     clean_optional_text,
-    operator_name,
+    get_operator_name,
     parse_filters,
     validate_filter_text,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.checks import checked_name, checked_queue, flag, whole_number
+from faststream_sqlbroker.core.checks import (
+    validate_bool,
+    validate_integer,
+    validate_name,
+    validate_queue,
+)
 from faststream_sqlbroker.core.jobs import (
-    BULK,
+    ARCHIVE_ACTIONS,
+    BULK_ACTIONS,
     CANCEL,
     MOVE,
-    OF_ARCHIVE,
     REDRIVE,
     REPLAY,
     RETRY,
@@ -26,9 +31,9 @@ from faststream_sqlbroker.core.jobs import (
     Job,
 )
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.text import short, storable
+from faststream_sqlbroker.core.text import format_value, is_storable
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.database.bulk.store import activities_of
+from faststream_sqlbroker.database.bulk.store import get_activities
 from faststream_sqlbroker.exceptions import RightsError, SetupError
 
 MAX_POLL_INTERVAL = 1.0
@@ -136,7 +141,7 @@ class JobOperations(AdminOperations):
             SetupError: an argument is not valid.
         """
         cleaned_reason = clean_optional_text("reason", reason)
-        message = f"cancelled by {operator_name(options.get('by'))}" + (
+        message = f"cancelled by {get_operator_name(options.get('by'))}" + (
             f": {cleaned_reason}" if cleaned_reason else ""
         )
         return await self._run_bulk(CANCEL, {"text": message}, options)
@@ -164,7 +169,7 @@ class JobOperations(AdminOperations):
         Raises:
             SetupError: an argument is not valid.
         """
-        return await self._run_bulk(MOVE, {"to": checked_queue(to)}, options)
+        return await self._run_bulk(MOVE, {"to": validate_queue(to)}, options)
 
     async def redrive(
         self,
@@ -187,10 +192,11 @@ class JobOperations(AdminOperations):
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        arguments = {} if to is None else {"to": checked_queue(to)}
+        arguments = {} if to is None else {"to": validate_queue(to)}
         if getattr(state, "name", str(state).upper()) not in REDRIVABLE_STATES:
             raise SetupError(
-                f"redrive takes messages that are FAILED or DISCARDED, got state={short(state)}: "
+                "redrive takes messages that are FAILED or DISCARDED, got "
+                f"state={format_value(state)}: "
                 "replay publishes what was COMPLETED again, under a new id"
             )
         return await self._run_bulk(
@@ -221,8 +227,8 @@ class JobOperations(AdminOperations):
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        checked_name(name, "the name of a replay")
-        arguments = {"name": name} | ({} if to is None else {"to": checked_queue(to)})
+        validate_name(name, "the name of a replay")
+        arguments = {"name": name} | ({} if to is None else {"to": validate_queue(to)})
         return await self._run_bulk(
             REPLAY, arguments, {**options, "state": state, "archived": True}
         )
@@ -242,7 +248,7 @@ class JobOperations(AdminOperations):
             raise SetupError(f"only the job of a dry run can be run, got {job}")
         if wait:
             await self._check_rights(job.action)
-        started_job = await self._writable_store.jobs.begin(job, self._channel)
+        started_job = await self._writable_store.jobs.start(job, self._channel)
         return await self.wait_for_job(started_job.id) if wait else started_job
 
     async def undo(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
@@ -269,8 +275,8 @@ class JobOperations(AdminOperations):
         """
         if wait:
             await self._check_rights(UNDO)
-        undo_job = await self._writable_store.jobs.begin_undo(
-            _validate_job_id(job_id), operator_name(by), self._channel
+        undo_job = await self._writable_store.jobs.start_undo(
+            _validate_job_id(job_id), get_operator_name(by), self._channel
         )
         if undo_job is None:
             job = await self._require_job(job_id)
@@ -294,7 +300,7 @@ class JobOperations(AdminOperations):
         """
         await self._require_job(job_id)
         while True:
-            step = await self._writable_store.jobs.step(job_id)
+            step = await self._writable_store.jobs.run_step(job_id)
             # These queues may have due messages; a needless hint costs one poll.
             if step.job is not None:
                 self._on_due(_get_due_queues(step.job))
@@ -313,7 +319,7 @@ class JobOperations(AdminOperations):
         Raises:
             SetupError: there is no such job, or `by` is not text.
         """
-        job = await self._writable_store.jobs.stop(_validate_job_id(job_id), operator_name(by))
+        job = await self._writable_store.jobs.stop(_validate_job_id(job_id), get_operator_name(by))
         return job if job is not None else await self._require_job(job_id)
 
     async def resume_job(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
@@ -327,7 +333,7 @@ class JobOperations(AdminOperations):
         Raises:
             SetupError: there is no such job, or `by` is not text.
         """
-        await self._writable_store.jobs.resume(_validate_job_id(job_id), operator_name(by))
+        await self._writable_store.jobs.resume(_validate_job_id(job_id), get_operator_name(by))
         return await self.wait_for_job(job_id) if wait else await self._require_job(job_id)
 
     async def job(self, job_id: str) -> Job | None:
@@ -356,8 +362,10 @@ class JobOperations(AdminOperations):
         """
         check_limit(limit)
         validate_filter_text("before", before)
-        jobs = await self._store.jobs.listed(before, max(limit, 1_000) if bulk else limit)
-        return [job for job in jobs if not bulk or (job.action in BULK and job.is_bulk)][:limit]
+        jobs = await self._store.jobs.list_jobs(before, max(limit, 1_000) if bulk else limit)
+        return [job for job in jobs if not bulk or (job.action in BULK_ACTIONS and job.is_bulk)][
+            :limit
+        ]
 
     async def _run_bulk(
         self, action: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
@@ -366,17 +374,17 @@ class JobOperations(AdminOperations):
         settings = {
             name: filter_options.pop(name, default) for name, default in BULK_DEFAULTS.items()
         }
-        flag("dry_run", settings["dry_run"])
+        validate_bool("dry_run", settings["dry_run"])
         filters = parse_filters(has_archive=self._store.messages.has_archive, **filter_options)
-        if filters.archived and action not in OF_ARCHIVE:
+        if filters.archived and action not in ARCHIVE_ACTIONS:
             raise SetupError(
                 f"{action} changes messages that wait, not archived ones, got "
                 f"{_format_filters(filter_options)}: "
                 "redrive and replay take those"
             )
         rate = _validate_rate(settings["rate"])
-        limit = None if settings["limit"] is None else whole_number("limit", settings["limit"])
-        by = operator_name(settings["by"])
+        limit = None if settings["limit"] is None else validate_integer("limit", settings["limit"])
+        by = get_operator_name(settings["by"])
         job = Job(
             action=action, by=by, filters=filters, arguments=arguments, rate=rate, limit=limit
         )
@@ -387,14 +395,16 @@ class JobOperations(AdminOperations):
 
     async def _check_rights(self, action: str) -> None:
         """Check the rights before a job is stored: other processes would run a stored job."""
-        access = await self._store.access.find_lacks(activities_of(action))
-        if access.lacks:
+        access = await self._store.access.find_missing_rights(get_activities(action))
+        if access.missing:
             raise RightsError(access.describe())
 
     async def _require_job(self, job_id: str) -> Job:
         job = await self._store.jobs.find(_validate_job_id(job_id))
         if job is None:
-            raise SetupError(f"there is no job {short(job_id)}: broker.admin.audit() lists them")
+            raise SetupError(
+                f"there is no job {format_value(job_id)}: broker.admin.audit() lists them"
+            )
         return job
 
 
@@ -413,8 +423,8 @@ def _format_filters(filter_options: Mapping[str, Any]) -> str:
 
 
 def _validate_job_id(value: str) -> str:
-    if not isinstance(value, str) or not storable(value):
-        raise SetupError(f"job_id must be the id of a job, as text, got {short(value)}")
+    if not isinstance(value, str) or not is_storable(value):
+        raise SetupError(f"job_id must be the id of a job, as text, got {format_value(value)}")
     return value
 
 
@@ -425,6 +435,6 @@ def _validate_rate(rate: float | None) -> float | None:
     if not number or not MIN_RATE <= rate <= MAX_RATE:
         raise SetupError(
             f"rate must be a number of messages a second, from {MIN_RATE} to {MAX_RATE:.0f}, got "
-            f"{short(rate)}"
+            f"{format_value(rate)}"
         )
     return float(rate)

@@ -1,10 +1,10 @@
 """Operations on locks that have a holder."""
 
-from faststream_sqlbroker.admin.arguments import check_limit, operator_name
+from faststream_sqlbroker.admin.arguments import check_limit, get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import find_name_error
 from faststream_sqlbroker.core.status import HeldLock
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 
 
 class LockOperations(AdminOperations):
@@ -20,7 +20,7 @@ class LockOperations(AdminOperations):
             ValueError: `limit` is less than 1.
         """
         check_limit(limit)
-        return list(await self._store.locks.held(limit))
+        return list(await self._store.locks.list_held(limit))
 
     async def release_lock(self, key: str, *, by: str | None = None) -> bool:
         """Release the lock `key` by force; other processes can acquire the lock from now on.
@@ -39,7 +39,7 @@ class LockOperations(AdminOperations):
             ValueError: `key` is not a valid key.
             SetupError: `by` is not text.
         """
-        if (problem := name_problem(key)) is not None:
-            msg = f"{short(key)} cannot be the key of a lock: {problem}"
+        if (problem := find_name_error(key)) is not None:
+            msg = f"{format_value(key)} cannot be the key of a lock: {problem}"
             raise ValueError(msg)
-        return await self._writable_store.locks.force(key, operator_name(by))
+        return await self._writable_store.locks.force_release(key, get_operator_name(by))

@@ -10,26 +10,26 @@ from datetime import datetime
 from faststream_sqlbroker.admin.arguments import (
     check_limit,
     clean_optional_text,
-    operator_name,
+    get_operator_name,
     parse_filters,
     parse_message_id,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.checks import name_problem
-from faststream_sqlbroker.core.mirror import MirroredMessage, checked_info
+from faststream_sqlbroker.core.checks import find_name_error
+from faststream_sqlbroker.core.mirror import MirroredMessage, validate_info
 from faststream_sqlbroker.core.overview import DeadLetters
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import Explanation
 from faststream_sqlbroker.core.stored import (
+    InvalidCursorError,
     MessageDetail,
     MessagePage,
-    NotACursorError,
     Redact,
-    came_from,
-    history,
+    build_history,
+    get_dead_letter_origin,
 )
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
@@ -115,11 +115,11 @@ class MessageQueries(AdminOperations):
             archived=archived,
         )
         try:
-            page = await self._store.messages.page(filters, limit, after, hidden=bodies)
-        except NotACursorError as error_:
+            page = await self._store.messages.read_page(filters, limit, after, with_hidden=bodies)
+        except InvalidCursorError as error_:
             raise SetupError(
                 f"after must be what the page before returned for the same filters, got "
-                f"{short(after)}"
+                f"{format_value(after)}"
             ) from error_
         if redact is None:
             return page
@@ -142,17 +142,17 @@ class MessageQueries(AdminOperations):
             SetupError: `message_id` is not a whole number of 64 bits.
         """
         number = parse_message_id(message_id)
-        message = await self._store.messages.one(number, hidden=body)
+        message = await self._store.messages.read_message(number, with_hidden=body)
         if message is None:
             return None
         if redact is not None:
             message = redact(message)
         return MessageDetail(
             message,
-            history(message),
+            build_history(message),
             await self.explain(number),
-            came_from(message.headers),
-            await self._store.messages.progress(number),
+            get_dead_letter_origin(message.headers),
+            await self._store.messages.find_progress(number),
         )
 
     async def explain(self, message_id: int | str) -> Explanation:
@@ -219,7 +219,7 @@ class MessageQueries(AdminOperations):
             since=since,
             until=until,
         )
-        return await self._store.messages.dead_letters(filters, limit)
+        return await self._store.messages.group_dead_letters(filters, limit)
 
     async def unknown(self, queue: str | None = None, *, limit: int = 100) -> list[UnknownOutcome]:
         """List messages whose handler may or may not have run or finished, the oldest first.
@@ -238,7 +238,7 @@ class MessageQueries(AdminOperations):
             ValueError: `limit` is less than 1.
         """
         check_limit(limit)
-        return await self._store.starts.unknown(queue, limit)
+        return await self._store.ack_first_starts.list_unknown(queue, limit)
 
     async def forget_unknown(self, *message_ids: int, by: str | None = None) -> int:
         """Remove messages from the list of `unknown`, after you have determined their outcome.
@@ -253,7 +253,9 @@ class MessageQueries(AdminOperations):
         Raises:
             SetupError: `by` is not text.
         """
-        return await self._writable_store.starts.forget(message_ids, operator_name(by))
+        return await self._writable_store.ack_first_starts.forget(
+            message_ids, get_operator_name(by)
+        )
 
     async def count_mirrored(self, *, lookup: str | None = None, info: str | None = None) -> int:
         """Count the live messages that were published with this lookup value and have this info.
@@ -319,14 +321,14 @@ class MessageQueries(AdminOperations):
 
 
 def _validate_lookup(value: str | None) -> str | None:
-    if value is not None and (problem := name_problem(value)) is not None:
-        msg = f"{short(value)} cannot be a lookup value: {problem}"
+    if value is not None and (problem := find_name_error(value)) is not None:
+        msg = f"{format_value(value)} cannot be a lookup value: {problem}"
         raise ValueError(msg)
     return value
 
 
 def _validate_info(value: str | None) -> str | None:
     try:
-        return checked_info(value)
+        return validate_info(value)
     except PublishError as error:
         raise ValueError(str(error)) from None

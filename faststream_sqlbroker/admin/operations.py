@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.health import ProcessHealth, Surroundings
+from faststream_sqlbroker.core.health import ProcessHealth, ProcessInfo
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
@@ -36,16 +36,16 @@ class AdminOperations:
         store: "Store",
         *,
         channel: str = "",
-        heard: Callable[[frozenset[str]], None] = lambda _paused: None,
-        asked: Callable[[CancelRequest], None] = lambda _request: None,
-        turn: LoopSemaphore | None = None,
+        on_paused: Callable[[frozenset[str]], None] = lambda _paused: None,
+        on_cancel_requested: Callable[[CancelRequest], None] = lambda _request: None,
+        pause_semaphore: LoopSemaphore | None = None,
         pipelines: Iterable[Any] = (),
-        woken: Callable[[Iterable[str]], None] = lambda _queues: None,
-        rescheduled: Callable[[], None] = lambda: None,
+        on_due: Callable[[Iterable[str]], None] = lambda _queues: None,
+        on_rescheduled: Callable[[], None] = lambda: None,
         publish: PublishFunction = _reject_publish,
-        process: Callable[[], ProcessHealth] = ProcessHealth,
-        surroundings: Callable[[], Surroundings] = Surroundings,
-        write_problem: Callable[[], Awaitable[str | None]] = _skip_write_check,
+        get_process: Callable[[], ProcessHealth] = ProcessHealth,
+        get_surroundings: Callable[[], ProcessInfo] = ProcessInfo,
+        find_write_problem: Callable[[], Awaitable[str | None]] = _skip_write_check,
     ) -> None:
         """Work on the tables of `store`.
 
@@ -53,30 +53,30 @@ class AdminOperations:
             store: The store.
             channel: PostgreSQL's NOTIFY channel that notifies other processes of a change of
                 pauses.
-            heard: Called with the paused queues after each change, for this process.
-            asked: Called with each request to cancel a message, for this process.
-            turn: Held from the write of a change until `heard` was called, so that
-                of two concurrent calls `heard` gets the later state last.
+            on_paused: Called with the paused queues after each change, for this process.
+            on_cancel_requested: Called with each request to cancel a message, for this process.
+            pause_semaphore: Held from the write of a change until `on_paused` was called, so that
+                of two concurrent calls `on_paused` gets the later state last.
             pipelines: Pipelines whose names appear in explanations.
-            woken: Called with the queues that have a message which may be due now.
-            rescheduled: Called when an operator has changed a schedule, for this process.
+            on_due: Called with the queues that have a message which may be due now.
+            on_rescheduled: Called when an operator has changed a schedule, for this process.
             publish: Publishes with the broker's codec, middlewares and limits.
-            process: Returns the health of this process.
-            surroundings: Returns the listener, relays and state around this process.
-            write_problem: Returns why the database takes no writes.
+            get_process: Returns the health of this process.
+            get_surroundings: Returns the listener, relays and state around this process.
+            find_write_problem: Returns why the database takes no writes.
         """
         self._store = store
         self._channel = channel
-        self._on_paused = heard
-        self._on_cancel_requested = asked
-        self._pause_semaphore = LoopSemaphore() if turn is None else turn
+        self._on_paused = on_paused
+        self._on_cancel_requested = on_cancel_requested
+        self._pause_semaphore = LoopSemaphore() if pause_semaphore is None else pause_semaphore
         self._pipelines = pipelines
-        self._on_due = woken
-        self._on_rescheduled = rescheduled
+        self._on_due = on_due
+        self._on_rescheduled = on_rescheduled
         self._publish = publish
-        self._get_process = process
-        self._get_surroundings = surroundings
-        self._find_write_problem = write_problem
+        self._get_process = get_process
+        self._get_surroundings = get_surroundings
+        self._find_write_problem = find_write_problem
 
     @property
     def _writable_store(self) -> "Store":

@@ -6,15 +6,15 @@ from datetime import datetime
 from faststream_sqlbroker.admin.arguments import (
     check_limit,
     clean_optional_text,
-    operator_name,
+    get_operator_name,
     validate_datetime,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.checks import checked_name
-from faststream_sqlbroker.core.overview import QueueOverview, nearest_name, nearest_names
+from faststream_sqlbroker.core.checks import validate_name
+from faststream_sqlbroker.core.overview import QueueOverview, find_similar_name, find_similar_names
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import PausedQueue
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -54,8 +54,8 @@ class QueueOperations(AdminOperations):
             SetupError: `queue` is not a valid name.
         """
         if queue is not None:
-            checked_name(queue)
-        overviews = await self._store.overviews.read(queue)
+            validate_name(queue)
+        overviews = await self._store.overviews.read_overviews(queue)
         if not any(overview.lacks_subscriber or overview.is_unused for overview in overviews):
             return overviews
         if queue is not None:
@@ -65,9 +65,9 @@ class QueueOperations(AdminOperations):
             overview.queue for overview in overviews if overview.used or overview.live_subscribers
         ]
         unattended = [overview.queue for overview in overviews if overview.lacks_subscriber]
-        nearest_names_ = {name: nearest_name(name, names) for name in unattended}
+        nearest_names_ = {name: find_similar_name(name, names) for name in unattended}
         nearest_names_ |= {
-            overview.queue: nearest_name(overview.queue, unattended)
+            overview.queue: find_similar_name(overview.queue, unattended)
             for overview in overviews
             if overview.is_unused
         }
@@ -82,7 +82,7 @@ class QueueOperations(AdminOperations):
             return similar
         # A queue that only waits for its first message is misspelt only if the other queue lacks a
         # subscriber.
-        [other] = await self._store.overviews.read(similar)
+        [other] = await self._store.overviews.read_overviews(similar)
         return similar if other.lacks_subscriber else None
 
     async def similar_queues(self, queue: str) -> list[str]:
@@ -94,8 +94,8 @@ class QueueOperations(AdminOperations):
         Raises:
             SetupError: `queue` is not a valid name.
         """
-        names = await self._store.overviews.names(checked_name(queue), paused=False)
-        return nearest_names(queue, names)
+        names = await self._store.overviews.find_names(validate_name(queue), paused=False)
+        return find_similar_names(queue, names)
 
     async def policies(
         self, queue: str | None = None, *, after: str | None = None, limit: int = 100
@@ -116,7 +116,7 @@ class QueueOperations(AdminOperations):
             ValueError: `limit` is less than 1.
         """
         check_limit(limit)
-        return await self._store.explanations.policied_queues(queue, after, limit)
+        return await self._store.explanations.list_policied_queues(queue, after, limit)
 
     async def pause(
         self,
@@ -146,12 +146,12 @@ class QueueOperations(AdminOperations):
                 `reason` or `by` is not text.
         """
         info = {
-            "by": operator_name(by),
+            "by": get_operator_name(by),
             "reason": clean_optional_text("reason", reason),
         }
         async with self._pause_semaphore:
             paused = await self._writable_store.live_subscribers.pause(
-                checked_name(queue), _parse_until(until), info, self._channel
+                validate_name(queue), _parse_until(until), info, self._channel
             )
             if paused is None:
                 raise SetupError(
@@ -176,14 +176,14 @@ class QueueOperations(AdminOperations):
         """
         async with self._pause_semaphore:
             was_paused, paused = await self._writable_store.live_subscribers.resume(
-                checked_name(queue), self._channel, operator_name(by)
+                validate_name(queue), self._channel, get_operator_name(by)
             )
             self._on_paused(paused)
         return was_paused
 
     async def paused(self) -> list[PausedQueue]:
         """List the queues that are paused now, sorted by name."""
-        return await self._store.live_subscribers.paused()
+        return await self._store.live_subscribers.list_paused()
 
 
 def _parse_until(value: Duration | datetime | None) -> datetime | float | None:
@@ -195,6 +195,6 @@ def _parse_until(value: Duration | datetime | None) -> datetime | float | None:
     if not 0 < seconds <= MAX_QUEUE_PAUSE:
         raise SetupError(
             "until must be a duration above 0 and of at most 100 years, or a datetime, "
-            f"got {short(value)}"
+            f"got {format_value(value)}"
         )
     return seconds

@@ -5,15 +5,15 @@ from typing import Any
 
 from faststream_sqlbroker.admin.arguments import (
     clean_optional_text,
-    moment_or_delay,
-    operator_name,
+    get_operator_name,
     parse_message_id,
+    parse_time_or_delay,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.checks import checked_name, checked_queue
+from faststream_sqlbroker.core.checks import validate_name, validate_queue
 from faststream_sqlbroker.core.jobs import RETRY
 from faststream_sqlbroker.core.orders import Repair
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -58,11 +58,11 @@ class MessageOperations(AdminOperations):
         Raises:
             SetupError: an argument is not valid.
         """
-        operator = operator_name(by)
+        operator = get_operator_name(by)
         cleaned_reason = clean_optional_text("reason", reason)
         message = f"cancelled by {operator}" + (f": {cleaned_reason}" if cleaned_reason else "")
         return await self._writable_store.repairs.cancel(
-            parse_message_id(message_id), message, operator, on_asked=self._on_cancel_requested
+            parse_message_id(message_id), message, operator, on_requested=self._on_cancel_requested
         )
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
@@ -77,7 +77,7 @@ class MessageOperations(AdminOperations):
         """
         id_ = parse_message_id(message_id)
         return self._notify_due(
-            await self._writable_store.repairs.set_due(id_, 0.0, operator_name(by), RETRY)
+            await self._writable_store.repairs.set_due(id_, 0.0, get_operator_name(by), RETRY)
         )
 
     async def postpone(
@@ -97,10 +97,10 @@ class MessageOperations(AdminOperations):
         Raises:
             SetupError: an argument is not valid.
         """
-        due = moment_or_delay("until", until)
+        due = parse_time_or_delay("until", until)
         id_ = parse_message_id(message_id)
         return self._notify_due(
-            await self._writable_store.repairs.set_due(id_, due, operator_name(by))
+            await self._writable_store.repairs.set_due(id_, due, get_operator_name(by))
         )
 
     async def move(self, message_id: int | str, queue: str, *, by: str | None = None) -> Repair:
@@ -112,9 +112,9 @@ class MessageOperations(AdminOperations):
         Raises:
             SetupError: an argument is not valid.
         """
-        name = checked_queue(queue)
+        name = validate_queue(queue)
         repair = await self._writable_store.repairs.move(
-            parse_message_id(message_id), name, operator_name(by)
+            parse_message_id(message_id), name, get_operator_name(by)
         )
         if repair.done:
             self._on_due([name])
@@ -147,13 +147,13 @@ class MessageOperations(AdminOperations):
         if priority is not None:
             fields["priority"] = _validate_priority(priority)
         if key is not UNCHANGED:
-            fields["key"] = None if key is None else checked_name(key, "a key")
-        due_at = None if due is None else moment_or_delay("due", due)
+            fields["key"] = None if key is None else validate_name(key, "a key")
+        due_at = None if due is None else parse_time_or_delay("due", due)
         if not fields and due_at is None:
             raise SetupError("edit needs priority, key or due")
         id_ = parse_message_id(message_id)
         return self._notify_due(
-            await self._writable_store.repairs.edit(id_, fields, due_at, operator_name(by))
+            await self._writable_store.repairs.edit(id_, fields, due_at, get_operator_name(by))
         )
 
     def _notify_due(self, repair: Repair) -> Repair:
@@ -168,7 +168,9 @@ def _validate_priority(value: int) -> int:
         or isinstance(value, bool)
         or not -MAX_PRIORITY <= value <= MAX_PRIORITY
     ):
-        raise SetupError(f"priority must be a whole number from -100 to 100, got {short(value)}")
+        raise SetupError(
+            f"priority must be a whole number from -100 to 100, got {format_value(value)}"
+        )
     return value
 
 
@@ -204,6 +206,6 @@ class PublishOperations(AdminOperations):
             QueueFullError: the queue is full, and stayed so for the timeout of its `max_depth`,
                 whatever `max_depth` does with other publishes.
         """
-        operator = operator_name(by)
+        operator = get_operator_name(by)
         self._check_not_in_handler()
-        return await self._publish(message, checked_queue(queue), operator, options)
+        return await self._publish(message, validate_queue(queue), operator, options)

@@ -1,10 +1,10 @@
 """Operations on the schedules of all processes."""
 
-from faststream_sqlbroker.admin.arguments import check_limit, operator_name
+from faststream_sqlbroker.admin.arguments import check_limit, get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.checks import checked_name
+from faststream_sqlbroker.core.checks import validate_name
 from faststream_sqlbroker.core.status import Schedule
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 NAME_LABEL = "the name of a schedule"
@@ -26,7 +26,7 @@ class ScheduleOperations(AdminOperations):
             ValueError: `limit` is less than 1.
         """
         check_limit(limit)
-        return await self._store.schedules.listed(limit)
+        return await self._store.schedules.list_schedules(limit)
 
     async def forget_schedule(self, name: str, *, by: str | None = None) -> bool:
         """Remove the state of a schedule, including fire times that are due.
@@ -44,8 +44,8 @@ class ScheduleOperations(AdminOperations):
         Raises:
             SetupError: `name` is not a valid name, or `by` is not text.
         """
-        return await self._writable_store.schedules.forget(
-            checked_name(name, NAME_LABEL), operator_name(by)
+        return await self._writable_store.schedules.remove(
+            validate_name(name, NAME_LABEL), get_operator_name(by)
         )
 
     async def run_schedule(self, name: str, *, by: str | None = None) -> bool:
@@ -67,12 +67,13 @@ class ScheduleOperations(AdminOperations):
         Raises:
             SetupError: the schedule is paused, `name` is not a valid name, or `by` is not text.
         """
-        schedule = await self._writable_store.schedules.run(
-            checked_name(name, NAME_LABEL), operator_name(by)
+        schedule = await self._writable_store.schedules.request_run(
+            validate_name(name, NAME_LABEL), get_operator_name(by)
         )
         if schedule is not None and schedule.paused_at is not None:
             raise SetupError(
-                f"the schedule {short(name)} is paused by {schedule.paused_by}: resume it first"
+                f"the schedule {format_value(name)} is paused by {schedule.paused_by}: resume it "
+                "first"
             )
         self._on_rescheduled()
         return schedule is not None
@@ -96,7 +97,7 @@ class ScheduleOperations(AdminOperations):
             SetupError: `name` is not a valid name, or `by` is not text.
         """
         previous = await self._writable_store.schedules.pause(
-            checked_name(name, NAME_LABEL), operator_name(by)
+            validate_name(name, NAME_LABEL), get_operator_name(by)
         )
         return previous is not None and previous.paused_at is None
 
@@ -116,7 +117,7 @@ class ScheduleOperations(AdminOperations):
             SetupError: `name` is not a valid name, or `by` is not text.
         """
         previous = await self._writable_store.schedules.resume(
-            checked_name(name, NAME_LABEL), operator_name(by)
+            validate_name(name, NAME_LABEL), get_operator_name(by)
         )
         self._on_rescheduled()
         return previous is not None and previous.paused_at is not None

@@ -1,10 +1,10 @@
 """Operations on live subscribers, and on the leases of dead ones."""
 
-from faststream_sqlbroker.admin.arguments import operator_name
+from faststream_sqlbroker.admin.arguments import get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.overview import nearest_name
+from faststream_sqlbroker.core.overview import find_similar_name
 from faststream_sqlbroker.core.status import LiveSubscriber
-from faststream_sqlbroker.core.text import short, storable
+from faststream_sqlbroker.core.text import format_value, is_storable
 from faststream_sqlbroker.exceptions import SetupError
 
 RELEASE_BATCH = 1_000
@@ -23,7 +23,7 @@ class WorkerOperations(AdminOperations):
         Args:
             queue: List only subscribers of this queue.
         """
-        subscribers = await self._store.live_subscribers.subscribers()
+        subscribers = await self._store.live_subscribers.list_subscribers()
         return [
             subscriber for subscriber in subscribers if queue is None or queue in subscriber.queues
         ]
@@ -67,7 +67,7 @@ class WorkerOperations(AdminOperations):
         return await self._set_drained(worker, by, drained=False)
 
     async def _set_drained(self, worker: str, by: str | None, *, drained: bool) -> list[str]:
-        operator = operator_name(by)
+        operator = get_operator_name(by)
         names = await self._find_live(worker)
         async with self._pause_semaphore:
             changed, paused = await self._writable_store.live_subscribers.drain(
@@ -79,10 +79,10 @@ class WorkerOperations(AdminOperations):
     async def _find_live(self, worker: str) -> list[str]:
         """Return the live subscribers that `worker` names: a single one, or all of a process."""
         _validate_name(worker)
-        registration = await self._store.live_subscribers.subscriber(worker)
+        registration = await self._store.live_subscribers.find_subscriber(worker)
         if registration is not None and registration[1]:
             return [worker]
-        subscribers = await self._store.live_subscribers.subscribers()
+        subscribers = await self._store.live_subscribers.list_subscribers()
         if workers := [
             subscriber.worker for subscriber in subscribers if subscriber.process == worker
         ]:
@@ -90,10 +90,10 @@ class WorkerOperations(AdminOperations):
         names = sorted(
             {name for subscriber in subscribers for name in (subscriber.worker, subscriber.process)}
         )
-        similar = nearest_name(worker, names)
+        similar = find_similar_name(worker, names)
         suggestion = "" if similar is None else f", is {similar!r} meant?"
         msg = (
-            f"no live subscriber or process is named {short(worker)}{suggestion}: "
+            f"no live subscriber or process is named {format_value(worker)}{suggestion}: "
             "broker.admin.subscribers() lists the live ones with their names"
         )
         raise SetupError(msg)
@@ -121,10 +121,11 @@ class WorkerOperations(AdminOperations):
                 text.
         """
         _validate_name(worker)
-        registration = await self._store.live_subscribers.subscriber(worker)
+        registration = await self._store.live_subscribers.find_subscriber(worker)
         if registration is None:
             msg = (
-                f"no subscriber is known as {short(worker)}: broker.admin.subscribers() lists the "
+                f"no subscriber is known as {format_value(worker)}: broker.admin.subscribers() "
+                "lists the "
                 "live ones with their names; one that ended without stop() is known for an hour"
             )
             raise SetupError(msg)
@@ -137,7 +138,7 @@ class WorkerOperations(AdminOperations):
             )
             raise SetupError(msg)
         total = 0
-        operator = operator_name(by)
+        operator = get_operator_name(by)
         release = self._writable_store.live_subscribers.release
         while count := await release(subscriber, RELEASE_BATCH, operator):
             total += count
@@ -145,5 +146,5 @@ class WorkerOperations(AdminOperations):
 
 
 def _validate_name(worker: str) -> None:
-    if not isinstance(worker, str) or not storable(worker):
-        raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")
+    if not isinstance(worker, str) or not is_storable(worker):
+        raise SetupError(f"worker must be the name of a subscriber, got {format_value(worker)}")

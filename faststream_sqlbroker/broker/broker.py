@@ -20,8 +20,8 @@ from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.configured import SqlBrokerConfigured
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
-from faststream_sqlbroker.broker.logging import make_queue_logger_state, passing_level
-from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_dead_letters
+from faststream_sqlbroker.broker.logging import find_enabled_level, make_queue_logger_state
+from faststream_sqlbroker.broker.pipelines import ServiceTags, check_dead_letter_loop
 from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
@@ -29,16 +29,16 @@ from faststream_sqlbroker.broker.serving import SqlBrokerServing
 from faststream_sqlbroker.broker.start_stop import StartStop
 from faststream_sqlbroker.broker.under_test import SqlBrokerUnderTest
 from faststream_sqlbroker.core.access import Activities, Activity
-from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.checks import validate_integer
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
+from faststream_sqlbroker.core.depth import MaxDepth, validate_depths
 from faststream_sqlbroker.core.metrics import Recorder
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.flow.fleet.heartbeat import INTERVAL, Heartbeat
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping, JobRunner
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from faststream_sqlbroker.flow.fleet.rights import Rights
 from faststream_sqlbroker.flow.fleet.write_path import WritePath
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
@@ -47,7 +47,7 @@ from faststream_sqlbroker.flow.tasks.requests import Requests
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.partitions import need_postgresql
+from faststream_sqlbroker.schema.partitions import check_dialect
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.subscriber.checks import parse_optional_duration
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from faststream_sqlbroker.admin import Admin
     from faststream_sqlbroker.archive_reader import Archive
-    from faststream_sqlbroker.core.health import ProcessHealth, Surroundings
+    from faststream_sqlbroker.core.health import ProcessHealth, ProcessInfo
     from faststream_sqlbroker.core.retention import Retention
     from faststream_sqlbroker.flow.consumer import Consumer
     from faststream_sqlbroker.flow.debug_log import DebugLog
@@ -218,11 +218,11 @@ class SqlBroker(
         self._start_stop = StartStop()
         clock = Clock()
         schema = schema or SqlBrokerSchemaConfig()
-        need_postgresql(self.engine.dialect.name, schema)
+        check_dialect(self.engine.dialect.name, schema)
         store = Store(
             self.engine,
             build_tables(schema),
-            statement_timeout=positive_seconds("statement_timeout", statement_timeout),
+            statement_timeout=parse_positive("statement_timeout", statement_timeout),
             max_connections=max_connections,
             pgbouncer=pgbouncer,
             listen_engine=self._listen_engine,
@@ -230,24 +230,24 @@ class SqlBroker(
         )
         self._recorder = None if metrics is None else GuardedRecorder(metrics, self._log_of_loops)
         self._max_payload = max_payload
-        self._max_depth = checked_depths(max_depth)
+        self._max_depth = validate_depths(max_depth)
         if max_payload is not None:
-            whole_number("max_payload", max_payload, other=" of bytes, or None")
+            validate_integer("max_payload", max_payload, other=" of bytes, or None")
         self._retention = retention
         if retention is not None:
             from faststream_sqlbroker.core.retention import (  # noqa: PLC0415
                 NO_ARCHIVE,
-                checked_retention,
+                validate_retention,
             )
 
-            checked_retention(retention)
+            validate_retention(retention)
             if store.tables.archive is None:
                 raise SetupError(NO_ARCHIVE)
         self._debug: "DebugLog | None" = None
         if debug_header is not None:
-            from faststream_sqlbroker.flow.debug_log import DebugLog, checked_header  # noqa: PLC0415
+            from faststream_sqlbroker.flow.debug_log import DebugLog, validate_debug_header  # noqa: PLC0415
 
-            self._debug = DebugLog(checked_header(debug_header), self._log_debug, clock)
+            self._debug = DebugLog(validate_debug_header(debug_header), self._log_debug, clock)
         self._create_probes(health_port, metrics)
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
@@ -296,7 +296,7 @@ class SqlBroker(
         self._clock = clock
         self._store = store
         if self._debug is not None:
-            store.policies.tell_decisions(self._debug.decided)
+            store.policies.set_decision_listener(self._debug.log_decisions)
         self._wakeups = Wakeups(store, self._log_of_loops, clock)
         self._build_application_services(store, self._wakeups, self._log_of_loops, self._recorder)
         self._heartbeat = Heartbeat(
@@ -307,8 +307,8 @@ class SqlBroker(
             clock=self._clock,
         )
         self._wakeups.on_pauses = self._on_state_changed
-        self._lookout = Lookout(
-            store, clock, self._heartbeat, is_told=lambda: self._wakeups.listening
+        self._lookout = SharedPoller(
+            store, clock, self._heartbeat, has_notifications=lambda: self._wakeups.is_listening
         )
         self._jobs = JobRunner(store, self._log_of_loops, clock)
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock, self._jobs)
@@ -348,7 +348,7 @@ class SqlBroker(
         """
         self._heartbeat.wake()
         self._scheduler.wake()
-        self._jobs.look()
+        self._jobs.run_due()
 
     def _make_sampler(self) -> "Sampler | None":
         """Create the sampler of gauges; None without metrics."""
@@ -365,14 +365,14 @@ class SqlBroker(
             self._clock,
             self._iter_running_consumers,
             self._count_findings,
-            self._write_path.look,
+            self._write_path.check,
         )
 
     async def _count_findings(self) -> dict[tuple[str, ...], float]:
         """Count the findings for an operator; return an empty dict without the right to do so."""
         # A refused statement would count as a right that its subscribers lack.
-        access = await self._store.access.find_lacks(frozenset({Activity.OPERATE}))
-        if access.lacks:
+        access = await self._store.access.find_missing_rights(frozenset({Activity.OPERATE}))
+        if access.missing:
             return {}
         # One series always exists, so that alerts can check whether any process reports findings.
         return {("no subscriber", "error", ""): 0, **(await self.admin.findings()).counts}
@@ -391,16 +391,16 @@ class SqlBroker(
         return Admin(
             self._store,
             channel=self._wakeups.channel,
-            heard=self._heartbeat.heard,
-            asked=self._heartbeat.asked,
-            turn=self._heartbeat.turn,
+            on_paused=self._heartbeat.apply_paused,
+            on_cancel_requested=self._heartbeat.request_cancel,
+            pause_semaphore=self._heartbeat.change_lock,
             pipelines=getattr(self, "pipelines", ()),
-            woken=self._wakeups.published,
-            rescheduled=self._scheduler.wake,
-            publish=self._publish_noted,
-            process=self._get_process_health,
-            surroundings=self._get_surroundings,
-            write_problem=self._write_path.look,
+            on_due=self._wakeups.notify_published,
+            on_rescheduled=self._scheduler.wake,
+            publish=self._publish_audited,
+            get_process=self._get_process_health,
+            get_surroundings=self._get_surroundings,
+            find_write_problem=self._write_path.check,
         )
 
     @property
@@ -410,15 +410,15 @@ class SqlBroker(
 
         return Archive(self._store)
 
-    def _get_surroundings(self) -> "Surroundings":
-        from faststream_sqlbroker.core.health import Surroundings  # noqa: PLC0415
+    def _get_surroundings(self) -> "ProcessInfo":
+        from faststream_sqlbroker.core.health import ProcessInfo  # noqa: PLC0415
 
         relays: dict[str, bool] = {}
         for subscriber in self.subscribers:
             relays |= getattr(subscriber, "relays", {})
-        awaited = self._store.can_listen and self._wakeups.awaited
-        return Surroundings(
-            listening=self._wakeups.listening if awaited else None,
+        awaited = self._store.can_listen and self._wakeups.registered_queues
+        return ProcessInfo(
+            listening=self._wakeups.is_listening if awaited else None,
             relays=relays,
             is_running=self.running,
         )
@@ -465,7 +465,7 @@ class SqlBroker(
                     await self._stop_all()
 
     async def _start_all(self) -> None:
-        refuse_endless_dead_letters(self.subscribers)
+        check_dead_letter_loop(self.subscribers)
         await self.connect()
         await self._rights.check(self._activities)
         await self._store.server.setup()
@@ -477,7 +477,7 @@ class SqlBroker(
 
         for level, text in iter_startup_warnings(self._store, self.subscribers):
             self._log_of_loops(level, text)
-        self._scheduler.plan(self.schedules)
+        self._scheduler.set_schedules(self.schedules)
         if self.subscribers:
             self._jobs.start()
         await self._start_with_probes(super().start)
@@ -527,11 +527,13 @@ class SqlBroker(
         return frozenset(activities)
 
     async def _check_schema(self) -> None:
-        differences = await self._store.server.differences()
+        differences = await self._store.server.find_differences()
         if differences:
-            from faststream_sqlbroker.schema.validate import advice  # noqa: PLC0415
+            from faststream_sqlbroker.schema.validate import format_advice  # noqa: PLC0415
 
-            msg = f"{advice(differences)}\nvalidate_schema_on_start=False starts all the same"
+            msg = (
+                f"{format_advice(differences)}\nvalidate_schema_on_start=False starts all the same"
+            )
             # `faststream run` prints a long traceback before the text; the log shows the text
             # first.
             self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
@@ -631,7 +633,7 @@ class SqlBroker(
         # Check this even if the ping or a loop fails, because the reason may be that nothing can be
         # written.
         loops = (self._scheduler, self._rights, *self.subscribers)
-        is_writable = await self._write_path.look_within(remaining) is None
+        is_writable = await self._write_path.check_within(remaining) is None
         return (
             is_reachable and is_writable and all(getattr(loop, "healthy", True) for loop in loops)
         )
@@ -648,7 +650,7 @@ class SqlBroker(
         self._setup_logger()
         logger = self.config.logger
         extra = {"queue": queue, "message_id": "" if message_id is None else str(message_id)}
-        logger.log(text, passing_level(getattr(logger.logger, "logger", None)), extra=extra)
+        logger.log(text, find_enabled_level(getattr(logger.logger, "logger", None)), extra=extra)
 
     def _log_of_loops(
         self, level: int, text: str, *, exc_info: BaseException | None = None, **_: Any

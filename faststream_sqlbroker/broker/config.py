@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from faststream_sqlbroker.flow.fleet.rights import Rights
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -57,7 +57,7 @@ class SqlBrokerConfig(BrokerConfig):
     store: Store
     wakeups: Wakeups
     heartbeat: Heartbeat
-    lookout: Lookout
+    lookout: SharedPoller
     housekeeping: Housekeeping
     rights: Rights
     direct_claimer: DirectClaimer

@@ -6,7 +6,7 @@ from sqlalchemy import URL, Engine, event, make_url
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import (
     MissingExtraError,
     NotSupportedError,
@@ -53,7 +53,7 @@ def make_engine(
     engine = source if isinstance(source, AsyncEngine) else _create_engine(source, security)
     _check_driver_versions(engine)
     if pgbouncer:
-        through_pgbouncer(engine)
+        configure_for_pgbouncer(engine)
     return engine, engine is not source
 
 
@@ -116,7 +116,8 @@ def _check_backend(url: URL) -> None:
     """
     if url.get_backend_name() not in BACKENDS:
         raise SetupError(
-            f"the database URL begins with {short(url.drivername)}, which is no database of the "
+            f"the database URL begins with {format_value(url.drivername)}, which is no database "
+            "of the "
             f"broker: begin it with {URL_PREFIXES}"
         )
 
@@ -144,7 +145,7 @@ def make_listen_engine(url: Any, *, security: "BaseSecurity | None" = None) -> A
     return engine
 
 
-def through_pgbouncer(engine: AsyncEngine) -> None:
+def configure_for_pgbouncer(engine: AsyncEngine) -> None:
     """Make new connections of the engine work through PgBouncer in transaction mode.
 
     In this mode each transaction may get another server connection, so a named prepared statement

@@ -59,7 +59,7 @@ class QueueLoggerStorage(DefaultLoggerStorage):
 make_queue_logger_state = partial(make_logger_state, default_storage_cls=QueueLoggerStorage)
 
 
-def passing_level(logger: Any) -> int:
+def find_enabled_level(logger: Any) -> int:
     """Return a level at which `logger` writes lines, regardless of the levels of its handlers."""
     if not isinstance(logger, logging.Logger):
         return logging.CRITICAL  # levels unknown; loguru and structlog end here, too

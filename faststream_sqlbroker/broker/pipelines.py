@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from faststream.specification.schema.extra import Tag
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import queue_problem
-from faststream_sqlbroker.core.routing import MOST_HOPS, Destination, find_loop
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.checks import find_queue_error
+from faststream_sqlbroker.core.routing import MAX_HOPS, Destination, find_loop
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 
@@ -30,11 +30,13 @@ class Step:
         Raises:
             SetupError: `queue` is not a valid name, or `forward_to` is passed.
         """
-        if (problem := queue_problem(queue)) is not None:
-            raise SetupError(f"a step of a pipeline has one queue, got {short(queue)}: {problem}")
+        if (problem := find_queue_error(queue)) is not None:
+            raise SetupError(
+                f"a step of a pipeline has one queue, got {format_value(queue)}: {problem}"
+            )
         if "forward_to" in options:
             raise SetupError(
-                f"the step {queue!r} has forward_to={short(options['forward_to'])}, but its "
+                f"the step {queue!r} has forward_to={format_value(options['forward_to'])}, but its "
                 "messages go to the next step: leave it out; forward_to of the pipeline is for the "
                 "last step"
             )
@@ -107,39 +109,48 @@ def check_pipeline(
         SetupError: one of the arguments is not valid, or the name is in `existing_names`.
     """
     if not isinstance(name, str) or not name:
-        raise SetupError(f"the name of a pipeline must be text, got {short(name)}")
+        raise SetupError(f"the name of a pipeline must be text, got {format_value(name)}")
     if name in existing_names:
-        raise SetupError(f"there is a pipeline {short(name)} already: give each its own name")
+        raise SetupError(
+            f"there is a pipeline {format_value(name)} already: give each its own name"
+        )
     _check_step_list(name, steps)
     queues = [step.queue for step in steps]
     for n, queue in enumerate(queues):
         if queue in queues[:n]:
             raise SetupError(
-                f"the pipeline {short(name)} has the queue {short(queue)} twice: name each once"
+                f"the pipeline {format_value(name)} has the queue {format_value(queue)} twice: "
+                "name each once"
             )
     if forward_to in queues:
         raise SetupError(
-            f"forward_to={short(forward_to)} is a step of the pipeline {short(name)} itself, so "
+            f"forward_to={format_value(forward_to)} is a step of the pipeline "
+            f"{format_value(name)} itself, so "
             "messages would go in a circle: give another queue"
         )
     if (
         not isinstance(forward_to, Destination)
-        and (problem := queue_problem(forward_to)) is not None
+        and (problem := find_queue_error(forward_to)) is not None
     ):
-        raise SetupError(f"forward_to cannot be {short(forward_to)}: {problem}")
+        raise SetupError(f"forward_to cannot be {format_value(forward_to)}: {problem}")
 
 
 def _check_step_list(name: str, steps: Sequence[Any]) -> None:
     if not steps:
-        raise SetupError(f"the pipeline {short(name)} has no step: give at least one Step(queue)")
-    if len(steps) > MOST_HOPS:
         raise SetupError(
-            f"the pipeline {short(name)} has {len(steps)} steps, but a message moves at most "
-            f"{MOST_HOPS} times before a handler takes it: use fewer steps"
+            f"the pipeline {format_value(name)} has no step: give at least one Step(queue)"
+        )
+    if len(steps) > MAX_HOPS:
+        raise SetupError(
+            f"the pipeline {format_value(name)} has {len(steps)} steps, but a message moves at "
+            "most "
+            f"{MAX_HOPS} times before a handler takes it: use fewer steps"
         )
     for step in steps:
         if not isinstance(step, Step):
-            raise SetupError(f"the steps of a pipeline are Step(queue, ...), got {short(step)}")
+            raise SetupError(
+                f"the steps of a pipeline are Step(queue, ...), got {format_value(step)}"
+            )
 
 
 def check_step_options(steps: Sequence[Step], targets: Sequence[str | Destination]) -> None:
@@ -169,12 +180,12 @@ def find_forward_loop(subscribers: "Iterable[QueueSubscriber]") -> str | None:
         return None
     route = " → ".join(loop)
     return (
-        f"forward_to moves messages in a circle: {route}; after {MOST_HOPS} moves without a "
+        f"forward_to moves messages in a circle: {route}; after {MAX_HOPS} moves without a "
         "handler a message becomes a dead letter"
     )
 
 
-def refuse_endless_dead_letters(subscribers: "Iterable[Any]") -> None:
+def check_dead_letter_loop(subscribers: "Iterable[Any]") -> None:
     """Refuse subscribers with `forward_to` that are dead letter queues of each other.
 
     Moving a dead letter does not count as a hop, so a message that no subscriber can move would

@@ -8,8 +8,8 @@ from faststream_sqlbroker.adapter.broker import BrokerUsecase
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer, is_plain
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import (
     GENERIC,
+    find_unknown,
     get_selected_pipeline,
-    unknown,
     warn_once,
 )
 from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
@@ -34,12 +34,12 @@ class PlainPublish:
         is_unmodified = all(
             getattr(type(broker), s) is getattr(BrokerUsecase, s) for s in _BYPASSED_METHODS
         )
-        names = unknown(PUBLISHING)
+        names = find_unknown(PUBLISHING)
         if names:
             warn_once(PUBLISHING, "FastStream publishes", names, broker._log_of_loops)  # noqa: SLF001
         self._is_known = is_unmodified and not names and get_selected_pipeline() != GENERIC
 
-    def producer(self, broker: Any) -> SqlBrokerProducer | None:
+    def find_producer(self, broker: Any) -> SqlBrokerProducer | None:
         """Return the producer if nothing else takes part in the publish; otherwise None."""
         configs = broker.config.configs
         if not self._is_known or len(configs) != 1 or broker._connection is None:  # noqa: SLF001

@@ -12,8 +12,8 @@ from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
-from faststream_sqlbroker.flow.publish_on_ack import due_queues
-from faststream_sqlbroker.flow.tasks.requests import request_timeout
+from faststream_sqlbroker.flow.publish_on_ack import get_due_queues
+from faststream_sqlbroker.flow.tasks.requests import parse_request_timeout
 from faststream_sqlbroker.publisher.rows import check_not_one_list
 from faststream_sqlbroker.response import (
     UNMATCHED,
@@ -74,7 +74,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         """
         transaction = get_only_transaction(options)
         if transaction is not UNMATCHED and not isinstance(message, Response):
-            plain = self._plain.producer(self)
+            plain = self._plain.find_producer(self)
             if plain is not None:
                 return await plain.publish_plain(message, queue, transaction)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
@@ -114,7 +114,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         )
         return result
 
-    async def _publish_noted(
+    async def _publish_audited(
         self, message: Any, queue: str, by: str, options: dict[str, Any]
     ) -> int | None:
         """Publish for an operator: the same transaction writes the message and the audit entry."""
@@ -131,8 +131,8 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             row = await producer.make_row(cmd)
             await producer.wait_for_room(row.queue)
             message_id = await self._store.repairs.publish(row, by)
-            if due := due_queues([row]):
-                self._wakeups.published(due)
+            if due := get_due_queues([row]):
+                self._wakeups.notify_published(due)
             return message_id
 
         # The middlewares run as for any publish; the producer only needs this method.
@@ -233,7 +233,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             BrokerStoppedError: the broker was stopped.
             StoreError: as for `publish`.
         """
-        cmd = make_request(message, queue, request_timeout(timeout), options)
+        cmd = make_request(message, queue, parse_request_timeout(timeout), options)
         cmd.id_generator = self.config.id_generator
         await self.connect()
         reply: SqlBrokerMessage = await self._basic_request(cmd, producer=self.config.producer)

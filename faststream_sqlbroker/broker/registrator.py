@@ -12,9 +12,9 @@ from faststream_sqlbroker.adapter.broker import Registrator
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_step_options
 from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
-from faststream_sqlbroker.core.checks import flag, queue_problem, refuse_unknown
+from faststream_sqlbroker.core.checks import find_queue_error, reject_unknown_options, validate_bool
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.response import FOREIGN_OPTIONS
 from faststream_sqlbroker.subscriber.checks import check_no_handler_options
@@ -234,18 +234,20 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             SetupError: an option is unknown, `queue` or `reply_to` is not a valid queue name, or
                 `headers` or `batch` has the wrong type.
         """
-        refuse_unknown("a publisher", options, PublisherOptions.__annotations__, FOREIGN_OPTIONS)
+        reject_unknown_options(
+            "a publisher", options, PublisherOptions.__annotations__, FOREIGN_OPTIONS
+        )
         headers = options.get("headers")
         reply_to = options.get("reply_to", "")
         for name, value in (("queue", queue), ("reply_to", reply_to)):
-            if value != "" and (problem := queue_problem(value)) is not None:
-                raise SetupError(f"a publisher's {name} cannot be {short(value)}: {problem}")
+            if value != "" and (problem := find_queue_error(value)) is not None:
+                raise SetupError(f"a publisher's {name} cannot be {format_value(value)}: {problem}")
         if headers is not None and not isinstance(headers, dict):
             raise SetupError(
                 f"a publisher's headers must be a dict of JSON values, got {headers!r}"
             )
         batch = options.get("batch", False)
-        flag("a publisher's batch", batch)
+        validate_bool("a publisher's batch", batch)
         # Imported here, because `broker.publish` does not need publishers.
         from faststream_sqlbroker.publisher.usecase import (  # noqa: PLC0415
             BatchQueuePublisher,
@@ -311,6 +313,6 @@ def _merge_queues(
     if isinstance(queues, Mapping):
         raise SetupError(
             "give all queues with weights in one mapping, "
-            f"got {short(more_queues[0])} after {short(queues)}"
+            f"got {format_value(more_queues[0])} after {format_value(queues)}"
         )
     return [*([queues] if isinstance(queues, str) else queues), *more_queues]

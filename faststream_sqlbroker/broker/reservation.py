@@ -5,21 +5,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from faststream_sqlbroker.control_exceptions import UNCHANGED
-from faststream_sqlbroker.core.checks import checked_queue
+from faststream_sqlbroker.core.checks import validate_queue
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import clean_text
-from faststream_sqlbroker.core.times import Duration, delay_seconds, lease_seconds
+from faststream_sqlbroker.core.times import Duration, parse_delay, parse_lease
 from faststream_sqlbroker.exceptions import SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
-from faststream_sqlbroker.flow.tasks.held import Held
+from faststream_sqlbroker.flow.tasks.held import HeldMessage
 from faststream_sqlbroker.message import ClaimedProperties
 from faststream_sqlbroker.parser import CONTENT_TYPE, get_correlation_id
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replaced
+    from faststream_sqlbroker.database.messages.direct_claim import Replacement
 
 _OUTCOME_LABELS = {Ack: "committed", Reject: "rejected", Relocate: "moved"}
 """The label of each outcome that ended a reservation; any other outcome rolled it back."""
@@ -108,13 +108,13 @@ class Reservation(ReceivedMessage):
         `producer` encodes new bodies.
         """
         super().__init__(row, decoded, direct_claimer.correlation_ids)
-        self._held = Held(row, wanted, direct_claimer, _LEASE_HINT)
+        self._held = HeldMessage(row, wanted, direct_claimer, _LEASE_HINT)
         self._producer = producer
 
     @property
     def held(self) -> bool:
         """True while the lease runs by this process's clock; the database is not queried."""
-        return self._held.leased
+        return self._held.is_leased
 
     async def commit(self, body: Any = UNCHANGED) -> None:
         """Settle the message as COMPLETED.
@@ -135,7 +135,7 @@ class Reservation(ReceivedMessage):
             error: Stored in `last_error`; an exception is also passed to the retry strategy.
         """
         exception = error if isinstance(error, BaseException) else None
-        seconds = None if delay is None else delay_seconds(delay)
+        seconds = None if delay is None else parse_delay(delay)
         text = None if exception is not None or error is None else clean_text(str(error))
         await self._settle(Nack(seconds, exception), error=text)
 
@@ -160,8 +160,8 @@ class Reservation(ReceivedMessage):
             body: A new body, encoded as by `publish`. By default the message keeps its body.
             delay: Time until the message is due in that queue; None or a negative value means now.
         """
-        checked_queue(queue)
-        seconds = 0.0 if delay is None else delay_seconds(delay)
+        validate_queue(queue)
+        seconds = 0.0 if delay is None else parse_delay(delay)
         await self._settle(Relocate(queue, delay=seconds), body)
 
     async def extend(self, lease: Duration | None = None) -> None:
@@ -175,7 +175,7 @@ class Reservation(ReceivedMessage):
             lease: Seconds, a timedelta or text like "1m"; None is the lease passed to `reserve`.
         """
         self._check_open()
-        await self._held.extend(self._held.lease if lease is None else lease_seconds(lease))
+        await self._held.extend(self._held.lease if lease is None else parse_lease(lease))
 
     async def __aenter__(self) -> Self:
         """Return the reservation."""
@@ -188,7 +188,7 @@ class Reservation(ReceivedMessage):
         exc_tb: TracebackType | None,
     ) -> None:
         """Commit, or roll back after an exception; a cancellation does not count as an attempt."""
-        if not self._held.open:
+        if not self._held.is_open:
             return
         if exc_val is None:
             await self.commit()
@@ -210,23 +210,23 @@ class Reservation(ReceivedMessage):
             self._check_open()
 
     def _check_open(self) -> None:
-        outcome = self._held.ended
+        outcome = self._held.outcome
         if outcome is not None:
             raise SetupError(
                 f"message {self.id} of queue {self.queue!r} is "
                 f"{_OUTCOME_LABELS.get(type(outcome), 'rolled back')} already; reserve another one"
             )
 
-    async def _encode_replacement(self, body: Any) -> "Replaced":
-        from faststream_sqlbroker.database.messages.direct_claim import Replaced  # noqa: PLC0415
+    async def _encode_replacement(self, body: Any) -> "Replacement":
+        from faststream_sqlbroker.database.messages.direct_claim import Replacement  # noqa: PLC0415
 
         payload, content_type = await self._producer.encode(body)
         if content_type == self._headers.get(CONTENT_TYPE):
-            return Replaced(payload)
+            return Replacement(payload)
         other_headers = {
             name: value for name, value in self._headers.items() if name != CONTENT_TYPE
         }
-        return Replaced(
+        return Replacement(
             payload,
             {**other_headers, CONTENT_TYPE: content_type} if content_type else other_headers,
         )

@@ -7,16 +7,16 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
-from faststream_sqlbroker.core.checks import checked_name
+from faststream_sqlbroker.core.checks import validate_name
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     default_retry_strategy,
-    most_attempts,
+    get_max_attempts,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
+from faststream_sqlbroker.core.times import Duration, parse_lease, parse_wait
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
@@ -27,7 +27,7 @@ from faststream_sqlbroker.subscriber import checks
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
-    from faststream_sqlbroker.flow.tasks.locks import Lock, Locks
+    from faststream_sqlbroker.flow.tasks.locks import Lock, LockManager
 
 
 class SqlBrokerLocking(SqlBrokerPublishing):
@@ -37,10 +37,10 @@ class SqlBrokerLocking(SqlBrokerPublishing):
     _log_of_loops: Any
 
     @cached_property
-    def _locks(self) -> "Locks":
-        from faststream_sqlbroker.flow.tasks.locks import Locks  # noqa: PLC0415
+    def _locks(self) -> "LockManager":
+        from faststream_sqlbroker.flow.tasks.locks import LockManager  # noqa: PLC0415
 
-        return Locks(self._store, self._shielded, self._log_of_loops, self._wakeups.clock)
+        return LockManager(self._store, self._shielded, self._log_of_loops, self._wakeups.clock)
 
     def lock(
         self, key: str, *, lease: Duration = "30s", wait: Duration | None = None
@@ -73,8 +73,8 @@ class SqlBrokerLocking(SqlBrokerPublishing):
             StoreError: the database refused the statement, or could not be reached at the first
                 try; a later outage is waited out.
         """
-        checked_name(key, "the key of a lock")
-        return self._hold_lock(key, lease_seconds(lease), wait_seconds(wait))
+        validate_name(key, "the key of a lock")
+        return self._hold_lock(key, parse_lease(lease), parse_wait(wait))
 
     @asynccontextmanager
     async def _hold_lock(self, key: str, lease: float, wait: float | None) -> "AsyncIterator[Lock]":
@@ -148,7 +148,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             queues=_merge_queues(queues, more_queues),
             lease=POP_LEASE,
             rules=SettleRules(),
-            most_deliveries=checks.parse_max_deliveries(max_deliveries, None),
+            max_deliveries=checks.parse_max_deliveries(max_deliveries, None),
             remove=True,
         )
 
@@ -158,9 +158,9 @@ class SqlBrokerReserving(SqlBrokerLocking):
             ids = self._direct_claimer.correlation_ids
             return ReceivedMessage(row, await self._make_body_reader(row), ids)
 
-        timeout = wait_seconds(wait)
+        timeout = parse_wait(wait)
         await self.connect()
-        return await self._direct_claimer.take(request, timeout, build_message)
+        return await self._direct_claimer.claim(request, timeout, build_message)
 
     async def reserve(
         self,
@@ -200,9 +200,9 @@ class SqlBrokerReserving(SqlBrokerLocking):
         checks.check_retry_strategy(strategy)
         request = DirectClaimRequest(
             queues=_merge_queues(queues, more_queues),
-            lease=lease_seconds(lease),
+            lease=parse_lease(lease),
             rules=SettleRules(retry_strategy=strategy),
-            most_deliveries=checks.parse_max_deliveries(max_deliveries, most_attempts(strategy)),
+            max_deliveries=checks.parse_max_deliveries(max_deliveries, get_max_attempts(strategy)),
             remove=False,
         )
 
@@ -217,9 +217,9 @@ class SqlBrokerReserving(SqlBrokerLocking):
                 producer=self.config.producer,  # type: ignore[arg-type] # a SqlBrokerProducer
             )
 
-        timeout = wait_seconds(wait)
+        timeout = parse_wait(wait)
         await self.connect()
-        return await self._direct_claimer.take(request, timeout, build_reservation)
+        return await self._direct_claimer.claim(request, timeout, build_reservation)
 
     async def _make_body_reader(self, row: ClaimedMessage) -> Callable[[], Any]:
         """Return a function that returns the decoded body, or raises the error of the decoder.

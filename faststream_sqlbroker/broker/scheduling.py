@@ -8,16 +8,16 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import checked_name, refuse_unknown
+from faststream_sqlbroker.core.checks import reject_unknown_options, validate_name
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.status import MISSED, Missed
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.status import MISSED_RUNS, MissedRuns
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
-from faststream_sqlbroker.flow.own_context import closable
+from faststream_sqlbroker.flow.own_context import run_closable
 from faststream_sqlbroker.flow.tasks.cron import Cron
-from faststream_sqlbroker.flow.tasks.schedules import Planned
-from faststream_sqlbroker.flow.threads import own_in_thread
+from faststream_sqlbroker.flow.tasks.schedules import DeclaredSchedule
+from faststream_sqlbroker.flow.threads import run_in_tracked_thread
 from faststream_sqlbroker.publisher.rows import make_row
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 
@@ -62,7 +62,7 @@ class SqlBrokerScheduling:
         message: Any = None,
         *,
         tz: str = "UTC",
-        missed: Missed = "one",
+        missed: MissedRuns = "one",
         **options: Unpack[ScheduleOptions],
     ) -> None:
         """Publish `message` at the times of a cron expression, while any process runs.
@@ -100,7 +100,7 @@ class SqlBrokerScheduling:
         *,
         queue: str,
         tz: str = "UTC",
-        missed: Missed = "one",
+        missed: MissedRuns = "one",
         name: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Callable[[F], F]:
@@ -138,7 +138,7 @@ class SqlBrokerScheduling:
         return decorate
 
     @property
-    def schedules(self) -> list[Planned]:
+    def schedules(self) -> list[DeclaredSchedule]:
         """The schedules declared here and in included routers."""
         routers: list[Any] = cast("Any", self).routers
         return [
@@ -147,7 +147,7 @@ class SqlBrokerScheduling:
         ]
 
     @cached_property
-    def _schedules(self) -> list[Planned]:
+    def _schedules(self) -> list[DeclaredSchedule]:
         return []
 
     def _add_schedule(
@@ -157,13 +157,15 @@ class SqlBrokerScheduling:
         queue: str,
         body: MakeBody,
         tz: str,
-        missed: Missed,
+        missed: MissedRuns,
         options: Any,
     ) -> None:
         cron = Cron(expression, tz)
         _check_schedule(name, queue, missed, options, [planned.name for planned in self._schedules])
         self._schedules.append(
-            Planned(name, cron, missed, partial(self._make_messages, name, queue, body, options))
+            DeclaredSchedule(
+                name, cron, missed, partial(self._make_messages, name, queue, body, options)
+            )
         )
 
     async def _make_messages(
@@ -208,14 +210,16 @@ def _check_schedule(
     options: dict[str, Any],
     existing_names: Sequence[str],
 ) -> None:
-    checked_name(name, "the name of a schedule")
+    validate_name(name, "the name of a schedule")
     if name in existing_names:
-        raise SetupError(f"the schedule {short(name)} is declared twice: give each its own name")
-    if missed not in MISSED:
         raise SetupError(
-            f"missed must be one of {', '.join(map(repr, MISSED))}, got {short(missed)}"
+            f"the schedule {format_value(name)} is declared twice: give each its own name"
         )
-    refuse_unknown("a schedule", options, ScheduleOptions.__annotations__, {})
+    if missed not in MISSED_RUNS:
+        raise SetupError(
+            f"missed must be one of {', '.join(map(repr, MISSED_RUNS))}, got {format_value(missed)}"
+        )
+    reject_unknown_options("a schedule", options, ScheduleOptions.__annotations__, {})
     try:
         make_row(
             queue,
@@ -237,7 +241,7 @@ def _get_function_name(function: Any) -> str:
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     if not module or not name:
-        raise SetupError(f"{short(function)} has no name: give the schedule one with name=")
+        raise SetupError(f"{format_value(function)} has no name: give the schedule one with name=")
     return f"{module}.{name}"
 
 
@@ -250,9 +254,11 @@ def _make_body_factory(function: Any) -> MakeBody:
 
     async def call(fire_at: datetime) -> Any:
         arguments = (fire_at,) if takes_fire_time else ()
-        result = function(*arguments) if is_async else await own_in_thread(function, *arguments)
+        result = (
+            function(*arguments) if is_async else await run_in_tracked_thread(function, *arguments)
+        )
         if inspect.iscoroutine(result):
-            return await closable(result)
+            return await run_closable(result)
         return await result if inspect.isawaitable(result) else result
 
     return call
@@ -261,7 +267,7 @@ def _make_body_factory(function: Any) -> MakeBody:
 def _is_taking_fire_time(function: Any) -> bool:
     """Return True if `function` accepts the fire time, False if it takes no argument."""
     if not callable(function):
-        raise SetupError(f"a schedule decorates a function, got {short(function)}")
+        raise SetupError(f"a schedule decorates a function, got {format_value(function)}")
     signature = inspect.signature(function)
     for arguments in ([None], []):
         try:
@@ -276,7 +282,7 @@ def _is_taking_fire_time(function: Any) -> bool:
     ]
     raise SetupError(
         "the function of a schedule is called with the fire time or without arguments; "
-        f"{short(function)} needs {', '.join(required)}"
+        f"{format_value(function)} needs {', '.join(required)}"
     )
 
 

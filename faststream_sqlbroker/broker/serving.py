@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from faststream_sqlbroker.core.metrics import Recorder
-from faststream_sqlbroker.core.retry import default_retry_strategy, most_attempts
+from faststream_sqlbroker.core.retry import default_retry_strategy, get_max_attempts
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.database.store import Store
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.core.overview import JobCounts
     from faststream_sqlbroker.core.stored import Redact
     from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
-    from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
+    from faststream_sqlbroker.flow.tasks.queue_jobs import RemoteConsumer
     from faststream_sqlbroker.http.app import HttpApp
 
 MAX_PORT_NUMBER = 65_535
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(
     r"((\[(?P<host>[^\]]+)\]|(?P<name>[^:\[\]]+)):)?(?P<port>[0-9]{1,5})(-(?P<last>[0-9]{1,5}))?",
     re.ASCII,
 )
-J = TypeVar("J", "PullJobs", "QueueJobs")
+J = TypeVar("J", "PullJobs", "RemoteConsumer")
 
 
 class SqlBrokerServing:
@@ -58,10 +58,10 @@ class SqlBrokerServing:
         """Create the server of probes, if requested; called before FastStream's `__init__`."""
         self._exposition = getattr(metrics, "exposition", None)
         self._probes: Any = None
-        self._http_jobs: list[PullJobs | QueueJobs] = []
+        self._http_jobs: list[PullJobs | RemoteConsumer] = []
         self._serving_ended = False
         if health_port is not None:
-            address = probe_address(health_port)
+            address = parse_probe_address(health_port)
             http, server = _import_http()
             self._probes = server.ProbeServer(http.probe_app(self._make_service(http)), *address)
 
@@ -133,7 +133,7 @@ class SqlBrokerServing:
         )
         return app
 
-    def _asgi_alone(
+    def _make_standalone_app(
         self,
         auth: Any,
         channels: "Channels | None" = None,
@@ -172,7 +172,7 @@ class SqlBrokerServing:
             exposition=self._exposition,
         )
 
-    def _make_queue_jobs(self, queues: "Queues") -> "Callable[[], QueueJobs]":
+    def _make_queue_jobs(self, queues: "Queues") -> "Callable[[], RemoteConsumer]":
         """Return a function that returns the queue API of the current store.
 
         Raises:
@@ -181,12 +181,14 @@ class SqlBrokerServing:
         strategy = queues.retry_strategy
         strategy = default_retry_strategy() if strategy == "auto" else strategy
         checks.check_retry_strategy(strategy)
-        max_deliveries = checks.parse_max_deliveries(queues.max_deliveries, most_attempts(strategy))
+        max_deliveries = checks.parse_max_deliveries(
+            queues.max_deliveries, get_max_attempts(strategy)
+        )
 
-        from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs  # noqa: PLC0415
+        from faststream_sqlbroker.flow.tasks.queue_jobs import RemoteConsumer  # noqa: PLC0415
 
         return self._make_for_each_store(
-            QueueJobs,
+            RemoteConsumer,
             queues,
             lambda: {
                 "claimer": self._direct_claimer,
@@ -256,10 +258,10 @@ class SqlBrokerServing:
             # Most names cannot belong to a pull consumer; then nothing is imported or queried.
             if "/" not in queue:
                 continue
-            from faststream_sqlbroker.core.channels import ids_of  # noqa: PLC0415
+            from faststream_sqlbroker.core.channels import parse_queue_name  # noqa: PLC0415
             from faststream_sqlbroker.flow.tasks.pull_jobs import refuse_subscriber  # noqa: PLC0415
 
-            if (ids := ids_of(queue)) is not None and await self._is_pulled(*ids):
+            if (ids := parse_queue_name(queue)) is not None and await self._is_pulled(*ids):
                 refuse_subscriber(queue, subscribed)
 
     async def _is_pulled(self, channel: str, consumer: str) -> bool:
@@ -271,21 +273,21 @@ class SqlBrokerServing:
         for jobs in self._http_jobs:
             if not isinstance(jobs, PullJobs) or jobs.store is not self._store:
                 continue
-            if jobs.makes_push(channel, consumer):
+            if jobs.is_push(channel, consumer):
                 # The configuration wins. The first request would apply it, which is too late.
-                await jobs.begin()
+                await jobs.setup()
                 return False
         return True
 
     async def _list_pulled(self) -> list[str]:
-        return await self._store.tokens.pulled()
+        return await self._store.tokens.list_pulled_queues()
 
     async def _count_jobs(self, queues: Sequence[str]) -> "list[JobCounts]":
-        return await self._store.overviews.jobs(queues)
+        return await self._store.overviews.count_jobs(queues)
 
     async def _list_schema_differences(self) -> list[str]:
         # Read the current store: a test may have replaced it.
-        return await self._store.server.differences()
+        return await self._store.server.find_differences()
 
     async def _start_with_probes(self, start: Callable[[], Awaitable[None]]) -> None:
         """Start serving probes, then call `start`; stop serving if `start` fails.
@@ -319,7 +321,7 @@ class SqlBrokerServing:
             await self._probes.stop()
 
 
-def probe_address(value: int | str) -> tuple[str, int, int]:
+def parse_probe_address(value: int | str) -> tuple[str, int, int]:
     """Return host, first port and last port of the option `health_port`.
 
     A number stands for a port on all addresses.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from faststream_sqlbroker.broker.pipelines import find_forward_loop
-from faststream_sqlbroker.core.distribution import shared_files_warning
+from faststream_sqlbroker.core.distribution import get_shared_files_warning
 from faststream_sqlbroker.core.policies import Concurrency, Throttle
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError
@@ -18,9 +18,9 @@ def iter_startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[
         subscriber for subscriber in subscribers if isinstance(subscriber, QueueSubscriber)
     ]
     warnings = [
-        shared_files_warning(),
+        get_shared_files_warning(),
         store.shortage,
-        store.handler_shortage(_count_transactional_workers(queue_subscribers)),
+        store.get_handler_shortage(_count_transactional_workers(queue_subscribers)),
         *_iter_unconnected_publishers(queue_subscribers),
         *_iter_unscoped_limits(queue_subscribers),
         find_forward_loop(queue_subscribers),
@@ -43,7 +43,7 @@ async def format_archive_growth(store: Store) -> str | None:
     if store.tables.archive is None:
         return None
     try:
-        per_day = await store.archive_growth.a_day()
+        per_day = await store.archive_growth.estimate_rows_per_day()
     except StoreError:
         return None  # The right may be missing, which must not fail a start.
     if not per_day:

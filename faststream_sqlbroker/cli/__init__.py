@@ -7,9 +7,9 @@ from io import StringIO
 from itertools import takewhile
 from typing import NoReturn
 
-from faststream_sqlbroker.core.distribution import shared_files_warning
+from faststream_sqlbroker.core.distribution import get_shared_files_warning
 
-COMPLETING = "_SQLBROKER_COMPLETE"
+COMPLETION_VARIABLE = "_SQLBROKER_COMPLETE"
 """Variable by which a shell requests completions."""
 
 
@@ -18,9 +18,9 @@ def main() -> None:
 
     With `--json`, these errors and usage errors become a line of JSON.
     """
-    if COMPLETING in os.environ:
+    if COMPLETION_VARIABLE in os.environ:
         _run_completion()
-    if warning := shared_files_warning():
+    if warning := get_shared_files_warning():
         sys.stderr.write(f"warning: {warning}\n")
     try:
         import typer  # noqa: PLC0415 - an extra

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 
-class Place(NamedTuple):
+class CommandRef(NamedTuple):
     """The module and the function of a command."""
 
     module: str
@@ -20,35 +20,35 @@ class Place(NamedTuple):
     function: str
 
 
-class Group(NamedTuple):
+class CommandGroup(NamedTuple):
     """Commands that share a first word.
 
     The command named `list` runs if the second word names no command.
     """
 
     help: str
-    commands: dict[str, Place]
+    commands: dict[str, CommandRef]
 
 
-CommandTable = dict[str, Place | Group]
+CommandTable = dict[str, CommandRef | CommandGroup]
 
 
-def _parse_commands(spec: str) -> dict[str, Place]:
+def _parse_commands(spec: str) -> dict[str, CommandRef]:
     """Parse entries such as "module.function", or "name=module.function" for another name."""
     commands = {}
     for entry in spec.split():
         name, _, location = entry.rpartition("=")
         module, _, function = location.partition(".")
-        commands[name or function.replace("_", "-")] = Place(module, function)
+        commands[name or function.replace("_", "-")] = CommandRef(module, function)
     return commands
 
 
 OPERATIONS = {
-    "queues": Group(
+    "queues": CommandGroup(
         "Show queues and what waits for policies; pause and resume queues.",
         _parse_commands("list=look.queues look.policies follow.top mend.pause mend.resume"),
     ),
-    "messages": Group(
+    "messages": CommandGroup(
         "Find messages; publish, change and end them.",
         _parse_commands(
             "list=look.messages look.show look.explain look.unknown follow.tail mend.publish "
@@ -56,26 +56,26 @@ OPERATIONS = {
             "forget.forget_unknown"
         ),
     ),
-    "dead-letters": Group(
+    "dead-letters": CommandGroup(
         "Group failed messages by their errors, and bring them back.",
         _parse_commands("list=bulk.dead bulk.redrive"),
     ),
-    "subscribers": Group(
+    "subscribers": CommandGroup(
         "List live subscribers; drain them, and release what dead ones hold.",
         _parse_commands("list=look.subscribers mend.drain mend.undrain mend.release"),
     ),
-    "schedules": Group(
+    "schedules": CommandGroup(
         "List schedules; run, pause, resume and forget them.",
         _parse_commands(
             "list=look.schedules run=forget.run_schedule pause=forget.pause_schedule "
             "resume=forget.resume_schedule forget=forget.forget_schedule"
         ),
     ),
-    "locks": Group(
+    "locks": CommandGroup(
         "List locks, and take them from their holders.",
         _parse_commands("list=look.locks release=forget.release_lock"),
     ),
-    "tables": Group(
+    "tables": CommandGroup(
         "Make and migrate the tables, look through them, prune the archive.",
         _parse_commands("schema.migrate schema.sql schema.partitions check.verify prune.prune"),
     ),
@@ -84,12 +84,12 @@ OPERATIONS = {
 COMMANDS: CommandTable = {
     **_parse_commands("check.check"),
     **OPERATIONS,
-    "jobs": Group(
+    "jobs": CommandGroup(
         "Show bulk actions; stop, resume and undo them.",
         _parse_commands("list=jobs.newest jobs.show jobs.stop jobs.resume jobs.undo"),
     ),
     **_parse_commands("bulk.audit"),
-    "archive": Group(
+    "archive": CommandGroup(
         "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
         _parse_commands(
             "archive.export archive.prune archive.erase lake.status lake.verify lake.repair "
@@ -97,13 +97,15 @@ COMMANDS: CommandTable = {
         ),
     ),
     **_parse_commands("serve.serve serve.hash_password"),
-    "config": Group(
+    "config": CommandGroup(
         "Check files that describe a service.", _parse_commands("config.check config.schema")
     ),
-    "spark": Group("Check Java, Spark and the JDBC drivers.", _parse_commands("spark.check")),
+    "spark": CommandGroup(
+        "Check Java, Spark and the JDBC drivers.", _parse_commands("spark.check")
+    ),
 }
 """Commands that `--help` lists, in this order."""
-SHORT: CommandTable = {
+SHORT_COMMANDS: CommandTable = {
     place.function.replace("_", "-"): place
     for group in OPERATIONS.values()
     for place in group.commands.values()
@@ -112,13 +114,13 @@ SHORT: CommandTable = {
 """Short names that work but are not listed, because a group lists each of these commands."""
 
 
-def help_of(ref: Place | Group) -> str:
+def find_help(ref: CommandRef | CommandGroup) -> str:
     """Return the help of a group or a command.
 
     The help of a command is the first paragraph of its docstring. It is parsed from the source,
     because importing all command modules is slow.
     """
-    if isinstance(ref, Group):
+    if isinstance(ref, CommandGroup):
         return ref.help
     loader: Any = getattr(find_spec(f"faststream_sqlbroker.cli.{ref.module}"), "loader", None)
     for node in ast.parse(loader.get_source(loader.name) or "").body:
@@ -128,10 +130,10 @@ def help_of(ref: Place | Group) -> str:
     return ""
 
 
-class ListedCommand(TyperCommand):
+class LazyCommand(TyperCommand):
     """A command whose module is imported only to run the command."""
 
-    def __init__(self, name: str, ref: Place, *, hidden: bool = False) -> None:
+    def __init__(self, name: str, ref: CommandRef, *, hidden: bool = False) -> None:
         super().__init__(name, hidden=hidden)
         self.ref = ref
 
@@ -159,9 +161,9 @@ class LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, after setting the help of each command."""
         for command in self.commands.values():
-            if isinstance(command, ListedCommand):
+            if isinstance(command, LazyCommand):
                 # Click does not shorten an explicit short help.
-                command.help = command.short_help = help_of(command.ref)
+                command.help = command.short_help = find_help(command.ref)
         return super().list_commands(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -189,7 +191,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find and load the command that the arguments name."""
         name, command, remaining = super().resolve_command(ctx, args)
-        return name, command.load() if isinstance(command, ListedCommand) else command, remaining
+        return name, command.load() if isinstance(command, LazyCommand) else command, remaining
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the group, including the options of `list`."""
@@ -215,9 +217,9 @@ def _get_arguments(command: Any) -> list[Any]:
     return [param for param in command.params if param.param_type_name == "argument"]
 
 
-def _create_command(name: str, ref: Place | Group, *, hidden: bool = False) -> Any:
-    if isinstance(ref, Place):
-        return ListedCommand(name, ref, hidden=hidden)
+def _create_command(name: str, ref: CommandRef | CommandGroup, *, hidden: bool = False) -> Any:
+    if isinstance(ref, CommandRef):
+        return LazyCommand(name, ref, hidden=hidden)
     return LazyGroup(
         {**ref.commands},
         name=name,
@@ -233,7 +235,7 @@ class AppGroup(LazyGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(COMMANDS, **options)
-        for name, ref in SHORT.items():
+        for name, ref in SHORT_COMMANDS.items():
             self.add_command(_create_command(name, ref, hidden=True))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.cli.options import (
     ArchiveTable,
     Primary,
@@ -90,7 +90,7 @@ def export(
 
     The exit code is 1 if a file of the export was altered.
     """
-    with database_errors(), show_progress("export") as update_progress:
+    with convert_database_errors(), show_progress("export") as update_progress:
         result = spark.export_archive(
             options.start_driver_session(url),
             url,
@@ -155,7 +155,7 @@ def prune(
     The exit code is 1 if the rows of a window were refused, as the export does not hold them all.
     """
     check_folder_exists(exported)
-    with database_errors(), show_progress("prune") as update_progress:
+    with convert_database_errors(), show_progress("prune") as update_progress:
         result = spark.prune_archive(
             url,
             exported=exported,
@@ -236,7 +236,7 @@ def erase(
     if not (yes or dry_run):
         refuse_json(options.as_json)
     check_folder_exists(path)
-    with database_errors():
+    with convert_database_errors():
         session = None if path is None else options.start_session()
 
         def run_erase(*, dry_run: bool) -> "spark.EraseResult":
@@ -261,7 +261,7 @@ def erase(
         if dry_run:
             raise typer.Exit(1 if preview.leased else 0)
         confirm_or_abort("", as_json=options.as_json)
-    with database_errors():
+    with convert_database_errors():
         result = run_erase(dry_run=False)
     _print_erase(result, options)
     raise typer.Exit(1 if result.leased else 0)

@@ -138,10 +138,10 @@ def _build_hints(job: Job) -> list[str]:
 
 async def _run_job(broker: SqlBroker, planned_job: Job, *, wait: bool) -> Job:
     job = await broker.admin.run_job(planned_job, wait=False)
-    return await watched(broker, job) if wait else job
+    return await watch_job(broker, job) if wait else job
 
 
-async def watched(broker: SqlBroker, job: Job) -> Job:
+async def watch_job(broker: SqlBroker, job: Job) -> Job:
     """Work on the job until the end, with a progress bar on a terminal."""
     try:
         with show_progress(f"{job.action} {job.id}", job.expected) as update_progress:

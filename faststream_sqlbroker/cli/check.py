@@ -15,8 +15,8 @@ from faststream_sqlbroker.cli.output import (
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.retention import ArchiveSize
-from faststream_sqlbroker.core.text import size_text
-from faststream_sqlbroker.core.times import positive_seconds
+from faststream_sqlbroker.core.text import format_size
+from faststream_sqlbroker.core.times import parse_positive
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 
 
@@ -34,8 +34,8 @@ def check(
 
     Warnings are shown, and do not change the exit code.
     """
-    max_age_seconds = positive_seconds("max-age", max_age)
-    max_transaction_seconds = positive_seconds("old-transaction", old_transaction)
+    max_age_seconds = parse_positive("max-age", max_age)
+    max_transaction_seconds = parse_positive("old-transaction", old_transaction)
     report = run(
         context,
         lambda broker: broker.admin.findings(
@@ -104,8 +104,8 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
 def _format_archive_growth(archive: ArchiveSize | None) -> dict[str, str]:
     if archive is None:
         return {}
-    daily_bytes = size_text(archive.bytes_per_day)
-    return {"archive growth": f"{daily_bytes} in the last 24 hours, to {size_text(archive.size)}"}
+    daily_bytes = format_size(archive.bytes_per_day)
+    return {"archive growth": f"{daily_bytes} in the last 24 hours, to {format_size(archive.size)}"}
 
 
 EXIT_DAMAGED = 1

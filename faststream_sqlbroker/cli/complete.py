@@ -43,7 +43,7 @@ def _read_queue_names(ctx: typer.Context, incomplete: str, names: list[str]) -> 
         url = get_target(ctx).create_broker().engine.url
         # SQLite would create an empty file if there is none.
         if url.get_backend_name() != "sqlite" or Path(url.database or "").exists():
-            names += run(ctx, lambda broker: broker._store.overviews.names(cursor))  # noqa: SLF001 - the same package
+            names += run(ctx, lambda broker: broker._store.overviews.find_names(cursor))  # noqa: SLF001 - the same package
 
 
 def complete_state() -> list[str]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import AccessError, SchemaError, SetupError, StoreError
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 SHELL_TERMS = (
     ("broker.admin.subscribers()", "`sqlbroker subscribers`"),
@@ -35,7 +35,7 @@ SHELL_TERMS = (
 
 
 @contextmanager
-def database_errors() -> Iterator[None]:
+def convert_database_errors() -> Iterator[None]:
     """Convert database and Spark errors to a line in shell terms, with a remedy.
 
     A traceback could show the URL and its password.
@@ -47,7 +47,7 @@ def database_errors() -> Iterator[None]:
             it cannot write files.
     """
     try:
-        with store_errors():
+        with convert_store_errors():
             yield
     except NotConnectedError as error:
         raise StoreError(

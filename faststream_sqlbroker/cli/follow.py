@@ -22,7 +22,7 @@ from faststream_sqlbroker.cli.output import (
     to_json_dict,
 )
 from faststream_sqlbroker.cli.target import run
-from faststream_sqlbroker.core.times import positive_seconds
+from faststream_sqlbroker.core.times import parse_positive
 
 Interval = Annotated[str, typer.Option(help="Time between two looks.")]
 Count = Annotated[int | None, typer.Option(help="Looks; default until it is interrupted.", min=1)]
@@ -42,7 +42,7 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Show the queues again and again; with --json one document a line."""
-    pause = positive_seconds("interval", interval)
+    pause = parse_positive("interval", interval)
 
     async def work(broker: SqlBroker) -> None:
         if as_json:
@@ -80,8 +80,8 @@ def tail(
 
     Of more than 1 000 that end between two looks the newest are shown.
     """
-    pause = positive_seconds("interval", interval)
-    lookback = timedelta(seconds=positive_seconds("since", since))
+    pause = parse_positive("interval", interval)
+    lookback = timedelta(seconds=parse_positive("since", since))
 
     async def work(broker: SqlBroker) -> None:
         seen_keys: set[tuple[int, datetime]] = set()
@@ -131,7 +131,7 @@ async def _iter_polls(
     """Yield the database's time at each poll, `pause` seconds apart; None polls without end."""
     polls = 0
     while True:
-        yield await broker._store.server.now()  # noqa: SLF001 - the same package
+        yield await broker._store.server.read_now()  # noqa: SLF001 - the same package
         polls += 1
         if polls == count:
             return

@@ -7,8 +7,8 @@ import typer
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.cli.options import ActionOptions, ChangeOptions
 from faststream_sqlbroker.cli.target import run, run_confirmed
-from faststream_sqlbroker.core.overview import nearest_name
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.overview import find_similar_name
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 MAX_LISTED = 100_000
@@ -87,9 +87,9 @@ def _check_schedule_exists(context: typer.Context, name: str) -> None:
     schedules = run(context, lambda broker: broker.admin.schedules(limit=MAX_LISTED))
     names = [schedule.name for schedule in schedules]
     if name not in names:
-        nearest = nearest_name(name, names)
+        nearest = find_similar_name(name, names)
         hint = "`sqlbroker schedules` lists them" if nearest is None else f"is {nearest!r} meant?"
-        raise SetupError(f"there is no schedule {short(name)}: {hint}")
+        raise SetupError(f"there is no schedule {format_value(name)}: {hint}")
 
 
 def forget_unknown(

@@ -6,7 +6,7 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Job
-from faststream_sqlbroker.cli.bulk import show_jobs, to_job_dict, watched
+from faststream_sqlbroker.cli.bulk import show_jobs, to_job_dict, watch_job
 from faststream_sqlbroker.cli.options import ActionOptions, ChangeOptions, NoWait
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_table, refuse_json
 from faststream_sqlbroker.cli.target import run
@@ -48,7 +48,7 @@ def resume(
 
     async def work(broker: SqlBroker) -> Job:
         job = await broker.admin.resume_job(job_id, wait=False, by=options.by)
-        return job if no_wait else await watched(broker, job)
+        return job if no_wait else await watch_job(broker, job)
 
     _print_end(run(context, work), options)
 
@@ -69,7 +69,7 @@ def undo(
 
     async def work(broker: SqlBroker) -> Job:
         undo_job = await broker.admin.undo(job_id, wait=False, by=options.by)
-        return undo_job if no_wait else await watched(broker, undo_job)
+        return undo_job if no_wait else await watch_job(broker, undo_job)
 
     _print_end(run(context, work), options)
 

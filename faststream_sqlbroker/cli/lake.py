@@ -7,7 +7,7 @@ import typer
 
 import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.archive import format_watermark
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url, UrlIfNeeded
 from faststream_sqlbroker.cli.output import (
     print_json,
@@ -17,7 +17,7 @@ from faststream_sqlbroker.cli.output import (
     to_json_dict,
 )
 from faststream_sqlbroker.cli.session import LakeOptions, SparkOptions, check_folder_exists
-from faststream_sqlbroker.core.times import length_text, parse_duration
+from faststream_sqlbroker.core.times import format_duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 Lake = Annotated[str, typer.Argument(help="Path of the export.")]
@@ -45,7 +45,7 @@ def verify(
     if database and url is None:
         raise SetupError("--database asks the database: give --url or SQLBROKER_URL")
     check_folder_exists(path)
-    with database_errors():
+    with convert_database_errors():
         result = spark.verify_export(
             options.start_session(),
             path,
@@ -92,7 +92,7 @@ def repair(
     The exit code is 1 if a window stays damaged.
     """
     check_folder_exists(path)
-    with database_errors():
+    with convert_database_errors():
         result = spark.repair_export(options.start_driver_session(url), url, path, source=source)
     counts = f"{len(result.windows)} windows were repaired, {len(result.left)} stay damaged"
     files = f"{len(result.files)} files were taken out"
@@ -129,7 +129,7 @@ def status(
         raise SetupError("--freshness asks the database: give --url or SQLBROKER_URL")
     check_folder_exists(path)
     lag = None
-    with database_errors():
+    with convert_database_errors():
         session = options.start_session()
         export_status = spark.describe_export(session, path)
         if freshness and url is not None:
@@ -169,7 +169,7 @@ def _print_freshness(lag: "spark.Freshness") -> None:
     age_note = (
         ""
         if lag.watermark_age is None
-        else f"; the watermark is {length_text(lag.watermark_age)} old"
+        else f"; the watermark is {format_duration(lag.watermark_age)} old"
     )
     rows = f"{'more than ' if lag.capped else ''}{lag.rows_behind:,}"
     print_line(f"closed up to {lag.horizon}{age_note}")

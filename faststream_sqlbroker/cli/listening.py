@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.output import print_line
 from faststream_sqlbroker.exceptions import SchemaError, SetupError, StoreError
-from faststream_sqlbroker.schema.validate import advice, are_missing
+from faststream_sqlbroker.schema.validate import are_missing, format_advice
 
 if TYPE_CHECKING:
     import uvicorn
@@ -25,7 +25,7 @@ MISSING_TABLES = (
 )
 
 
-def listening(
+def create_server_config(
     app: Any, host: str, port: int, tls: dict[str, Any]
 ) -> "tuple[uvicorn.Config, socket.socket]":
     """Create uvicorn's configuration and a listening socket.
@@ -35,7 +35,7 @@ def listening(
     """
     import uvicorn  # noqa: PLC0415 - an extra
 
-    from faststream_sqlbroker.http.server import LimitedProtocol, bound  # noqa: PLC0415 - as above
+    from faststream_sqlbroker.http.server import LimitedProtocol, bind_socket  # noqa: PLC0415 - as above
 
     # The peer's address must be real, because it decides whether a header is trusted.
     config = uvicorn.Config(
@@ -58,10 +58,10 @@ def listening(
             f"TLS cannot use {config.ssl_certfile} with {config.ssl_keyfile}: "
             f"{error.reason or error}: give both as PEM, and the certificate's own key"
         ) from None
-    return config, bound("port", host, port)
+    return config, bind_socket("port", host, port)
 
 
-def tell_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> None:
+def print_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> None:
     """Print the address of the server."""
     from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
 
@@ -82,14 +82,14 @@ async def check_tables(broker: SqlBroker) -> None:
         SchemaError: its tables are missing, or do not fit this version.
     """
     try:
-        differences = await broker._store.server.differences()  # noqa: SLF001 - the same package
+        differences = await broker._store.server.find_differences()  # noqa: SLF001 - the same package
     except StoreError as error:
         raise StoreError(
             f"nothing is served, as the database cannot be read: {error}. See whether its server "
             "runs, and whether the URL names its host, port, user and database"
         ) from None
     if differences and broker._validate_schema:  # noqa: SLF001 - as above
-        reason = MISSING_TABLES if are_missing(differences) else advice(differences)
+        reason = MISSING_TABLES if are_missing(differences) else format_advice(differences)
         raise SchemaError(f"nothing is served: {reason}")
 
 

@@ -30,10 +30,10 @@ from faststream_sqlbroker.cli.output import (
     warn,
 )
 from faststream_sqlbroker.cli.target import run
-from faststream_sqlbroker.core.findings import queue_findings
-from faststream_sqlbroker.core.imports import imported
-from faststream_sqlbroker.core.overview import Count, meant_text
-from faststream_sqlbroker.core.times import length_text
+from faststream_sqlbroker.core.findings import find_queue_problems
+from faststream_sqlbroker.core.imports import import_object
+from faststream_sqlbroker.core.overview import Count, format_name_hint
+from faststream_sqlbroker.core.times import format_duration
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 
 HINT_TIMEOUT = 2.0
@@ -72,7 +72,7 @@ def queues(
         return
     print_table("Queues", QUEUE_COLUMNS, [build_queue_row(overview) for overview in overviews])
     for overview in overviews:
-        for finding in queue_findings(overview, MAX_AGE):
+        for finding in find_queue_problems(overview, MAX_AGE):
             print_line(f"{overview.queue}: {finding}")
     if queue is not None and not overviews[0].has_messages:
         warn_if_queue_is_empty(context, queue)
@@ -98,7 +98,7 @@ def warn_if_queue_is_empty(context: typer.Context, queue: str | None) -> None:
                 f"sqlbroker {group.info_name} {command}" for command in similar_commands
             ]
         text = "no message waits, and no live subscriber takes from it"
-        warn(f"{name}: {text}{meant_text(suggestions)}")
+        warn(f"{name}: {text}{format_name_hint(suggestions)}")
 
     # A hint must not stop a command, which may be the one that relieves the database.
     with suppress(StoreError, TimeoutError):
@@ -108,7 +108,7 @@ def warn_if_queue_is_empty(context: typer.Context, queue: str | None) -> None:
 
 def build_queue_row(overview: QueueOverview) -> list[Any]:
     """Return the cells of `QUEUE_COLUMNS`."""
-    oldest = length_text(overview.oldest_due_age) if overview.ready.value else ""
+    oldest = format_duration(overview.oldest_due_age) if overview.ready.value else ""
     rates = (overview.in_per_minute, overview.out_per_minute)
     counts = (overview.ready, overview.delayed, overview.in_flight, overview.retrying)
     return [overview.queue, *counts, oldest, *rates, overview.live_subscribers]
@@ -172,7 +172,7 @@ def _print_page(page: MessagePage, *, bodies: bool) -> None:
 
 
 def _load_redact(redact: str | None) -> Any:
-    return None if redact is None else imported(redact, what="--redact")
+    return None if redact is None else import_object(redact, option="--redact")
 
 
 def parse_headers(values: Sequence[str] | None) -> dict[str, str]:

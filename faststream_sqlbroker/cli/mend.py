@@ -27,7 +27,7 @@ from faststream_sqlbroker.cli.output import (
     warn,
 )
 from faststream_sqlbroker.cli.target import check_arguments, run, run_confirmed
-from faststream_sqlbroker.core.overview import meant_text, nearest_names
+from faststream_sqlbroker.core.overview import find_similar_names, format_name_hint
 from faststream_sqlbroker.exceptions import SetupError
 
 QueueName = Annotated[str, typer.Argument(help="The queue's full name.")]
@@ -77,7 +77,7 @@ def resume(context: typer.Context, queue: QueueName, options: ActionOptions) -> 
         if await broker.admin.resume(queue, by=options.by):
             return True, f"{queue} is resumed"
         paused = [paused_queue.queue for paused_queue in await broker.admin.paused()]
-        return False, f"{queue} was not paused{meant_text(nearest_names(queue, paused))}"
+        return False, f"{queue} was not paused{format_name_hint(find_similar_names(queue, paused))}"
 
     was_paused, text = run(context, work)
     options.print_result({"queue": queue, "was_paused": was_paused}, text)

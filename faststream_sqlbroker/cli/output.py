@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from faststream_sqlbroker.core.overview import Count
-from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.core.text import replace_invisible
 from faststream_sqlbroker.exceptions import SetupError
 
 
@@ -39,7 +39,7 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Render lines, cells and titles, with U+FFFD in place of invisible characters."""
-        return super().render_str(visible(text), **options)
+        return super().render_str(replace_invisible(text), **options)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -244,7 +244,7 @@ def _format_cell(value: Any, *, full_text: bool = False) -> str:
     if isinstance(value, Enum):
         return value.name
     # The first line of an error has the type and the message.
-    text = visible(str(value).partition("\n")[0])
+    text = replace_invisible(str(value).partition("\n")[0])
     if full_text or len(text) <= MAX_CELL_TEXT:
         return text
     start = text[: MAX_CELL_TEXT - 3]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import Retention
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.cli.options import ChangeOptions
 from faststream_sqlbroker.cli.output import refuse_json
 from faststream_sqlbroker.cli.target import run
@@ -43,7 +43,7 @@ def prune(
         raise SetupError(
             "prune would remove nothing: give --completed, --failed, --discarded or --max-rows"
         )
-    with database_errors():
+    with convert_database_errors():
         retention = Retention(
             completed=completed,
             failed=failed,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.cli.look import parse_headers
 from faststream_sqlbroker.cli.options import ArchiveTable, Queues, Since, Until, Url
 from faststream_sqlbroker.cli.output import (
@@ -16,7 +16,7 @@ from faststream_sqlbroker.cli.output import (
     to_json_dict,
 )
 from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 
@@ -114,7 +114,7 @@ def replay(
     if not yes:
         refuse_json(options.as_json)
     check_folder_exists(path)
-    with database_errors():
+    with convert_database_errors():
         session = options.start_driver_session(None if path else url)
         frame = read_rows(session, url, path, selection, id_ or [], last_only=not redriven)
         frame = _filter_by_error(frame, failed_in, reason, error_type)
@@ -149,9 +149,9 @@ def _filter_by_error(
 ) -> "DataFrame":
     if failed_in is None:
         return frame
-    from pyspark_sqlbroker.analytics.outcomes import failed_with  # noqa: PLC0415 - pyspark is an extra
+    from pyspark_sqlbroker.analytics.outcomes import build_failure_condition  # noqa: PLC0415 - pyspark is an extra
 
-    return frame.where(failed_with(failed_in, reason, error_type))
+    return frame.where(build_failure_condition(failed_in, reason, error_type))
 
 
 def _print_replay(result: "ReplayResult") -> None:
@@ -166,7 +166,7 @@ def _print_replay(result: "ReplayResult") -> None:
     print_table(f"replay {result.job}: {result.rows} rows", ["queue", verb], rows)
     if result.dry_run and result.sample:
         sample = [
-            (row["id"], row["queue"], row["key"], row["bytes"], short(row["headers"]))
+            (row["id"], row["queue"], row["key"], row["bytes"], format_value(row["headers"]))
             for row in result.sample
         ]
         print_table("the first of them", ["id", "queue", "key", "bytes", "headers"], sample)

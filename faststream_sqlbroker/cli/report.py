@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import pyspark_sqlbroker as lake
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.cli.options import (
     ArchiveTable,
     Queues,
@@ -20,7 +20,7 @@ from faststream_sqlbroker.cli.output import print_result
 from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
-from pyspark_sqlbroker.moments import Moment, parse_moment
+from pyspark_sqlbroker.moments import TimeInput, parse_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,11 +66,11 @@ def report(
             "give --url (or SQLBROKER_URL) for the database, or --path for an export of it"
         )
     check_folder_exists(path)
-    with database_errors():
+    with convert_database_errors():
         spark = options.start_driver_session(url if path is None else None)
         replay_options = _build_table_options(table, schema) if path is None else ["--path", path]
 
-        def read_period(start: Moment | None, end: Moment | None) -> "DataFrame":
+        def read_period(start: TimeInput | None, end: TimeInput | None) -> "DataFrame":
             selection = select_rows(
                 ARCHIVE, table, schema, since=start, until=end, queues=queue or None
             )
@@ -97,8 +97,8 @@ def _build_table_options(table: str, schema: str | None) -> list[str]:
 
 def _find_previous_period(since: str | None, until: str | None) -> tuple[datetime, datetime] | None:
     """Return the period of the same length that ends where this period begins."""
-    start = parse_moment("since", since)
-    end = parse_moment("until", until)
+    start = parse_time("since", since)
+    end = parse_time("until", until)
     if start is None or end is None:
         return None
     # `datetime` ends at the year 1; a period that ends before it begins has no length.

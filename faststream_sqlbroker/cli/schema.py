@@ -8,16 +8,22 @@ import typer
 from sqlalchemy import Connection, inspect, select
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
-from faststream_sqlbroker.admin.arguments import operator_name
+from faststream_sqlbroker.admin.arguments import get_operator_name
 from faststream_sqlbroker.cli.options import ChangeOptions
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, refuse_json
 from faststream_sqlbroker.cli.target import get_target, run
-from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.retention import add_noted
+from faststream_sqlbroker.database.parts.audit import record_action
+from faststream_sqlbroker.database.retention import add_partition
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.functions import render_functions
-from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions
-from faststream_sqlbroker.schema.partitions import archive_of, convert_archive, need_postgresql
+from faststream_sqlbroker.schema.migrate import (
+    HEAD,
+    MIGRATION_DIALECTS,
+    list_versions,
+    render_migrations,
+    upgrade,
+)
+from faststream_sqlbroker.schema.partitions import check_dialect, convert_archive, get_archive
 
 Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
 
@@ -50,11 +56,11 @@ def sql(
     if functions:
         _print_sql({"functions": True}, render_functions(kind, config), as_json=as_json)
         return
-    version_names = [*versions(), "head"]
+    version_names = [*list_versions(), "head"]
     for option, value in (("--since", since), ("--to", to)):
         if value is not None and value not in version_names:
             raise SetupError(f"{option} must be one of {', '.join(version_names)}, got {value!r}")
-    text = render(kind, config, since=since, to=to)
+    text = render_migrations(kind, config, since=since, to=to)
     last = HEAD if to == "head" else to
     _print_sql({"functions": False, "since": since, "to": last}, text, as_json=as_json)
 
@@ -79,7 +85,7 @@ def migrate(
     """
     if not (options.yes or dry_run):
         refuse_json(options.as_json)
-    operator = operator_name(options.by)
+    operator = get_operator_name(options.by)
     version, pending = run(context, _find_pending)
     done = bool(pending) and not dry_run
     if done:
@@ -106,12 +112,13 @@ async def _find_pending(broker: SqlBroker) -> tuple[str | None, str]:
         version = await connection.run_sync(_read_version, broker)
     if version == HEAD:
         return version, ""
-    if version is not None and version not in versions():
+    if version is not None and version not in list_versions():
         raise SchemaError(
             f"the tables have version {version}, which this package, of version {HEAD}, does not "
             "know: it is older than the tables; upgrade the package"
         )
-    return version, render(_parse_dialect(broker._store.dialect_name), config, since=version)  # noqa: SLF001
+    kind = _parse_dialect(broker._store.dialect_name)  # noqa: SLF001 - the same package
+    return version, render_migrations(kind, config, since=version)
 
 
 def _read_version(connection: Connection, broker: SqlBroker) -> str | None:
@@ -137,14 +144,14 @@ async def _upgrade(broker: SqlBroker, version: str | None, by: str) -> None:
     async with broker.engine.begin() as connection:
         await connection.run_sync(upgrade, store.tables.config)
         # After the upgrade, because the audit table may be new.
-        await connection.run_sync(note_action, store.dialect, "migrate", by, arguments)
+        await connection.run_sync(record_action, store.dialect, "migrate", by, arguments)
 
 
 def _parse_dialect(name: str) -> str:
     dialect = "mysql" if name == "mariadb" else name
-    if dialect not in MIGRATED:
+    if dialect not in MIGRATION_DIALECTS:
         raise SetupError(
-            f"--database must be one of {', '.join(MIGRATED)} or mariadb, got {name!r}"
+            f"--database must be one of {', '.join(MIGRATION_DIALECTS)} or mariadb, got {name!r}"
         )
     return dialect
 
@@ -185,15 +192,15 @@ async def _get_partitioned_config(broker: SqlBroker, every: str | None) -> SqlBr
     config = broker._store.tables.config  # noqa: SLF001 - the same package
     if every is not None:
         config = replace(config, archive_partitions=every)
-    need_postgresql(broker.engine.dialect.name, config)
-    archive_of(config)
+    check_dialect(broker.engine.dialect.name, config)
+    get_archive(config)
     return config
 
 
 async def _add_partitions(
     broker: SqlBroker, every: str | None, by: str | None, *, convert: bool
 ) -> tuple[bool, list[str]]:
-    operator = operator_name(by)
+    operator = get_operator_name(by)
     store = broker._store  # noqa: SLF001 - the same package
     config = await _get_partitioned_config(broker, every)
     converted = False
@@ -206,12 +213,12 @@ async def _add_partitions(
             arguments = {"every": config.archive_partitions}
             async with broker.engine.begin() as connection:
                 await connection.run_sync(
-                    note_action, store.dialect, "convert_archive", operator, arguments
+                    record_action, store.dialect, "convert_archive", operator, arguments
                 )
     added: list[str] = []
 
     def add(connection: Connection) -> str | None:
-        return add_noted(connection, store.dialect, config, operator)
+        return add_partition(connection, store.dialect, config, operator)
 
     while True:
         async with broker.engine.begin() as connection:

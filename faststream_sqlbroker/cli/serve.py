@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.cli.listening import (
     build_tls_options,
     check_tables,
-    listening,
-    tell_address,
+    create_server_config,
+    print_address,
 )
 from faststream_sqlbroker.cli.output import print_line
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.channels import Channels, Queues
-from faststream_sqlbroker.core.imports import imported
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.imports import import_object
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ def serve(
         run_service(config)
         return
     tls = build_tls_options(certificate, key)
-    with database_errors():
+    with convert_database_errors():
         checked_auth = _load_auth(users, auth, insecure=insecure, host=host)
 
     async def work(broker: SqlBroker) -> None:
         # Only this method accepts a missing authentication.
-        app = broker._asgi_alone(  # noqa: SLF001
+        app = broker._make_standalone_app(  # noqa: SLF001
             checked_auth,
             Channels() if channels else None,
             Queues() if queues else None,
@@ -149,12 +149,13 @@ def _load_auth(users: Path | None, auth: str | None, *, insecure: bool, host: st
     if insecure:
         if not is_loopback(host):
             raise SetupError(
-                f"--insecure listens on this machine only, got --host {short(host)}: leave --host "
+                f"--insecure listens on this machine only, got --host {format_value(host)}: "
+                "leave --host "
                 "out, or give --users"
             )
         return LocalOnly()
     if auth is not None:
-        return authentication(imported(auth, what="--auth"))
+        return authentication(import_object(auth, option="--auth"))
     assert users is not None  # noqa: S101 - counted above
     return http.BasicAuth(_read_logins(users))
 
@@ -191,7 +192,7 @@ def _read_logins(path: Path) -> list[Any]:
 async def _run_server(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
-    config, listener = listening(app, host, port, tls)
+    config, listener = create_server_config(app, host, port, tls)
     server = InnerServer(config)
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
@@ -199,7 +200,7 @@ async def _run_server(app: Any, host: str, port: int, tls: dict[str, Any]) -> No
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, server.handle_exit, number, None)
     # After the handlers: a reader of this line may send a signal at once.
-    tell_address(host, listener, tls)
+    print_address(host, listener, tls)
     await server.serve(sockets=[listener])
     print_line("stopped")
 
@@ -214,7 +215,7 @@ def run_service(path: Path) -> None:
     from faststream_sqlbroker.config import read_service  # noqa: PLC0415 - an extra
 
     service = read_service(path)
-    with database_errors():
+    with convert_database_errors():
         asyncio.run(_run_service(service))
     print_line("stopped")
 
@@ -277,13 +278,13 @@ async def _serve_http(
     files = (Path(name) if name else None for name in (http.certificate, http.key))
     tls = build_tls_options(*files)
     app = service.application(broker)
-    config, listener = listening(app, http.host, http.port, tls)
+    config, listener = create_server_config(app, http.host, http.port, tls)
     server = InnerServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     try:
         await broker.start()
-        tell_address(http.host, listener, tls)
+        print_address(http.host, listener, tls)
         print_line(f"handling {len(service.config.queues)} queues")
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -123,4 +123,4 @@ def _has_delta_log(session: "SparkSession", path: str) -> bool:
     """Return True if the path has a Delta log; other Parquet can be read without deltalake."""
     from pyspark_sqlbroker.lake.s3 import open_folders  # noqa: PLC0415 - as above
 
-    return bool(open_folders(session, path, None).names("_delta_log"))
+    return bool(open_folders(session, path, None).list_names("_delta_log"))

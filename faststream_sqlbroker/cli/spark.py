@@ -11,7 +11,7 @@ import typer
 from faststream_sqlbroker.cli.options import Jars
 from faststream_sqlbroker.cli.output import print_table
 from faststream_sqlbroker.exceptions import SetupError
-from pyspark_sqlbroker.drivers import DRIVERS, need_jar, need_java, wanted_kinds
+from pyspark_sqlbroker.drivers import DRIVERS, parse_kinds, require_jar, require_java
 
 MIN_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
@@ -30,7 +30,7 @@ def check(
     """
     rows: list[tuple[str, str, str]] = []
     missing = False
-    for name, run_check in _iter_checks(wanted_kinds(database or None), jar or []):
+    for name, run_check in _iter_checks(parse_kinds(database or None), jar or []):
         try:
             rows.append((name, *run_check()))
         except SetupError as error:
@@ -51,7 +51,7 @@ def _iter_checks(
 
 
 def _check_java() -> tuple[str, str]:
-    java = need_java()
+    java = require_java()
     return str(java.version), java.path
 
 
@@ -66,5 +66,5 @@ def _check_package(name: str) -> tuple[str, str]:
 
 
 def _check_jar(kind: str, jars: list[Path]) -> tuple[str, str]:
-    jar = need_jar(kind, jars)
+    jar = require_jar(kind, jars)
     return jar.version, f"{jar.path} ({jar.source})"

@@ -12,10 +12,10 @@ import typer
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin import Admin
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.cli.options import ChangeOptions
 from faststream_sqlbroker.cli.output import refuse_json
-from faststream_sqlbroker.core.imports import imported
+from faststream_sqlbroker.core.imports import import_object
 from faststream_sqlbroker.exceptions import SetupError
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def run(
             await broker.stop()
             await broker.engine.dispose()
 
-    with database_errors():
+    with convert_database_errors():
         return asyncio.run(run_work())
 
 
@@ -152,7 +152,7 @@ class _CheckingAdmin(Admin):
 
 
 def _load_broker(path: str) -> SqlBroker:
-    value = imported(path, what="--app")
+    value = import_object(path, option="--app")
     broker = value if isinstance(value, SqlBroker) else getattr(value, "broker", None)
     if not isinstance(broker, SqlBroker):
         raise SetupError(

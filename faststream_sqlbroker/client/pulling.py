@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from faststream_sqlbroker.client.answers import HttpClient, LeasedItem
-from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
+from faststream_sqlbroker.core.channels import MAX_TIMEOUT
 from faststream_sqlbroker.exceptions import HttpError, SetupError
 
 _LEASE = "X-Broker-Lease"
@@ -126,8 +126,8 @@ class PullConsumer(HttpClient):
         body: dict[str, Any] = {"NextState": "INFLIGHT"}
         if longer is not None:
             # Check here: a 400 of the server would look like an unavailable job.
-            if type(longer) is not int or not 0 <= longer <= LONGEST_TIMEOUT:
-                allowed = f"a whole number of seconds, 0 to {LONGEST_TIMEOUT}"
+            if type(longer) is not int or not 0 <= longer <= MAX_TIMEOUT:
+                allowed = f"a whole number of seconds, 0 to {MAX_TIMEOUT}"
                 raise SetupError(f"longer is {allowed}, got {longer!r}")
             body["IncrementalTimeout"] = longer
         try:

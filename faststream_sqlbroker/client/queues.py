@@ -13,9 +13,9 @@ import httpx
 from faststream_sqlbroker.client.answers import TIMEOUT, HttpClient, LeasedItem
 from faststream_sqlbroker.core.times import (
     Duration,
-    delay_seconds,
-    lease_seconds,
-    seconds_or_zero,
+    parse_delay,
+    parse_lease,
+    parse_non_negative,
 )
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -124,8 +124,8 @@ class QueueClient(HttpClient):
         Raises:
             SetupError: `lease` or `wait` is not a valid duration.
         """
-        wait_seconds = seconds_or_zero("wait", wait)
-        body = {"limit": limit, "lease_seconds": lease_seconds(lease), "wait": wait_seconds}
+        wait_seconds = parse_non_negative("wait", wait)
+        body = {"limit": limit, "lease_seconds": parse_lease(lease), "wait": wait_seconds}
         response = await self._send("/reserve", body, self._consume_token, TIMEOUT + wait_seconds)
         return [HttpMessage(self, data) for data in response.json()["messages"]]
 
@@ -199,7 +199,7 @@ class HttpMessage(LeasedItem):
 
     async def heartbeat(self, lease: Duration = 60.0) -> None:
         """Extend the lease to end `lease` from now; a lease is never shortened."""
-        body = {"lease_seconds": lease_seconds(lease)}
+        body = {"lease_seconds": parse_lease(lease)}
         response = await self._client.end(self, "heartbeat", body)
         self.lease_ends_at = datetime.fromisoformat(response["lease_ends_at"])
 
@@ -243,7 +243,7 @@ class HttpMessage(LeasedItem):
 
 
 def _convert_to_seconds(duration: Duration | None) -> float | None:
-    return None if duration is None else delay_seconds(duration)
+    return None if duration is None else parse_delay(duration)
 
 
 def _create_message_data(message: Any) -> dict[str, Any]:

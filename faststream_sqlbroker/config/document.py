@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.core.text import replace_invisible
 from faststream_sqlbroker.exceptions import ConfigError
 
 Path = tuple[str | int, ...]
@@ -119,23 +119,27 @@ class Document:
     path: object
     """Path of the file, for errors."""
     value: Any = None
-    values: dict[Path, SourcePosition] = field(default_factory=dict)
+    value_positions: dict[Path, SourcePosition] = field(default_factory=dict)
     """Start of each value."""
-    keys: dict[Path, SourcePosition] = field(default_factory=dict)
+    key_positions: dict[Path, SourcePosition] = field(default_factory=dict)
     """Start of each key of a mapping, by the path of its value."""
     mistakes: list[Mistake] = field(default_factory=list)
     secrets: dict[str, str] = field(default_factory=dict)
     """Values of variables, each with the text that the file has in its place."""
 
-    def note(self, path: Path, text: str, *, at_key: bool = False) -> None:
+    def add_mistake(self, path: Path, text: str, *, at_key: bool = False) -> None:
         """Record a mistake at a value, or at its key; values of variables are hidden."""
         existing_path = self.find_existing_path(path)
-        position = self.keys.get(existing_path) if at_key else None
-        self.add_mistake_at(position or self.values.get(existing_path, START), existing_path, text)
+        position = self.key_positions.get(existing_path) if at_key else None
+        self.add_mistake_at(
+            position or self.value_positions.get(existing_path, START), existing_path, text
+        )
 
     def add_mistake_at(self, position: SourcePosition, path: Path, text: str) -> None:
         """Record a mistake at a position."""
-        mistake = Mistake(position.line, position.column, format_path(path), self.masked(text))
+        mistake = Mistake(
+            position.line, position.column, format_path(path), self.mask_secrets(text)
+        )
         if mistake not in self.mistakes:
             self.mistakes.append(mistake)
 
@@ -143,11 +147,11 @@ class Document:
         """Return `path` without the steps that the file does not have."""
         existing_path: Path = ()
         for step in path:
-            if (*existing_path, step) in self.values:
+            if (*existing_path, step) in self.value_positions:
                 existing_path = (*existing_path, step)
         return existing_path
 
-    def masked(self, text: str) -> str:
+    def mask_secrets(self, text: str) -> str:
         """Replace values of variables in `text` by the names of the variables."""
         for value in sorted(self.secrets, key=len, reverse=True):
             name = self.secrets[value]
@@ -182,7 +186,7 @@ def format_path(path: Path) -> str:
     """Format a path, such as "queues.mails.policies[0]"."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{visible(step)}"
+        text += f"[{step}]" if isinstance(step, int) else f".{replace_invisible(step)}"
     return text.removeprefix(".")
 
 
@@ -235,7 +239,7 @@ class _ValueBuilder:
             ConfigError: the file has too many values.
         """
         position = _get_position(node)
-        self._document.values[path] = position
+        self._document.value_positions[path] = position
         self._nodes += 1
         if self._nodes > MAX_NODES or len(path) > MAX_DEPTH:
             self._document.add_mistake_at(
@@ -267,7 +271,7 @@ class _ValueBuilder:
                 )
             else:
                 lines[key] = position.line
-                self._document.keys[*path, key] = position
+                self._document.key_positions[*path, key] = position
                 mapping[key] = self.build(value_node, (*path, key))
         return mapping
 
@@ -283,7 +287,7 @@ class _ValueBuilder:
             # Python refuses integers with too many digits, and this parser infinite floats.
             with suppress(ValueError):
                 return parse(text)
-        self._document.note(path, f"this is no {kind}")
+        self._document.add_mistake(path, f"this is no {kind}")
         return None
 
     def _replace_variable(self, match: re.Match[str], path: Path) -> str:
@@ -291,20 +295,22 @@ class _ValueBuilder:
             return match[0][1:]
         reference = _INSIDE.fullmatch(match["inside"])
         if reference is None or not match["end"]:
-            self._document.note(
+            self._document.add_mistake(
                 path, "a variable is written ${NAME} or ${NAME:-default}, and $${ is ${ itself"
             )
             return ""
         value = self._variables.get(reference["name"], reference["default"])
         if value is None:
-            self._document.note(path, f"the environment variable {reference['name']} is not set")
+            self._document.add_mistake(
+                path, f"the environment variable {reference['name']} is not set"
+            )
             return ""
         if value and reference["name"] in self._variables:
             self._document.secrets[value] = f"${{{reference['name']}}}"
         return value
 
     def _reject_tag(self, node: Any, path: Path) -> None:
-        self._document.note(path, f"the tag {node.tag!r} is not known: leave it out")
+        self._document.add_mistake(path, f"the tag {node.tag!r} is not known: leave it out")
 
 
 _HINTS = {

@@ -25,8 +25,8 @@ from sqlalchemy import URL
 
 from faststream_sqlbroker.config.declared import Option
 from faststream_sqlbroker.config.plain import format_error, format_requirement
-from faststream_sqlbroker.core.checks import nearest
-from faststream_sqlbroker.core.imports import imported
+from faststream_sqlbroker.core.checks import suggest_name
+from faststream_sqlbroker.core.imports import import_object
 from faststream_sqlbroker.core.policies import Header
 from faststream_sqlbroker.core.routing import DESTINATION, Destination
 from faststream_sqlbroker.core.times import parse_duration
@@ -39,7 +39,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
-    def option_names(cls) -> list[str]:
+    def list_options(cls) -> list[str]:
         """Return the keys as written in the file."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
@@ -58,7 +58,7 @@ class Section(BaseModel):
         try:
             return handler(data)
         except ValidationError as error:
-            names = cls.option_names()
+            names = cls.list_options()
             details: Any = [_convert_error(dict(detail), names) for detail in error.errors()]
             raise ValidationError.from_exception_data(cls.__name__, details) from None
 
@@ -69,7 +69,7 @@ def _convert_error(detail: dict[str, Any], names: Sequence[str]) -> dict[str, An
     is_direct = len(detail["loc"]) == 1
     if kind == "extra_forbidden" and is_direct:
         name = str(detail["loc"][0])
-        text = f"there is no option {name!r}: {nearest(name, names)}"
+        text = f"there is no option {name!r}: {suggest_name(name, names)}"
         return create_error(UNKNOWN, text, detail["loc"])
     if kind == "missing" and is_direct:
         return create_error(MISSING, f"the option {detail['loc'][0]!r} is needed", detail["loc"])
@@ -146,7 +146,7 @@ def _load_error_class(name: Any) -> Any:
         return value
     if not isinstance(name, str):
         raise SetupError("it is the name of an exception, or a list of names")
-    return imported(name, what="the exception")
+    return import_object(name, option="the exception")
 
 
 TO_DESTINATION = "DESTINATION"
@@ -278,7 +278,7 @@ def create_object_field(
             return create(**section.get_options())
         except SetupError as error:
             text = str(error)
-            loc = tuple(name for name in section.option_names() if name == find_option(text))
+            loc = tuple(name for name in section.list_options() if name == find_option(text))
             details: Any = [create_error("setup", text, loc)]
             raise ValidationError.from_exception_data(model.__name__, details) from None
 
@@ -322,6 +322,6 @@ class _ChoiceSection(Section):
     @model_validator(mode="after")
     def _check_single_key(self) -> Any:
         if len(self.model_fields_set) != 1:
-            text = f"exactly one of {', '.join(self.option_names())} is needed"
+            text = f"exactly one of {', '.join(self.list_options())} is needed"
             raise PydanticCustomError("one_of", "{text}", {"text": text})
         return self

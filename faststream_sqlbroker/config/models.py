@@ -24,10 +24,10 @@ from faststream_sqlbroker.config.fields import (
 )
 from faststream_sqlbroker.core import retry
 from faststream_sqlbroker.core.channels import Channel, Channels, Consumer, Queues, QueueTokens
-from faststream_sqlbroker.core.checks import queue_problem
+from faststream_sqlbroker.core.checks import find_queue_error
 from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.policies.checks import KINDS
+from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.subscriber.options import SubscriberOptions
@@ -42,7 +42,7 @@ STRATEGIES = (
 )
 
 
-def key_of(kind: type) -> str:
+def to_key(kind: type) -> str:
     """Return the key of a class in a file: keep_last for KeepLast, no_retry for NoRetryStrategy."""
     name = kind.__name__.removesuffix("Strategy")
     if name != "NoRetry":
@@ -66,12 +66,12 @@ def _create_object_field(kind: type, *, short: bool = False, object_types: Any =
 def _create_choice(name: str, kinds: tuple[type, ...], *, short: bool) -> Any:
     return create_choice(
         name,
-        {key_of(kind): _create_object_field(kind, short=short) for kind in kinds},
-        {key_of(kind): _get_summary(kind) for kind in kinds},
+        {to_key(kind): _create_object_field(kind, short=short) for kind in kinds},
+        {to_key(kind): _get_summary(kind) for kind in kinds},
     )
 
 
-PolicyField = _create_choice("Policy", KINDS, short=True)
+PolicyField = _create_choice("Policy", POLICY_CLASSES, short=True)
 StrategyField = _create_choice("RetryStrategy", STRATEGIES, short=False)
 
 _CONSUMER = _create_object_field(Consumer)
@@ -124,7 +124,7 @@ all of these except the engine.
 
 
 def _validate_queue_name(value: str) -> str:
-    if (issue := queue_problem(value)) is not None:
+    if (issue := find_queue_error(value)) is not None:
         raise PydanticCustomError("queue", "{text}", {"text": f"{value!r} names no queue: {issue}"})
     return value
 

@@ -6,7 +6,7 @@ A value may be a password, so it is only shown for a choice of few values or a r
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 
 _MUST = "it must be "
 _GOT = ", got "
@@ -52,7 +52,9 @@ def format_error(kind: str, text: str, value: object) -> str:
         )
     if not text.startswith(_PYDANTIC):
         return text
-    display_value = short(value) if isinstance(value, (str, int, float)) else describe_kind(value)
+    display_value = (
+        format_value(value) if isinstance(value, (str, int, float)) else describe_kind(value)
+    )
     return f"{_MUST}{text.removeprefix(_PYDANTIC)}{_GOT}{display_value}"
 
 

@@ -18,9 +18,9 @@ from faststream_sqlbroker.config.models import (
     ServiceConfig,
 )
 from faststream_sqlbroker.config.plain import merge_errors
-from faststream_sqlbroker.core.channels import Channels, queue_of
-from faststream_sqlbroker.core.checks import nearest
-from faststream_sqlbroker.core.imports import imported
+from faststream_sqlbroker.core.channels import Channels, build_queue_name
+from faststream_sqlbroker.core.checks import suggest_name
+from faststream_sqlbroker.core.imports import import_object
 from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class ConfiguredService:
         authenticators = [] if http is None else self._create_authenticators(http)
         self._document.check()
         if http is None or not authenticators:
-            self._document.note(("http",), "HTTP needs authentication: give users or proxy_auth")
+            self._document.add_mistake(
+                ("http",), "HTTP needs authentication: give users or proxy_auth"
+            )
         self._document.check()
         section = {} if http is None else http.get_options()
         options = {name: section[name] for name in HTTP_OPTIONS if name in section}
@@ -129,7 +131,7 @@ class ConfiguredService:
             return create(*values, **options)
         except SetupError as error:
             text = str(error)
-            self._document.note((*path, find_option(text) or ""), text)
+            self._document.add_mistake((*path, find_option(text) or ""), text)
             return None
 
 
@@ -173,7 +175,7 @@ def _validate(document: Document) -> ServiceConfig | None:
         return ServiceConfig.model_validate(document.value)
     except ValidationError as error:
         for path, text, at_key in _merge_errors(document, error.errors(include_url=False)):
-            document.note(path, text, at_key=at_key)
+            document.add_mistake(path, text, at_key=at_key)
         return None
 
 
@@ -202,13 +204,13 @@ def _is_below(path: Path, other: Path) -> bool:
 
 
 def _create_metrics() -> Any:
-    from faststream_sqlbroker.prometheus.metrics import in_own_registry  # noqa: PLC0415
+    from faststream_sqlbroker.prometheus.metrics import create_private_metrics  # noqa: PLC0415
 
-    return in_own_registry()
+    return create_private_metrics()
 
 
 def _load_function(path: str) -> Any:
-    function = imported(path, what="handler")
+    function = import_object(path, option="handler")
     if not callable(function):
         raise SetupError(f"handler {path!r} is no function")
     return function
@@ -220,14 +222,14 @@ def check_references(document: Document, config: ServiceConfig) -> None:
     for n, name in enumerate(config.destinations):
         if name in config.queues:
             text = f"{name!r} is below queues, too: a queue is consumed here or elsewhere"
-            document.note(("destinations", n), text)
+            document.add_mistake(("destinations", n), text)
     for path, name, at_key in _iter_references(config):
         if name not in existing_names:
             text = (
-                f"there is no queue {name!r}: {nearest(name, sorted(existing_names))} "
+                f"there is no queue {name!r}: {suggest_name(name, sorted(existing_names))} "
                 "(name a queue below queues, or below destinations if another program consumes it)"
             )
-            document.note(path, text, at_key=at_key)
+            document.add_mistake(path, text, at_key=at_key)
 
 
 def _iter_channel_queues(config: ServiceConfig) -> Iterator[str]:
@@ -236,7 +238,7 @@ def _iter_channel_queues(config: ServiceConfig) -> Iterator[str]:
     channels: Channels | None = options.get("channels")
     for name, channel in channels.channels.items() if channels else ():
         for consumer in channel.consumers:
-            yield queue_of(name, consumer)
+            yield build_queue_name(name, consumer)
 
 
 def _iter_references(config: ServiceConfig) -> Iterator[tuple[Path, str, bool]]:

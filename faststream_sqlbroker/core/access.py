@@ -30,7 +30,7 @@ Activities = frozenset[Activity]
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class MissingRight:
     """A missing right or table."""
 
     subject: str
@@ -54,25 +54,25 @@ class Lack:
 class Access:
     """The rights that a database user lacks."""
 
-    who: str
+    user: str
     """Name of the user in a sentence."""
-    lacks: Sequence[Lack] = ()
+    missing: Sequence[MissingRight] = ()
 
     @property
-    def denied(self) -> list[Lack]:
+    def missing_grants(self) -> list[MissingRight]:
         """The rights that an administrator must grant."""
-        return [lack for lack in self.lacks if not lack.is_table]
+        return [lack for lack in self.missing if not lack.is_table]
 
-    def of(self, activities: Activities) -> "Access":
+    def restrict_to(self, activities: Activities) -> "Access":
         """Return the result restricted to the needs of `activities`."""
-        return Access(self.who, [lack for lack in self.lacks if lack.activities & activities])
+        return Access(self.user, [lack for lack in self.missing if lack.activities & activities])
 
     @property
-    def stopped(self) -> Activities:
+    def impossible_activities(self) -> Activities:
         """The activities that are impossible."""
-        return frozenset[Activity]().union(*(lack.activities for lack in self.lacks))
+        return frozenset[Activity]().union(*(lack.activities for lack in self.missing))
 
-    def describe(self, missing: Iterable[Lack] | None = None) -> str:
+    def describe(self, missing: Iterable[MissingRight] | None = None) -> str:
         """List all missing rights, or those given, a line for each right."""
-        lines = "".join(f"\n  - {lack}" for lack in (self.lacks if missing is None else missing))
-        return f"{self.who} lacks what this process needs:{lines}"
+        lines = "".join(f"\n  - {lack}" for lack in (self.missing if missing is None else missing))
+        return f"{self.user} lacks what this process needs:{lines}"

@@ -17,16 +17,16 @@ from hashlib import sha256
 from typing import Any, Literal
 from uuid import UUID
 
-from faststream_sqlbroker.core.checks import checked_queue, one_of, whole_number
+from faststream_sqlbroker.core.checks import validate_choice, validate_integer, validate_queue
 from faststream_sqlbroker.core.retry import RetryStrategyProto
-from faststream_sqlbroker.core.stored import NotACursorError
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.stored import InvalidCursorError
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import (
     Duration,
-    delay_seconds,
     from_microseconds,
-    positive_seconds,
-    seconds_or_zero,
+    parse_delay,
+    parse_non_negative,
+    parse_positive,
     to_microseconds,
 )
 from faststream_sqlbroker.exceptions import SetupError
@@ -34,7 +34,7 @@ from faststream_sqlbroker.exceptions import SetupError
 QUEUE_ROLES = ("publish", "consume")
 """Roles of a queue's tokens; each role has its own token."""
 QueueRole = Literal["publish", "consume"]
-LONGEST_WAIT = 30.0
+MAX_WAIT = 30.0
 """Maximum wait of a request for a message in seconds: proxies cut off longer requests."""
 
 
@@ -79,33 +79,33 @@ class Queues:
     queues: Mapping[str, QueueTokens] = field(default_factory=dict)
     retry_strategy: RetryStrategyProto | Literal["auto"] | None = "auto"
     max_deliveries: int | Literal["auto"] | None = "auto"
-    longest_wait: Duration = LONGEST_WAIT
+    longest_wait: Duration = MAX_WAIT
 
     def __post_init__(self) -> None:
         """Validate the names and the wait; the broker validates the other options."""
         # A token for a name that no publish can use would be useless.
         for name in self.queues:
-            checked_queue(name)
-        if self.wait > LONGEST_WAIT:
+            validate_queue(name)
+        if self.wait > MAX_WAIT:
             raise SetupError(
-                f"longest_wait must be {LONGEST_WAIT:g} seconds or less, got {self.longest_wait!r}"
+                f"longest_wait must be {MAX_WAIT:g} seconds or less, got {self.longest_wait!r}"
             )
 
     @property
     def wait(self) -> float:
         """The maximum wait in seconds."""
-        return seconds_or_zero("longest_wait", self.longest_wait)
+        return parse_non_negative("longest_wait", self.longest_wait)
 
 
 MESSAGE_ID = "channel-message-id"
 """Header with the common id of the jobs of one message."""
 TYPES = ("push", "pull")
 """Types of consumers. A push consumer is a FastStream subscriber of its queue."""
-LONGEST_TIMEOUT = 10 * 365 * 86_400
+MAX_TIMEOUT = 10 * 365 * 86_400
 """Maximum extension of a job's timeout in seconds."""
 MIN_TOKEN_LENGTH = 16
 """Minimum length in characters of a token in a configuration."""
-RANDOM_TOKEN = 43
+RANDOM_TOKEN_LENGTH = 43
 """Length in characters of a generated token: 256 random bits."""
 PAGE_BYTES = 8 * 1024 * 1024
 """Maximum total size of the bodies of a page in bytes. A page of large jobs has fewer jobs, but
@@ -116,7 +116,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,99}", re.ASCII)
 """Ids are parts of paths; two ids and a slash fit into the name of a queue."""
 
 
-class JobState(Enum):
+class PullJobState(Enum):
     """The state of a job; the values are used in requests and answers."""
 
     QUEUED = "QUEUED"
@@ -130,77 +130,77 @@ class JobState(Enum):
 
 
 TRANSITIONS = (
-    (JobState.QUEUED, JobState.INFLIGHT),
-    (JobState.INFLIGHT, JobState.DELIVERED),
-    (JobState.INFLIGHT, JobState.DEAD),
-    (JobState.DEAD, JobState.INFLIGHT),
+    (PullJobState.QUEUED, PullJobState.INFLIGHT),
+    (PullJobState.INFLIGHT, PullJobState.DELIVERED),
+    (PullJobState.INFLIGHT, PullJobState.DEAD),
+    (PullJobState.DEAD, PullJobState.INFLIGHT),
 )
 """(state in the database, requested state)"""
 
 
-def is_allowed(state: JobState, requested: JobState, *, with_timeout: bool) -> bool:
+def is_allowed(state: PullJobState, requested: PullJobState, *, with_timeout: bool) -> bool:
     """Return True if a request may change `state` to `requested`.
 
     With an IncrementalTimeout a request may only start the job.
     """
     if (state, requested) in TRANSITIONS:
-        return requested is JobState.INFLIGHT or not with_timeout
+        return requested is PullJobState.INFLIGHT or not with_timeout
     return state is requested and not with_timeout
 
 
-def is_id(value: str) -> bool:
+def is_valid_id(value: str) -> bool:
     """Return True if `value` is a valid id of a channel or consumer."""
     return _ID.fullmatch(value) is not None
 
 
-def channel_id(value: object) -> str:
+def validate_id(value: object) -> str:
     """Return a valid id of a channel or consumer unchanged.
 
     Raises:
         SetupError: the id is invalid.
     """
-    if not isinstance(value, str) or not is_id(value):
+    if not isinstance(value, str) or not is_valid_id(value):
         raise SetupError(
             "an id has 1 to 100 letters, digits, dots, tildes, dashes and underscores, and begins "
-            f"with a letter or digit, got {short(value)}"
+            f"with a letter or digit, got {format_value(value)}"
         )
     return value
 
 
-def consumer_type(value: str | None) -> str:
+def validate_consumer_type(value: str | None) -> str:
     """Return the type of a consumer; a missing or empty type is push.
 
     Raises:
         SetupError: the type is unknown.
     """
-    one_of("type", value or "push", TYPES)
+    validate_choice("type", value or "push", TYPES)
     return value or "push"
 
 
-def queue_of(channel: str, consumer: str) -> str:
+def build_queue_name(channel: str, consumer: str) -> str:
     """Return the name of the queue with a consumer's jobs."""
     return f"{channel}/{consumer}"
 
 
-def ids_of(queue: str) -> tuple[str, str] | None:
+def parse_queue_name(queue: str) -> tuple[str, str] | None:
     """Return the channel and consumer of a queue of jobs, or None for another queue."""
     channel, slash, consumer = queue.partition("/")
-    return (channel, consumer) if slash and is_id(channel) and is_id(consumer) else None
+    return (channel, consumer) if slash and is_valid_id(channel) and is_valid_id(consumer) else None
 
 
-def new_token() -> str:
+def create_token() -> str:
     """Return a random token of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
-def hashed_token(token: str) -> str:
+def hash_token(token: str) -> str:
     """Hash a token for storage. A random token needs no salt and no slow hash."""
     return sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
-def token_fits(token: str, stored_hash: str) -> bool:
+def is_token_valid(token: str, stored_hash: str) -> bool:
     """Return True if `token` has the hash `stored_hash`, in constant time."""
-    return hmac.compare_digest(hashed_token(token), stored_hash)
+    return hmac.compare_digest(hash_token(token), stored_hash)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         """Validate the type and the token."""
-        consumer_type(self.type)
+        validate_consumer_type(self.type)
         check_token("token", self.token)
 
 
@@ -244,7 +244,7 @@ class Channel:
         """Validate the token and the consumers' ids."""
         check_token("token", self.token)
         for name in self.consumers:
-            channel_id(name)
+            validate_id(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,17 +269,17 @@ class Channels:
 
     def __post_init__(self) -> None:
         """Validate all values."""
-        positive_seconds("stop_timeout", self.stop_timeout)
-        delay_seconds(self.rational_delay, name="rational_delay")
-        whole_number("max_retries", self.max_retries)
+        parse_positive("stop_timeout", self.stop_timeout)
+        parse_delay(self.rational_delay, name="rational_delay")
+        validate_integer("max_retries", self.max_retries)
         for name in self.channels:
-            channel_id(name)
+            validate_id(name)
 
     @property
     def timeout(self) -> float:
         """Seconds until a job is queued again."""
-        extra = delay_seconds(self.rational_delay, name="rational_delay")
-        return positive_seconds("stop_timeout", self.stop_timeout) + extra
+        extra = parse_delay(self.rational_delay, name="rational_delay")
+        return parse_positive("stop_timeout", self.stop_timeout) + extra
 
 
 def check_token(name: str, token: object) -> None:
@@ -296,7 +296,7 @@ def check_token(name: str, token: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredEndpoint:
     """A channel or consumer, as stored in the database."""
 
     id: str
@@ -308,7 +308,7 @@ class Registered:
     created: bool = False
     changed: bool = False
     """True if anything was written."""
-    earlier_type: str = ""
+    previous_type: str = ""
     """Previous type of a consumer; for a new consumer, its type."""
 
 
@@ -317,22 +317,22 @@ class PullJob:
     """A job as seen by the consumer."""
 
     id: int
-    state: JobState
+    state: PullJobState
     priority: int
     deliveries: int
     headers: Mapping[str, Any]
     payload: bytes
     token: UUID | None = None
     """Lease token of a job in flight."""
-    age: float = 0.0
+    lease_age: float = 0.0
     """Seconds since the start of the lease."""
-    over: bool = False
+    is_expired: bool = False
     """True if its lease had expired when the job was read."""
 
     @property
     def retries(self) -> int:
         """Number of repeated starts, including the next start of a queued job."""
-        return self.deliveries if self.state is JobState.QUEUED else max(0, self.deliveries - 1)
+        return self.deliveries if self.state is PullJobState.QUEUED else max(0, self.deliveries - 1)
 
     @property
     def message_id(self) -> str:
@@ -346,21 +346,21 @@ class JobsPage:
     """A page of jobs that may be taken."""
 
     jobs: list[PullJob]
-    following: str | None
+    next_cursor: str | None
     """Cursor of the next page."""
-    overdue: bool
+    has_expired_leases: bool
     """True if leases of the queue have expired; their jobs are not in the page yet."""
-    expired: list[int]
+    expired_ids: list[int]
     """Ids of jobs within the page that have expired long ago."""
 
 
-def page_cursor(priority: int, due: datetime, job_id: int) -> str:
+def build_page_cursor(priority: int, due: datetime, job_id: int) -> str:
     """Encode the position of a page's last job as text."""
     position = [priority, to_microseconds(due), job_id]
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
 
-def page_position(text: str) -> tuple[int, Any, int]:
+def parse_page_cursor(text: str) -> tuple[int, Any, int]:
     """Return priority, due time and id of a page cursor.
 
     Raises:
@@ -369,9 +369,9 @@ def page_position(text: str) -> tuple[int, Any, int]:
     try:
         priority, due, last = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if any(type(number) is not int for number in (priority, due, last)):
-            raise NotACursorError
+            raise InvalidCursorError
         if not 0 <= last <= MAX_JOB_ID:
-            raise NotACursorError
+            raise InvalidCursorError
         return priority, from_microseconds(due), last
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise NotACursorError from error
+        raise InvalidCursorError from error

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 Name = TypeVar("Name")
 
 
-def whole_number(name: str, value: object, *, most: int | None = None, other: str = "") -> int:
+def validate_integer(
+    name: str, value: object, *, maximum: int | None = None, other: str = ""
+) -> int:
     """Check and return a whole number from 1 to `maximum` (None: no maximum).
 
     Raises:
@@ -22,26 +24,26 @@ def whole_number(name: str, value: object, *, most: int | None = None, other: st
         not isinstance(value, int)
         or isinstance(value, bool)
         or value < 1
-        or (most is not None and value > most)
+        or (maximum is not None and value > maximum)
     ):
-        allowed = "of 1 or more" if most is None else f"from 1 to {most}"
+        allowed = "of 1 or more" if maximum is None else f"from 1 to {maximum}"
         raise SetupError(f"{name} must be a whole number {allowed}{other}, got {value!r}")
     return value
 
 
-def flag(name: str, value: object) -> None:
+def validate_bool(name: str, value: object) -> None:
     """Refuse a value that is not a bool."""
     if not isinstance(value, bool):
         raise SetupError(f"{name} must be True or False, got {value!r}")
 
 
-def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+def validate_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse a value that is not among `allowed`."""
     if value not in allowed:
         raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def suggest_name(name: str, names: Iterable[str]) -> str:
     """Suggest the most similar of `names`, or list all names."""
     choices = list(names)
     near = difflib.get_close_matches(name, choices, n=1)
@@ -52,7 +54,7 @@ class UnknownOptionError(SetupError, TypeError):
     """An option that does not exist."""
 
 
-def refuse_unknown(
+def reject_unknown_options(
     subject: str, options: Iterable[str], allowed: Iterable[str], hints: Mapping[str, str]
 ) -> None:
     """Refuse `options` of `subject` that are not `allowed`; `hints` has texts for some options.
@@ -62,11 +64,11 @@ def refuse_unknown(
     """
     if unknown := set(options) - set(allowed):
         name = min(unknown)
-        text = hints.get(name) or nearest(name, allowed)
+        text = hints.get(name) or suggest_name(name, allowed)
         raise UnknownOptionError(f"{subject} has no option {name!r}: {text}")
 
 
-def advice(*pairs: tuple[str, str]) -> dict[str, str]:
+def build_hints(*pairs: tuple[str, str]) -> dict[str, str]:
     """Build hints by option name from pairs such as ("topic subject", "use queue")."""
     return {name: text for names, text in pairs for name in names.split()}
 
@@ -84,7 +86,7 @@ REPLY_QUEUES = "sqlbroker.replies."
 """Prefix of the names of reply queues; each process has one reply queue."""
 
 
-def name_problem(value: object) -> str | None:
+def find_name_error(value: object) -> str | None:
     """Return the error in a name of a queue, or None if the name is valid.
 
     A name is 1 to 255 characters that can be encoded, without NUL and without a space at its end
@@ -95,35 +97,35 @@ def name_problem(value: object) -> str | None:
     return _find_text_error(str(value))
 
 
-def queue_problem(value: object) -> str | None:
+def find_queue_error(value: object) -> str | None:
     """Return the error in the name of a queue to publish to or subscribe from, or None.
 
     FastStream's other brokers take `logs.{level}` as a template that many queues match. Here it
     would be a single queue of that name, which is not what its author intended. No URL can contain
     `.` or `..`, which are steps of a path.
     """
-    return name_problem(value) or _find_queue_error(str(value))
+    return find_name_error(value) or _find_queue_error(str(value))
 
 
-def checked_name(value: Name, subject: str = "the name of a queue") -> Name:
+def validate_name(value: Name, subject: str = "the name of a queue") -> Name:
     """Return `value` if `find_name_error` returns None.
 
     Raises:
         SetupError: the value cannot be `subject`.
     """
-    if error := name_problem(value):
-        raise SetupError(f"{short(value)} cannot be {subject}: {error}")
+    if error := find_name_error(value):
+        raise SetupError(f"{format_value(value)} cannot be {subject}: {error}")
     return value
 
 
-def checked_queue(value: Name) -> Name:
+def validate_queue(value: Name) -> Name:
     """Return `value` if `find_queue_error` returns None.
 
     Raises:
         SetupError: the name is invalid.
     """
-    if error := queue_problem(value):
-        raise SetupError(f"{short(value)} cannot be the name of a queue: {error}")
+    if error := find_queue_error(value):
+        raise SetupError(f"{format_value(value)} cannot be the name of a queue: {error}")
     return value
 
 

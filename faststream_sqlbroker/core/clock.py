@@ -105,6 +105,6 @@ class Clock:
         """Call `callback` in the running event loop after so many seconds."""
         return self._source.call_later(seconds, callback, *args)
 
-    def jitter(self, seconds: float) -> float:
+    def add_jitter(self, seconds: float) -> float:
         """Multiply `seconds` by a random factor between 0.5 and 1.5."""
         return seconds * self._source.uniform(MIN_JITTER, MAX_JITTER)

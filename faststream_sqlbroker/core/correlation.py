@@ -18,7 +18,7 @@ _ID_LIMIT = 1 << 62
 """Capacity of the last two parts; a greater or negative id is cut."""
 
 
-def new_database_id() -> str:
+def create_database_id() -> str:
     """Return 60 random bits as the first three parts of a UUID of version 8."""
     digits = os.urandom(8).hex()
     return f"{digits[:8]}-{digits[8:12]}-8{digits[12:15]}"
@@ -47,7 +47,7 @@ class CorrelationIds:
         # Template for most ids; None without a database id.
         self._template = None if value is None else f"{value}-8000-%012x"
 
-    def of(self, message_id: int) -> str:
+    def build_id(self, message_id: int) -> str:
         """Return the correlation id of a message that has no stored id."""
         template = self._template
         if template is None:

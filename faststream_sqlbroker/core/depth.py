@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from faststream_sqlbroker.core.checks import one_of, queue_problem, whole_number
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.checks import find_queue_error, validate_choice, validate_integer
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
 
 WhenFull = Literal["wait", "raise", "drop"]
 
 MAX_DEPTH = 1_000_000
 """Maximum of `max_depth`: the count stops there, and takes up to a second."""
-FRESH = 1.0
+COUNT_LIFETIME = 1.0
 """Seconds for which a count below the limit is valid."""
-RECHECK = 0.1
+FULL_RECHECK = 0.1
 """Seconds after which a full queue is counted again, while a publish is waiting."""
 CHEAP_COUNT = 10_000
 """A count up to this limit takes milliseconds, so it may be made for each publish."""
-REST = 5.0
+REST_FACTOR = 5.0
 """Pause between counts as a multiple of the duration of the last count, so that counting takes at
 most a sixth of one connection."""
 
@@ -59,8 +59,8 @@ class MaxDepth:
         Raises:
             SetupError: a value is not allowed.
         """
-        whole_number("messages of MaxDepth", self.messages, most=MAX_DEPTH)
-        one_of("when_full", self.when_full, ("wait", "raise", "drop"))
+        validate_integer("messages of MaxDepth", self.messages, maximum=MAX_DEPTH)
+        validate_choice("when_full", self.when_full, ("wait", "raise", "drop"))
         self.timeout_seconds  # noqa: B018 - raises if invalid
 
     @property
@@ -68,10 +68,10 @@ class MaxDepth:
         """`timeout` in seconds."""
         if self.timeout is None:
             return None
-        return seconds_or_zero("timeout of MaxDepth", self.timeout)
+        return parse_non_negative("timeout of MaxDepth", self.timeout)
 
 
-def checked_depths(value: object) -> dict[str, MaxDepth]:
+def validate_depths(value: object) -> dict[str, MaxDepth]:
     """Return the broker's option `max_depth` as a dict; a number stands for `MaxDepth(number)`.
 
     Raises:
@@ -86,8 +86,8 @@ def checked_depths(value: object) -> dict[str, MaxDepth]:
         )
     depths: dict[str, MaxDepth] = {}
     for queue, limit in value.items():
-        if (error := queue_problem(queue)) is not None:
-            raise SetupError(f"max_depth names the queue {short(queue)}: {error}")
+        if (error := find_queue_error(queue)) is not None:
+            raise SetupError(f"max_depth names the queue {format_value(queue)}: {error}")
         if isinstance(limit, int) and not isinstance(limit, bool):
             limit = MaxDepth(limit)  # noqa: PLW2901 - a number is a short form
         if not isinstance(limit, MaxDepth):
@@ -117,33 +117,35 @@ class DepthEstimate:
         """True if a publish has to wait; only a count can confirm that the queue is full."""
         return self.counted_depth + self.published >= self.limit
 
-    def count_in(self, now: float) -> float | None:
+    def get_count_delay(self, now: float) -> float | None:
         """Return the seconds until the count that a publish must wait for; None for no wait."""
         age = now - self.counted_at
-        min_pause = REST * self.count_duration
+        min_pause = REST_FACTOR * self.count_duration
         if self.counted_depth >= self.limit:
-            return 0.0 if age >= max(RECHECK, min_pause) else None
+            return 0.0 if age >= max(FULL_RECHECK, min_pause) else None
         if self.is_full:
             # Full only by this process's publishes, which may have been handled already: this alone
             # must not refuse a publish.
             return max(0.0, min_pause - age)
-        return 0.0 if age >= max(FRESH, min_pause) else None
+        return 0.0 if age >= max(COUNT_LIFETIME, min_pause) else None
 
-    def rests(self, now: float) -> bool:
+    def can_skip_count(self, now: float) -> bool:
         """Return True if a publish that cannot wait for the next count goes on without a count."""
-        return self.limit > CHEAP_COUNT and (self.count_in(now) or 0.0) > 0.0
+        return self.limit > CHEAP_COUNT and (self.get_count_delay(now) or 0.0) > 0.0
 
-    def counted(self, depth: int, now: float, took: float) -> None:
+    def record_count(self, depth: int, now: float, duration: float) -> None:
         """Record a count that took `duration` seconds."""
         self.counted_depth = depth
         self.counted_at = now
-        self.count_duration = took
+        self.count_duration = duration
         self.published = 0
 
     def add(self, messages: int) -> None:
         """Record that so many messages are about to be written."""
         self.published += messages
 
-    def next_count(self, now: float) -> float:
+    def get_recount_delay(self, now: float) -> float:
         """Return the seconds until a full queue may be counted again."""
-        return max(0.0, self.counted_at + max(RECHECK, REST * self.count_duration) - now)
+        return max(
+            0.0, self.counted_at + max(FULL_RECHECK, REST_FACTOR * self.count_duration) - now
+        )

@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 @cache
-def shared_files_warning(package: Path = _PACKAGE) -> str | None:
+def get_shared_files_warning(package: Path = _PACKAGE) -> str | None:
     """Return a warning if another distribution owns files of this package, else None.
 
     Two distributions with one import name overwrite each other's files, and pip does not object.

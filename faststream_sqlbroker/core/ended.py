@@ -11,21 +11,23 @@ MIN_SECONDS = 5.0
 start would count as thousands a minute."""
 
 
-def per_minute(count: int, *, seconds: float) -> float:
+def compute_rate(count: int, *, seconds: float) -> float:
     """Convert `count` in `seconds` to a rate per minute; shorter times count as a millisecond."""
     return round(count * 60.0 / max(seconds, 0.001), 1)
 
 
-def rates_of(counts: Mapping[str, Any] | None) -> dict[str, float] | None:
+def parse_rates(counts: Mapping[str, Any] | None) -> dict[str, float] | None:
     """Convert the result of `EndedCounts.to_json` to messages a minute; None stays None."""
     if counts is None:
         return None
     seconds = float(counts.get("seconds", MIN_SECONDS))
     queues = counts.get("queues", {})
-    return {str(queue): per_minute(int(count), seconds=seconds) for queue, count in queues.items()}
+    return {
+        str(queue): compute_rate(int(count), seconds=seconds) for queue, count in queues.items()
+    }
 
 
-def summed(
+def sum_rates(
     subscribers: Iterable[tuple[Sequence[str], Mapping[str, float] | None]],
 ) -> dict[str, float]:
     """Sum the rates of all subscribers, each given as (queues, rates).
@@ -43,7 +45,7 @@ def summed(
     return {queue: rate for queue, rate in total.items() if queue not in unknown_queues}
 
 
-WINDOW = 60.0
+WINDOW_SECONDS = 60.0
 """Length of the reported period in seconds."""
 
 
@@ -54,9 +56,9 @@ class EndedCounts:
         """Start with empty counters at `now` (monotonic seconds)."""
         self._single_queue = queues[0] if len(queues) == 1 else None
         self._total = Counter[str]()
-        self._seen: deque[tuple[float, Counter[str]]] = deque([(now, Counter())])
+        self._snapshots: deque[tuple[float, Counter[str]]] = deque([(now, Counter())])
 
-    def settled(
+    def record_settled(
         self,
         settlements: Sequence[Settlement],
         settled_ids: Collection[int],
@@ -72,18 +74,18 @@ class EndedCounts:
             else [settlement for settlement in settlements if settlement.id in settled_ids]
         )
         if self._single_queue is not None:
-            self._total[self._single_queue] += sum([settlement.leaves for settlement in written])
+            self._total[self._single_queue] += sum([settlement.is_final for settlement in written])
             return
         for settlement in written:
             row = rows.get(settlement.id)
-            if row is not None and settlement.leaves:
+            if row is not None and settlement.is_final:
                 self._total[row.queue] += 1
 
-    def tell(self, now: float) -> dict[str, Any]:
+    def to_json(self, now: float) -> dict[str, Any]:
         """Return the counts of the last minute as JSON; empty if no message ended."""
-        snapshots = self._seen
+        snapshots = self._snapshots
         # Keep one snapshot that is at least a minute old, if there is such a snapshot.
-        while len(snapshots) > 1 and snapshots[1][0] <= now - WINDOW:
+        while len(snapshots) > 1 and snapshots[1][0] <= now - WINDOW_SECONDS:
             snapshots.popleft()
         if now - snapshots[-1][0] >= 1.0:
             snapshots.append((now, self._total.copy()))

@@ -12,10 +12,16 @@ from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.retention import ArchiveSize
-from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, Schedule, by_way, ways_text
+from faststream_sqlbroker.core.status import (
+    MIXED_HINT,
+    LiveSubscriber,
+    Schedule,
+    format_modes,
+    group_by_mode,
+)
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.core.text import size_text
-from faststream_sqlbroker.core.times import length_text
+from faststream_sqlbroker.core.text import format_size
+from faststream_sqlbroker.core.times import format_duration
 
 MIN_FAILING = 5
 """Minimum number of failed messages, or of repeatedly lost leases, for a finding."""
@@ -68,7 +74,7 @@ class Finding:
         return f"{self.text}: {lines[0]}" if lines else self.text
 
 
-def queue_findings(queue: QueueOverview, max_age: float) -> list[Finding]:
+def find_queue_problems(queue: QueueOverview, max_age: float) -> list[Finding]:
     """Check a queue in which due messages may wait for `max_age` seconds."""
     name = queue.queue
     paused = ""
@@ -120,7 +126,7 @@ def is_failing(queue: QueueOverview) -> bool:
 
 def _format_late(queue: QueueOverview, max_age: float) -> str | None:
     if queue.oldest_due_age > max_age:
-        return f"a due message has waited for {length_text(queue.oldest_due_age)}"
+        return f"a due message has waited for {format_duration(queue.oldest_due_age)}"
     return queue.late_standing if queue.standing_overdue > max_age else None
 
 
@@ -169,18 +175,18 @@ def _find_limiting_throttle(
     return None
 
 
-def mixed_findings(subscribers: Sequence[LiveSubscriber]) -> list[Finding]:
+def find_mixed_subscribers(subscribers: Sequence[LiveSubscriber]) -> list[Finding]:
     """Find the queues whose live subscribers have different policies."""
     findings = []
     for queue in sorted({name for subscriber in subscribers for name in subscriber.queues}):
-        groups = by_way(queue, subscribers)
+        groups = group_by_mode(queue, subscribers)
         if len(groups) > 1:
-            text = f"its subscribers differ: {ways_text(groups)}; {MIXED}"
+            text = f"its subscribers differ: {format_modes(groups)}; {MIXED_HINT}"
             findings.append(Finding("mixed subscribers", text, queue))
     return findings
 
 
-def schedule_findings(schedules: Iterable[Schedule], now: datetime) -> list[Finding]:
+def find_overdue_schedules(schedules: Iterable[Schedule], now: datetime) -> list[Finding]:
     """Find the schedules that should have fired."""
     findings = []
     for schedule in schedules:
@@ -188,7 +194,7 @@ def schedule_findings(schedules: Iterable[Schedule], now: datetime) -> list[Find
         if schedule.paused_at is None and due is not None and now - due > SCHEDULE_LATE:
             text = (
                 f"{schedule.name} was due at {due:%Y-%m-%d %H:%M:%S} UTC, "
-                f"{length_text((now - due).total_seconds())} ago, and has not fired"
+                f"{format_duration((now - due).total_seconds())} ago, and has not fired"
             )
             if schedule.failures_count:
                 text += f": its function failed {schedule.failures_count} times, see the log"
@@ -204,12 +210,12 @@ def schedule_findings(schedules: Iterable[Schedule], now: datetime) -> list[Find
     return findings
 
 
-def dead_letter_findings(dead: DeadLetters, now: datetime) -> list[Finding]:
+def find_dead_letters(dead: DeadLetters, now: datetime) -> list[Finding]:
     """Return findings for the largest groups of dead letters."""
     findings = []
     for group in dead.groups[:MAX_GROUPS]:
         queues = ", ".join(group.queues)
-        last_ago = length_text((now - group.last_at).total_seconds())
+        last_ago = format_duration((now - group.last_at).total_seconds())
         count = "a dead letter" if group.count == 1 else f"{group.count} dead letters"
         text = (
             f"{count} since yesterday in {queues}, {group.last_hour} of the last hour, the last "
@@ -223,12 +229,12 @@ def dead_letter_findings(dead: DeadLetters, now: datetime) -> list[Finding]:
     return findings
 
 
-def archive_findings(archive: ArchiveSize) -> list[Finding]:
+def find_archive_growth(archive: ArchiveSize) -> list[Finding]:
     """Return a finding if the archive fills the disk."""
     bytes_per_day = archive.bytes_per_day
     if not bytes_per_day:
         return []
-    text = f"it grew by about {size_text(bytes_per_day)} in the last 24 hours"
+    text = f"it grew by about {format_size(bytes_per_day)} in the last 24 hours"
     remedy = REMEDY_BEHIND if archive.is_behind else REMEDY
     growth = FORECAST if archive.grows_for is None else archive.grows_for
     if archive.free is not None:
@@ -236,16 +242,16 @@ def archive_findings(archive: ArchiveSize) -> list[Finding]:
         if remaining >= DISK_FULL_WARNING or growth < remaining:
             return []
         text += (
-            f", and {size_text(archive.free)} are free: the disk is full in "
-            f"{length_text(remaining.total_seconds())}; {remedy}, or give it more space"
+            f", and {format_size(archive.free)} are free: the disk is full in "
+            f"{format_duration(remaining.total_seconds())}; {remedy}, or give it more space"
         )
         return [Finding("archive growth", text, is_error=remaining < DISK_FULL_ERROR)]
     future_size = archive.size + bytes_per_day * FORECAST.days
     if archive.grows_for is not None or not archive.is_whole or future_size < LARGE_ARCHIVE:
         return []
     text += (
-        f" to {size_text(archive.size)}, and too little is removed: it has about "
-        f"{size_text(future_size)} in {FORECAST.days} days, and the server does not tell "
+        f" to {format_size(archive.size)}, and too little is removed: it has about "
+        f"{format_size(future_size)} in {FORECAST.days} days, and the server does not tell "
         f"how much is free; {remedy}"
     )
     return [Finding("archive growth", text, is_error=False)]

@@ -60,7 +60,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ProcessInfo:
     """A process's information about itself that needs no database."""
 
     listening: bool | None = None
@@ -234,13 +234,13 @@ class Health:
             "writes": [] if self.writes is None else [self.writes],
             "tables": list(self.schema),
             "rights": list(self.lacks),
-            "clock": list(clock_problems(self.clock_difference, self.clock_doubt)),
-            "pool": list(pool_problems(self.pool_used, self.pool_limit)),
-            "subscribers": list(subscriber_problems(self.process.subscribers)),
+            "clock": list(find_clock_problems(self.clock_difference, self.clock_doubt)),
+            "pool": list(find_pool_problems(self.pool_used, self.pool_limit)),
+            "subscribers": list(find_subscriber_problems(self.process.subscribers)),
             "transactions": list(
-                transaction_problems(self.database.transactions, self.old_transaction)
+                find_transaction_problems(self.database.transactions, self.old_transaction)
             ),
-            "dead rows": list(dead_row_problems(self.database)),
+            "dead rows": list(find_dead_row_problems(self.database)),
             "lakes": [
                 f"{window}: the archive has other rows than an export has recorded, so nothing of "
                 "it is removed: export again"
@@ -249,7 +249,7 @@ class Health:
         }
 
 
-def clock_problems(difference: float, tolerance: float) -> Iterator[str]:
+def find_clock_problems(difference: float, tolerance: float) -> Iterator[str]:
     """Yield a problem if the clocks differ too much."""
     if abs(difference) > MAX_CLOCK_DIFFERENCE + tolerance:
         yield (
@@ -258,7 +258,7 @@ def clock_problems(difference: float, tolerance: float) -> Iterator[str]:
         )
 
 
-def pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
+def find_pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
     """Yield a problem if all connections of the pool are in use."""
     if limit is not None and (used or 0) >= limit:
         yield (
@@ -267,7 +267,7 @@ def pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
         )
 
 
-def subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str]:
+def find_subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str]:
     """Yield a problem for each subscriber of this process that fails."""
     for subscriber in subscribers:
         if not subscriber.healthy:
@@ -276,7 +276,7 @@ def subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str
             yield f"{subscriber.worker} of {', '.join(subscriber.queues)} fails: {claim}, {flush}"
 
 
-def transaction_problems(
+def find_transaction_problems(
     transactions: Iterable[OpenTransaction], max_age: float = OLD_TRANSACTION
 ) -> Iterator[str]:
     """Yield a problem for each transaction of the age `max_age` or more."""
@@ -286,7 +286,7 @@ def transaction_problems(
             yield f"{transaction} keeps dead rows from being removed: end it"
 
 
-def dead_row_problems(database: DatabaseHealth) -> Iterator[str]:
+def find_dead_row_problems(database: DatabaseHealth) -> Iterator[str]:
     """Yield the problems with dead rows."""
     if database.autovacuum is False:
         yield "autovacuum is off in the server: dead rows slow every claim down; turn it on"
@@ -313,7 +313,7 @@ def _format_ago(label: str, seconds: float | None) -> str:
     return f"no {label} yet" if seconds is None else f"last {label} {seconds:.0f} s ago"
 
 
-def oldest_first(transactions: Sequence[OpenTransaction]) -> tuple[OpenTransaction, ...]:
+def sort_by_age(transactions: Sequence[OpenTransaction]) -> tuple[OpenTransaction, ...]:
     """Sort transactions by age, the oldest first; transactions without an age come before."""
     return tuple(
         sorted(

@@ -8,7 +8,7 @@ from typing import Any
 from faststream_sqlbroker.exceptions import SetupError
 
 
-def imported(path: str, *, what: str) -> Any:
+def import_object(path: str, *, option: str) -> Any:
     """Import the object `module:name`; modules of the current folder are found, too.
 
     Errors begin with the name of the option that has the path.
@@ -18,7 +18,7 @@ def imported(path: str, *, what: str) -> Any:
     """
     module, _, name = path.partition(":")
     if not module or not name:
-        raise SetupError(f"{what} must be module:name, got {path!r}")
+        raise SetupError(f"{option} must be module:name, got {path!r}")
     # Like `python -m` and `faststream run`; Python itself would add the folder of the command.
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)
@@ -27,5 +27,5 @@ def imported(path: str, *, what: str) -> Any:
         for part in name.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SetupError(f"{what} {path!r} cannot be imported: {error}") from error
+        raise SetupError(f"{option} {path!r} cannot be imported: {error}") from error
     return target

@@ -29,9 +29,9 @@ MIN_EQUAL_FAILURES = 20
 the job has so many."""
 MIN_FAILURES = 2
 """A single refused message says nothing about the others."""
-OF_ARCHIVE = frozenset({REDRIVE, REPLAY})
+ARCHIVE_ACTIONS = frozenset({REDRIVE, REPLAY})
 """Actions on messages of the archive; all other actions change live messages."""
-BULK = frozenset({CANCEL, RETRY, MOVE, UNDO}) | OF_ARCHIVE
+BULK_ACTIONS = frozenset({CANCEL, RETRY, MOVE, UNDO}) | ARCHIVE_ACTIONS
 
 
 class Failure(NamedTuple):
@@ -118,7 +118,7 @@ class Job:
             replayed: Ids of those that a replay of this name has published.
         """
         required_state = None if self.filters is None else self.filters.state
-        accepted_states = ARCHIVED_STATES if self.action in OF_ARCHIVE else CLAIMABLE_STATES
+        accepted_states = ARCHIVED_STATES if self.action in ARCHIVE_ACTIONS else CLAIMABLE_STATES
         texts = []
         for message_id in missing[:MAX_UNMATCHED_NOTES]:
             state = states.get(message_id)
@@ -140,7 +140,7 @@ class Job:
     @property
     def can_be_undone(self) -> bool:
         """True for an ended or stopped bulk action that is neither an undo nor undone."""
-        is_change = self.filters is not None and self.action in BULK
+        is_change = self.filters is not None and self.action in BULK_ACTIONS
         return is_change and self.undone_by is None and self.state != "running"
 
     def moved(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
@@ -190,9 +190,9 @@ class Job:
         return f"{label}: {self.state}, {counts}" + (f"; {self.error}" if self.error else "")
 
 
-def job_info(job: Job) -> dict[str, Any]:
+def dump_job(job: Job) -> dict[str, Any]:
     """Convert a job to JSON for storage."""
-    info: dict[str, Any] = plain(job)
+    info: dict[str, Any] = to_json(job)
     del info["id"]
     del info["created_at"]
     # An older version does not know these fields, and can still read every job without them.
@@ -203,9 +203,9 @@ def job_info(job: Job) -> dict[str, Any]:
     return info
 
 
-def job_of(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
+def parse_job(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
     """Read a job written by `dump_job`."""
-    of_archive = info["action"] in OF_ARCHIVE
+    of_archive = info["action"] in ARCHIVE_ACTIONS
     filters = info["filters"]
     ended_at = info["ended_at"]
     streak = info.get("streak")
@@ -220,7 +220,7 @@ def job_of(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
     return Job(**{**info, **values}, id=job_id, created_at=created_at)
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Convert a value to JSON: times become microseconds since 1970, states become names."""
     if isinstance(value, datetime):
         return to_microseconds(value)
@@ -228,11 +228,11 @@ def plain(value: Any) -> Any:
         return value.name
     if isinstance(value, Job | Filters):
         return {
-            attribute.name: plain(getattr(value, attribute.name)) for attribute in fields(value)
+            attribute.name: to_json(getattr(value, attribute.name)) for attribute in fields(value)
         }
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+        return {name: to_json(item) for name, item in value.items()}
+    return [to_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _parse_position(values: Sequence[Any] | None, of_archive: bool) -> Position | None:
@@ -252,7 +252,7 @@ def _parse_filters(info: Mapping[str, Any]) -> Filters:
     return Filters(**{**values, "state": None if state is None else MessageState[state]})
 
 
-def kind_of(error: BaseException) -> str:
+def get_error_kind(error: BaseException) -> str:
     """Return the type and the code of the driver's error."""
     driver_error: BaseException = error.__cause__ or error
     driver_error = getattr(driver_error, "orig", None) or driver_error

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import find_name_error
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 
-LOADED = "lake:"
+LOADED_SCOPE = "lake:"
 """Scope prefix of the records, followed by the lake's name. The key is the window's name; `due_at`
 is the window's end while rows of the window remain."""
-DIFFERS = "lake_differs:"
+DIFFERING_SCOPE = "lake_differs:"
 """Scope prefix of records whose rows no longer match those of the database, followed by the lake's
 name. Such windows are not pruned until an export has recorded them again."""
 
@@ -49,33 +49,33 @@ class LoadedWindow:
     name: str
     start: datetime
     end: datetime
-    left: RowSum
+    remaining: RowSum
     """The loaded rows that are still in the database."""
     lake_id: str
     """Random id that distinguishes lakes of the same name."""
     version: int = 0
     """Number of changes of the record."""
-    back: RowSum = RowSum()
+    returned: RowSum = RowSum()
     """Rows that have left the archive for their queue since the record was written; not part of
     `remaining`."""
 
-    def info(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the record as JSON.
 
         The sums of ids are text, because they may exceed the exact integers of JSON.
         """
-        returned = {"back_rows": self.back.rows, "back_ids": str(self.back.ids)}
+        returned = {"back_rows": self.returned.rows, "back_ids": str(self.returned.ids)}
         return {
             "lake": self.lake_id,
             "start": to_microseconds(self.start),
             "end": to_microseconds(self.end),
-            "rows": self.left.rows,
-            "ids": str(self.left.ids),
+            "rows": self.remaining.rows,
+            "ids": str(self.remaining.ids),
             **returned,
         }
 
 
-def window_of(name: str, info: Mapping[str, Any], version: int) -> LoadedWindow:
+def parse_window(name: str, info: Mapping[str, Any], version: int) -> LoadedWindow:
     """Read a record written by `LoadedWindow.to_json`."""
     return LoadedWindow(
         name,
@@ -88,7 +88,7 @@ def window_of(name: str, info: Mapping[str, Any], version: int) -> LoadedWindow:
     )
 
 
-def checked_lake(option: str, name: object) -> str | None:
+def validate_lake(option: str, name: object) -> str | None:
     """Check and return the value of `option`: None, or the name of a lake.
 
     Raises:
@@ -96,6 +96,6 @@ def checked_lake(option: str, name: object) -> str | None:
     """
     if name is None:
         return None
-    if error := name_problem(name):
+    if error := find_name_error(name):
         raise SetupError(f"{option} must be the name of a lake, got {name!r}: {error}")
     return str(name)

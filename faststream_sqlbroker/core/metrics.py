@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from faststream_sqlbroker.core.reasons import MEANINGS
-from faststream_sqlbroker.core.rows import Acked, Settlement
+from faststream_sqlbroker.core.rows import AckSettlement, Settlement
 from faststream_sqlbroker.core.states import MessageState
 
 Labels = tuple[str, ...]
@@ -206,14 +206,14 @@ OLDEST_DUE = _make_gauge(
     "For how long the first message to be claimed of those that wait longest has been due; 0 if "
     "none is.",
 )
-STANDING = _make_gauge(
+STANDBY = _make_gauge(
     "standby_messages",
     "messages",
     ("queue",),
     "Messages that stand by for a newer one of their key, which is delivered in their place "
     "(`Debounce`, `KeepLast`). They are neither ready nor delayed.",
 )
-STANDING_OVERDUE = _make_gauge(
+STANDBY_OVERDUE = _make_gauge(
     "standby_overdue_seconds",
     "seconds",
     ("queue",),
@@ -237,10 +237,10 @@ FINDINGS = _make_gauge(
 
 METRICS = tuple(value for value in list(vars().values()) if isinstance(value, Metric))
 """All metrics."""
-OF_PROCESS = (HELD, HEALTHY, WRITABLE, POOL_USED, POOL_LIMIT)
+PROCESS_GAUGES = (HELD, HEALTHY, WRITABLE, POOL_USED, POOL_LIMIT)
 """Gauges that each process exports about itself."""
-OF_FLEET = tuple(
-    metric for metric in METRICS if metric.kind is Kind.GAUGE and metric not in OF_PROCESS
+FLEET_GAUGES = tuple(
+    metric for metric in METRICS if metric.kind is Kind.GAUGE and metric not in PROCESS_GAUGES
 )
 """Gauges that one process of the fleet reads from the database and exports."""
 
@@ -294,9 +294,9 @@ OutcomeLabels = tuple[str, str]
 _ACK_LABELS: OutcomeLabels = (ACKED, "")
 
 
-def settled_as(settlement: Settlement) -> OutcomeLabels:
+def get_outcome_labels(settlement: Settlement) -> OutcomeLabels:
     """Return the labels `outcome` and `reason` of a settlement."""
-    if settlement.__class__ is Acked:
+    if settlement.__class__ is AckSettlement:
         return _ACK_LABELS  # a shortcut for nearly all settlements
     reason = settlement.reason or ""
     if reason and reason not in MEANINGS:
@@ -311,12 +311,12 @@ def settled_as(settlement: Settlement) -> OutcomeLabels:
     return "postponed" if settlement.uncharge else "abandoned", reason
 
 
-def count_settled(settlements: Collection[Settlement]) -> Counter[OutcomeLabels]:
+def count_outcomes(settlements: Collection[Settlement]) -> Counter[OutcomeLabels]:
     """Count `settlements` by their labels."""
     kinds = Counter(map(type, settlements))
-    if kinds.keys() == {Acked}:
-        return Counter({_ACK_LABELS: kinds[Acked]})
-    return Counter(map(settled_as, settlements))
+    if kinds.keys() == {AckSettlement}:
+        return Counter({_ACK_LABELS: kinds[AckSettlement]})
+    return Counter(map(get_outcome_labels, settlements))
 
 
 @dataclass(frozen=True, slots=True)

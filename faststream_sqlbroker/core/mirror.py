@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from faststream_sqlbroker.core.routing import DESTINATION_HEADER
-from faststream_sqlbroker.core.text import short, storable
+from faststream_sqlbroker.core.text import format_value, is_storable
 from faststream_sqlbroker.exceptions import PublishError
 
 MAX_INFO_LENGTH = 1_000
@@ -57,7 +57,7 @@ class MirroredMessage:
         }
 
 
-def checked_info(value: object) -> str | None:
+def validate_info(value: object) -> str | None:
     """Check and return an info text, which may be None.
 
     Raises:
@@ -65,9 +65,9 @@ def checked_info(value: object) -> str | None:
     """
     if value is None:
         return None
-    if not isinstance(value, str) or len(value) > MAX_INFO_LENGTH or not storable(value):
+    if not isinstance(value, str) or len(value) > MAX_INFO_LENGTH or not is_storable(value):
         raise PublishError(
             f"info is text of at most {MAX_INFO_LENGTH} characters, without NUL characters and "
-            f"lone surrogates, got {short(value)}"
+            f"lone surrogates, got {format_value(value)}"
         )
     return value

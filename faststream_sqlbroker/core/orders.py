@@ -80,7 +80,7 @@ class CancelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class OperatorRequests:
     """The paused queues, requested cancellations and drained subscribers."""
 
     paused: frozenset[str] = frozenset()

@@ -60,7 +60,7 @@ MIN_SIMILARITY = 0.75
 """Similarity of two names, of 1.0, from which one may be a misspelling of the other: "ordres" and
 "orders" have 0.83."""
 
-How = Literal["exact", "about", "at least"]
+CountKind = Literal["exact", "about", "at least"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Count:
     """A counted or estimated number of messages; `str()` shows the difference."""
 
     value: int
-    how: How = "exact"
+    how: CountKind = "exact"
     """"about": the database's estimate, which may be wrong by a factor. "at least": the count
     stopped there."""
 
@@ -91,7 +91,7 @@ class Count:
         return round(self.value * part / of)
 
 
-LATE_STANDING = 600.0
+MAX_STANDBY_DELAY = 600.0
 """Seconds by which claims may be late to check standby messages, counted from the planned time of
 the check, before that is a problem."""
 
@@ -159,7 +159,7 @@ class QueueOverview:
     @property
     def late_standing(self) -> str | None:
         """The problem with standby messages as text, or None."""
-        if self.standing_overdue < LATE_STANDING:
+        if self.standing_overdue < MAX_STANDBY_DELAY:
             return None
         seconds = f"{self.standing_overdue:.0f} s"
         return f"{self.standing} messages stand by, and no claim has looked at them for {seconds}"
@@ -209,18 +209,18 @@ class JobCounts:
     """Seconds since the oldest queued job became due; 0 without one."""
 
 
-def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
+def find_similar_name(name: str, candidates: Iterable[str]) -> str | None:
     """Return the name that is most similar to `name`, or None."""
-    return next(iter(nearest_names(name, candidates, 1)), None)
+    return next(iter(find_similar_names(name, candidates, 1)), None)
 
 
-def nearest_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+def find_similar_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     """Return up to `limit` names that are similar to `name`, the most similar first."""
     return get_close_matches(
         name, [candidate for candidate in candidates if candidate != name], limit, MIN_SIMILARITY
     )
 
 
-def meant_text(names: Sequence[str]) -> str:
+def format_name_hint(names: Sequence[str]) -> str:
     """Format the question whether a name of `names` was intended; empty without names."""
     return f"; is {' or '.join(map(repr, names))} meant?" if names else ""

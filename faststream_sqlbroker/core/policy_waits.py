@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.status import Reason, WaitingMessage
 
-MOST_LOOKED_AT = 1_000
+MAX_SCANNED = 1_000
 """Maximum number of due messages to read from a queue, and of messages that are due later."""
 
 
@@ -56,11 +56,11 @@ class PoliciedQueue:
     `explain` lists; messages that only wait for a worker are not included."""
 
 
-Wait = tuple[Reason, WaitingMessage]
+MessageWait = tuple[Reason, WaitingMessage]
 
 
 def count_waits(
-    waits: Iterable[Wait],
+    waits: Iterable[MessageWait],
     throttles: Iterable[Throttle],
     *,
     due_capped: bool,
@@ -75,7 +75,7 @@ def count_waits(
         later_capped: True if not all messages that are due later were read.
     """
     by_text = {str(throttle): throttle for throttle in throttles}
-    groups: dict[tuple[str, str], list[Wait]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[MessageWait]] = defaultdict(list)
     for reason, message in waits:
         if reason.policy is not None:
             groups[reason.code, reason.policy].append((reason, message))
@@ -89,7 +89,7 @@ def count_waits(
 
 
 def _compute_ends(
-    members: Sequence[Wait], throttle: Throttle | None
+    members: Sequence[MessageWait], throttle: Throttle | None
 ) -> tuple[datetime | None, datetime | None]:
     """Return the end of the wait of the first of `members`, and of the last."""
     ends = [reason.until for reason, _ in members if reason.until is not None]
@@ -97,7 +97,7 @@ def _compute_ends(
     return min(ends, default=None), max(lasts, default=None)
 
 
-def _compute_last_starts(throttle: Throttle, members: Sequence[Wait]) -> list[datetime]:
+def _compute_last_starts(throttle: Throttle, members: Sequence[MessageWait]) -> list[datetime]:
     """Return the start of the last message of each key, or of the queue without keys."""
     starts: dict[str | None, list[datetime]] = defaultdict(list)
     for reason, message in members:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import find_name_error
 from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE, DEAD_LETTER
-from faststream_sqlbroker.core.text import load_headers, merge_headers, short
+from faststream_sqlbroker.core.text import format_value, load_headers, merge_headers
 from faststream_sqlbroker.exceptions import PublishError
 
-SCOPE = "replay:"
+REPLAY_SCOPE = "replay:"
 """Scope prefix of a replay's marks in the policy state, followed by the replay's name; the key is
 the id of the copied row. The process that inserts the mark publishes the copy in the same
 transaction."""
@@ -27,7 +27,7 @@ _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """The options of a replay, applied to each row.
 
     Attributes:
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Copy:
+class ReplayCopy:
     """A message to publish.
 
     Attributes:
@@ -62,7 +62,7 @@ class Copy:
         return str(self.values["queue"])
 
 
-def copy_row(row: Mapping[str, Any], plan: Plan) -> Copy:
+def copy_row(row: Mapping[str, Any], plan: ReplayPlan) -> ReplayCopy:
     """Build the message for `row`.
 
     Args:
@@ -92,12 +92,12 @@ def copy_row(row: Mapping[str, Any], plan: Plan) -> Copy:
         )
     if "payload" in row:
         values["payload"] = row["payload"]
-    return Copy(origin, row["bytes"], values)
+    return ReplayCopy(origin, row["bytes"], values)
 
 
 def _validate_name(origin: int, option: str, value: object) -> str:
-    if (error := name_problem(value)) is not None:
-        raise PublishError(f"row {origin}: its {option} cannot be {short(value)}: {error}")
+    if (error := find_name_error(value)) is not None:
+        raise PublishError(f"row {origin}: its {option} cannot be {format_value(value)}: {error}")
     return str(value)
 
 
@@ -111,7 +111,7 @@ def _validate_priority(origin: int, value: object) -> int:
     return value
 
 
-def _build_headers(origin: int, stored: Any, plan: Plan) -> dict[str, Any]:
+def _build_headers(origin: int, stored: Any, plan: ReplayPlan) -> dict[str, Any]:
     # Remove the headers about the row's end, because the copy has not ended.
     end_headers = {DEAD_LETTER: None, ARCHIVED_BEFORE: None}
     changes = {**end_headers, **plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}
@@ -136,5 +136,6 @@ def check_headers(label: str, headers: Mapping[str, Any]) -> None:
         raise PublishError(f"{label} must be JSON values: {error}") from error
     if _UNSTORABLE.search(_PAIR.sub("", text)):
         raise PublishError(
-            f"{label} must not hold a NUL character or a lone surrogate, got {short(headers)}"
+            f"{label} must not hold a NUL character or a lone surrogate, got "
+            f"{format_value(headers)}"
         )

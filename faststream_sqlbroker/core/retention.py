@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.loaded_windows import checked_lake
+from faststream_sqlbroker.core.checks import validate_integer
+from faststream_sqlbroker.core.loaded_windows import validate_lake
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -57,8 +57,8 @@ class Retention:
                 "or leave retention out"
             )
         if self.max_rows is not None:
-            whole_number("max_rows of Retention", self.max_rows, other=", or None")
-        checked_lake("unless_loaded_by of Retention", self.unless_loaded_by)
+            validate_integer("max_rows of Retention", self.max_rows, other=", or None")
+        validate_lake("unless_loaded_by of Retention", self.unless_loaded_by)
 
     @property
     def ages(self) -> dict[MessageState, float]:
@@ -69,7 +69,7 @@ class Retention:
             MessageState.DISCARDED: self.discarded,
         }
         return {
-            state: age_seconds(state.name.lower(), age)
+            state: parse_age(state.name.lower(), age)
             for state, age in ages.items()
             if age is not None
         }
@@ -82,7 +82,7 @@ class Retention:
         return {**ages, "max_rows": self.max_rows, "unless_loaded_by": lake}
 
 
-def checked_retention(value: object) -> Retention | None:
+def validate_retention(value: object) -> Retention | None:
     """Check and return the broker's option `retention`.
 
     Raises:
@@ -96,7 +96,7 @@ def checked_retention(value: object) -> Retention | None:
     return value
 
 
-def age_seconds(name: str, age: Duration) -> float:
+def parse_age(name: str, age: Duration) -> float:
     """Return an age in seconds.
 
     Raises:
@@ -156,7 +156,7 @@ class ArchiveSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PrunePosition:
     """A position in the archive, in the order of (archived_at, id)."""
 
     at: datetime
@@ -164,9 +164,9 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PruneStep:
     """The result of a single transaction of a prune."""
 
     rows: int
-    last: Place | None
+    last: PrunePosition | None
     """The last row found; None if no rows remain."""

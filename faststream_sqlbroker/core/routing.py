@@ -13,8 +13,8 @@ from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from faststream_sqlbroker.core.checks import queue_problem
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.checks import find_queue_error
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import EPOCH, Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -27,14 +27,14 @@ LOOKUP_HEADER = "lookup"
 """Header with the lookup value of a message with both other headers: its mirror record is removed
 on arrival."""
 
-OWN_HEADERS = (DESTINATION_HEADER, PUBLISH_AFTER_HEADER, LOOKUP_HEADER)
+ROUTING_HEADERS = (DESTINATION_HEADER, PUBLISH_AFTER_HEADER, LOOKUP_HEADER)
 """Headers that route a message; they are not copied to messages made from it."""
 
-MOST_HOPS = 32
+MAX_HOPS = 32
 """Consecutive hops without a handler after which a message counts as caught in a loop. A choice: no
 pipeline should need as many steps."""
 
-LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
+MAX_DUE_TIME = datetime(9998, 12, 31, tzinfo=timezone.utc)
 """The latest due time allowed. Delays are added to this time, and the sum must still be a date in
 every database, which end with the year 9999."""
 
@@ -67,7 +67,7 @@ class PipelineStep:
     """The queues of all steps, and the target of the last step, without a router's prefix."""
 
 
-def destination_of(headers: Mapping[str, Any], source_queues: Collection[str]) -> str:
+def get_destination(headers: Mapping[str, Any], source_queues: Collection[str]) -> str:
     """Return the queue that `headers` name.
 
     Args:
@@ -81,16 +81,16 @@ def destination_of(headers: Mapping[str, Any], source_queues: Collection[str]) -
     """
     if (name := headers.get(DESTINATION_HEADER)) is None:
         raise ValueError(f"it has no header {DESTINATION_HEADER!r}")
-    if (error := queue_problem(name)) is not None:
-        raise ValueError(f"its header {DESTINATION_HEADER!r} is {short(name)}: {error}")
+    if (error := find_queue_error(name)) is not None:
+        raise ValueError(f"its header {DESTINATION_HEADER!r} is {format_value(name)}: {error}")
     if name in source_queues:
         raise ValueError(
-            f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from"
+            f"its header {DESTINATION_HEADER!r} names {format_value(name)}, which it came from"
         )
     return str(name)
 
 
-def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
+def parse_publish_after(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
     """Return the time before which a message with `headers` must not be delivered, or None.
 
     The header `publish_after` is Unix seconds (a number, or text of one), an RFC 3339 date and time
@@ -105,16 +105,17 @@ def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
     try:
         due = _parse_time(value, created_at)
     except (ValueError, TypeError, OverflowError):
-        due = LATEST + timedelta(days=1)
-    if due > LATEST:
+        due = MAX_DUE_TIME + timedelta(days=1)
+    if due > MAX_DUE_TIME:
         raise ValueError(
-            f"its header {PUBLISH_AFTER_HEADER!r} is {short(value)}; Unix seconds, a date and time "
+            f"its header {PUBLISH_AFTER_HEADER!r} is {format_value(value)}; Unix seconds, a date "
+            "and time "
             'like "2030-01-31T08:00:00Z" or a duration like "1.5h" are understood'
         )
     return due
 
 
-def unix_time(seconds: float) -> datetime:
+def from_unix_time(seconds: float) -> datetime:
     """Convert seconds since 1970 to an aware datetime (UTC).
 
     Raises:
@@ -126,11 +127,11 @@ def unix_time(seconds: float) -> datetime:
 
 def _parse_time(value: Any, created_at: datetime) -> datetime:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return unix_time(value)
+        return from_unix_time(value)
     if not isinstance(value, str):
         raise TypeError(type(value).__name__)
     if _NUMBER.fullmatch(value):
-        return unix_time(float(value))
+        return from_unix_time(float(value))
     try:
         return created_at + timedelta(seconds=parse_duration(value))
     except SetupError:
@@ -221,7 +222,7 @@ def _parse_tiers(tiers: Iterable[Duration]) -> list[float]:
     """Return the tiers in seconds, the longest first."""
     if isinstance(tiers, str) or not isinstance(tiers, Iterable):
         raise SetupError(
-            f'tiers must be a list of durations such as ["1m", "5m"], got {short(tiers)}'
+            f'tiers must be a list of durations such as ["1m", "5m"], got {format_value(tiers)}'
         )
     sizes = sorted({parse_duration(tier, name="a tier") for tier in tiers}, reverse=True)
     if not sizes:

@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from faststream_sqlbroker.core.correlation import CorrelationIds
-from faststream_sqlbroker.core.orders import Orders
+from faststream_sqlbroker.core.orders import OperatorRequests
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.core.suspects import Suspect, SuspectRule
 from faststream_sqlbroker.core.text import load_headers
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
@@ -95,9 +95,9 @@ class ClaimedMessage:
     request."""
     chained: Sequence[NewMessage] = ()
     """Messages that the handler publishes together with its ack."""
-    no_chain: str = ""
+    no_chain_reason: str = ""
     """Reason why nothing (more) can be published with the ack; empty if publishing is possible."""
-    holder: "Holder | None" = field(default=None, repr=False, compare=False)
+    services: "HandlerServices | None" = field(default=None, repr=False, compare=False)
     """Services of the claiming subscriber for the handler."""
     held_until: float = 0.0
     """Time until which the handler has asked to keep the lease (this process's monotonic
@@ -106,7 +106,7 @@ class ClaimedMessage:
     """Times between which the handler may start; None if it may start at any time."""
     slot_started: int | None = None
     """Start of the handler by the database's clock (microseconds); None before the start."""
-    slot_told: bool = False
+    report_slot: bool = False
     """True if the next claim must report the use of `slot`."""
     prefetched: bool = False
     """True if the message waits for a worker and therefore has the shorter lease."""
@@ -138,7 +138,7 @@ class ClaimedMessage:
         """Time of the claim."""
         return decode_timestamp(self.acquired)
 
-    def renewed(self, at: float, *, shorter: bool = True) -> None:
+    def record_renewal(self, at: float, *, shorter: bool = True) -> None:
         """Record a lease renewal at `at` (monotonic seconds).
 
         The lease stays short only if `shorter`.
@@ -146,15 +146,15 @@ class ClaimedMessage:
         self.renewed_monotonic = at
         self.prefetched = self.prefetched and shorter
 
-    def lose(self) -> None:
+    def mark_lease_lost(self) -> None:
         """Mark the lease as lost: another process has the message, or soon will."""
         self.lease_lost = True
 
-    def settle_anew(self, outcome: Outcome | None) -> None:
+    def replace_outcome(self, outcome: Outcome | None) -> None:
         """Replace the recorded outcome; None clears it."""
         self.outcome = outcome
 
-    def settle_as(self, outcome: Outcome) -> bool:
+    def record_outcome(self, outcome: Outcome) -> bool:
         """Record `outcome` unless there already is an outcome; return True if it was recorded."""
         if self.outcome is not None:
             return False
@@ -162,10 +162,10 @@ class ClaimedMessage:
         return True
 
 
-def note_claimed(
+def record_claim(
     rows: Iterable[ClaimedMessage],
     at: float,
-    services: "Holder | None" = None,
+    services: "HandlerServices | None" = None,
     requested_at: float | None = None,
 ) -> None:
     """Record that `rows` were claimed at `at` (monotonic seconds).
@@ -178,16 +178,16 @@ def note_claimed(
     for row in rows:
         row.claimed_monotonic = at
         row.renewed_monotonic = leased
-        row.holder = services
+        row.services = services
 
 
-def end_publishing(rows: Iterable[ClaimedMessage], reason: str) -> None:
+def set_no_chain_reason(rows: Iterable[ClaimedMessage], reason: str) -> None:
     """Set the reason why no message can be published with the ack of `rows`; empty allows it."""
     for row in rows:
-        row.no_chain = reason
+        row.no_chain_reason = reason
 
 
-class Claimed(list[ClaimedMessage]):
+class ClaimedMessages(list[ClaimedMessage]):
     """The rows leased by a claim, and by id the suspects that were found but not leased."""
 
     def __init__(
@@ -198,7 +198,9 @@ class Claimed(list[ClaimedMessage]):
         self.suspects: dict[int, Suspect] = dict(suspects or {})
 
     @classmethod
-    def without_suspects(cls, rows: Iterable[ClaimedMessage], rule: Suspicion | None) -> "Claimed":
+    def from_rows(
+        cls, rows: Iterable[ClaimedMessage], rule: SuspectRule | None
+    ) -> "ClaimedMessages":
         """Build the result from rows that were found but not charged yet, without the suspects.
 
         The suspects are reported if `rule.report` is set.
@@ -206,11 +208,11 @@ class Claimed(list[ClaimedMessage]):
         if rule is None:
             return cls(rows)
         claimed = cls()
-        classify = rule.of
+        classify = rule.classify
         for row in rows:
             if (suspect := classify(row.deliveries_count - row.attempts_count)) is None:
                 claimed.append(row)
-            elif rule.told:
+            elif rule.report:
                 claimed.suspects[row.id] = suspect
         return claimed
 
@@ -219,7 +221,7 @@ class Claimed(list[ClaimedMessage]):
 class Prefetch:
     """Rows of a claim that wait for a worker, and the length of their leases."""
 
-    after: int
+    start_count: int
     """Number of rows that start immediately; these are the first rows."""
     lease: float
     """Lease of the other rows in seconds."""
@@ -231,16 +233,16 @@ class Slot:
 
     earliest: float
     latest: float
-    at: int | None = None
+    granted_at: int | None = None
     """Slot granted by a Throttle, by the database's clock: microseconds since 1970."""
     deadline: int | None = None
     """Stored latest time of the start, by the same clock."""
-    places: tuple[tuple[str, str], ...] = ()
+    log_keys: tuple[tuple[str, str], ...] = ()
     """Scope and key of each slot log that has the start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class HandlerServices:
     """Services of a subscriber for the handlers of the claimed rows."""
 
     extend: Callable[[Sequence[ClaimedMessage], float], Awaitable[bool]]
@@ -274,7 +276,7 @@ class Unit:
     the argument is the error, if known."""
 
 
-NO_KEY = ""
+REMOVED_KEY = ""
 """New key that removes the message's key. A real key is never empty."""
 
 
@@ -326,12 +328,12 @@ class Settlement:
     """Unit that this settlement belongs to; None if it is written alone."""
 
     @property
-    def ended(self) -> float | None:
+    def handler_duration(self) -> float | None:
         """`ended_after` if a handler has ended, else None."""
         return self.ended_after if self.attempted or self.ran else None
 
     @property
-    def plain_ack(self) -> bool:
+    def is_plain_ack(self) -> bool:
         """True for an ack of a handler without a reason or an error."""
         return (
             self.state is MessageState.COMPLETED
@@ -342,7 +344,7 @@ class Settlement:
         )
 
     @property
-    def leaves(self) -> bool:
+    def is_final(self) -> bool:
         """True if the row leaves the message table."""
         state = self.state  # not `in` with a set: the enum's __hash__ is slow Python code
         return (
@@ -352,7 +354,7 @@ class Settlement:
         )
 
 
-class Acked(Settlement):
+class AckSettlement(Settlement):
     """The ack of a handler without a reason or an error, as for nearly all messages.
 
     Fields with a constant value are class attributes, so only four fields are set per message.
@@ -387,11 +389,11 @@ class ReadyPair:
     queue: str
     priority: int
     due_in: float
-    due: datetime | None = None
+    due_at: datetime | None = None
     """Due time of the first row, if the database returns it (PostgreSQL)."""
     since: datetime | None = None
     """Rows due before this time are ignored by a claim (PostgreSQL); None claims all rows."""
-    unusable: bool = False
+    has_invalid_due: bool = False
     """True if some rows have an invalid due time, which no claim would find (SQLite)."""
 
 
@@ -402,30 +404,30 @@ class ReadyPairs(list[ReadyPair]):
     it (PostgreSQL).
     """
 
-    took = 0.0
+    duration = 0.0
     at: datetime | None = None
 
 
 @dataclass(slots=True)
-class Around:
+class PollResult:
     """The result of a poll for several subscribers."""
 
     pairs: ReadyPairs
     lease_ends_in: float | None
     """Seconds until the first lease of any process ends; None without a lease."""
-    orders: Orders | None = None
+    requests: OperatorRequests | None = None
     """Requests of operators; None if they were not read."""
 
 
 @dataclass(frozen=True, slots=True)
-class SignOfLife:
+class HeartbeatData:
     """The data about all subscribers that a process writes with each heartbeat."""
 
-    known: Mapping[str, Mapping[str, Any]]
+    descriptions: Mapping[str, Mapping[str, Any]]
     """Each subscriber's description of itself, by name."""
-    changed: frozenset[str]
+    changed_names: frozenset[str]
     """Names of the subscribers whose description has changed since the last heartbeat."""
-    lease: float
+    lease_seconds: float
     """Seconds for which the subscribers count as alive."""
 
 
@@ -454,5 +456,5 @@ class SettleResult:
     of its unit is locked or lost.
     """
 
-    settled: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
+    settled_ids: set[int] = field(default_factory=set)
+    lost_ids: set[int] = field(default_factory=set)

@@ -39,12 +39,12 @@ from faststream_sqlbroker.core.reasons import (
     SKIPPED,
 )
 from faststream_sqlbroker.core.retry import (
-    attempts_limit,
-    most_attempts,
-    next_delay,
-    retries_after,
+    compute_delay,
+    get_max_attempts,
+    get_strategy_limit,
+    is_retried,
 )
-from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import AckSettlement, ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception, replace_headers
 
@@ -57,7 +57,7 @@ FINGERPRINT_LENGTH = 16
 """Hexadecimal digits (64 bits), so that a million different errors hardly ever collide."""
 
 
-def error_fingerprint(error: BaseException) -> str:
+def compute_fingerprint(error: BaseException) -> str:
     """Return 16 hexadecimal digits, equal for errors of one type raised at the same place.
 
     The hash covers the module and function of the three innermost frames of the traceback. It does
@@ -82,7 +82,7 @@ def _iter_fingerprint_parts(error: BaseException) -> Iterator[str]:
     yield from frames
     if isinstance(error, BaseExceptionGroup):
         for member in islice(error.exceptions, _FINGERPRINT_MEMBERS):
-            yield error_fingerprint(member)
+            yield compute_fingerprint(member)
 
 
 DEAD_LETTER = "dead-letter"
@@ -147,7 +147,7 @@ def settle(  # noqa: C901 - the table of decisions
         case Abandon():
             base.state = MessageState.PENDING
             # Without a limit on attempts, charge one: otherwise it would count as a lost lease.
-            base.attempted = most_attempts(rules.retry_strategy) is None
+            base.attempted = get_max_attempts(rules.retry_strategy) is None
             base.delay = outcome.delay
             _set_error(base, outcome.error)
         case Relocate():
@@ -179,16 +179,18 @@ def _apply_cancellation(row: ClaimedMessage, outcome: Outcome | None) -> Outcome
     return Discard(CANCELLED, text=row.cancelled)
 
 
-def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Settlement:
+def build_ack_settlement(
+    row: ClaimedMessage, rules: SettleRules, *, ended_after: float
+) -> Settlement:
     """Build the settlement of an Ack after an attempt: a shortcut for the most frequent outcome."""
-    return Acked(row.id, row.lease_token, ended_after, rules.retain_on_ack)
+    return AckSettlement(row.id, row.lease_token, ended_after, rules.retain_on_ack)
 
 
-def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
+def get_required_activities(settlements: Iterable[Settlement]) -> Activities:
     """Return the activities whose rights are needed to write `settlements` and their messages."""
     activities = {Activity.CONSUME}
     for settlement in settlements:
-        if settlement.leaves and settlement.archive:
+        if settlement.is_final and settlement.archive:
             activities.add(Activity.ARCHIVE)
         if settlement.unit is not None and settlement.unit.on_ack:
             activities.add(Activity.PUBLISH)
@@ -197,7 +199,7 @@ def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
     return frozenset(activities)
 
 
-def sent_back(settlement: Settlement) -> Settlement:
+def build_fallback_settlement(settlement: Settlement) -> Settlement:
     """Build the settlement to write if `settlement` cannot be written.
 
     As after an Abandon, the message is PENDING and no attempt is charged.
@@ -247,7 +249,7 @@ def _fail(
 def _set_error(base: Settlement, error: BaseException | None) -> None:
     if error is not None:
         base.error = describe_exception(error)
-        base.fingerprint = error_fingerprint(error)
+        base.fingerprint = compute_fingerprint(error)
 
 
 def _postpone(
@@ -298,18 +300,18 @@ def _apply_nack(
 def _can_retry(strategy: Any, outcome: Nack) -> bool:
     """Return True if the handler asked for a retry, or if `strategy` retries the error."""
     requested = outcome.delay is not None or outcome.retry_possible
-    return requested or retries_after(strategy, outcome.error)
+    return requested or is_retried(strategy, outcome.error)
 
 
 def _compute_retry_delay(
     base: Settlement, row: ClaimedMessage, outcome: Nack, strategy: Any, attempts: int
 ) -> float | None:
-    limit = attempts_limit(strategy)
+    limit = get_strategy_limit(strategy)
     if outcome.delay is not None:
         # The handler's own delay replaces the strategy's, but never its limit on attempts.
         return None if limit is not None and attempts >= limit else max(0.0, outcome.delay)
     ended_at = row.acquired_at + timedelta(seconds=base.ended_after)
-    return next_delay(
+    return compute_delay(
         strategy,
         # Without a charged attempt, first_attempt_at is the time of a NotReadyYet. A strategy must
         # not count from that time.
@@ -318,5 +320,5 @@ def _compute_retry_delay(
         attempts_count=attempts,
         # The handler may ask for a retry of an error that the strategy does not retry
         # (RetryPossible). Then do not pass the error, because the strategy would give up.
-        exception=outcome.error if retries_after(strategy, outcome.error) else None,
+        exception=outcome.error if is_retried(strategy, outcome.error) else None,
     )

@@ -9,15 +9,15 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 from uuid import UUID
 
-from faststream_sqlbroker.core.ended import rates_of
+from faststream_sqlbroker.core.ended import parse_rates
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.policies.stored import policies_json, read_policies
+from faststream_sqlbroker.core.policies.stored import dump_policies, read_policies
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.times import length_text
+from faststream_sqlbroker.core.times import format_duration
 
 HOLDER_BYTES = 8
 """Bytes at the beginning of a lease token that identify the subscriber holding the lease."""
-ORDERED_WAY = "ordered=True"
+ORDERED_MODE = "ordered=True"
 """Name of the option in a list of policies."""
 
 
@@ -75,7 +75,7 @@ class LiveSubscriber:
     @property
     def way(self) -> str:
         """`ordered` and the policies as text, equal for subscribers that are compatible."""
-        options = [*([ORDERED_WAY] if self.ordered else []), *self.policies]
+        options = [*([ORDERED_MODE] if self.ordered else []), *self.policies]
         return " and ".join(options) if options else "plain"
 
     def holds(self, lease_token: UUID | None) -> bool:
@@ -85,7 +85,9 @@ class LiveSubscriber:
         )
 
 
-def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:
+def group_by_mode(
+    queue: str, subscribers: Iterable[LiveSubscriber]
+) -> dict[str, list[LiveSubscriber]]:
     """Group the subscribers of `queue` that are not about to stop by their `way`.
 
     With more than one group, no policy is guaranteed.
@@ -97,31 +99,31 @@ def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[
     return groups
 
 
-def names_text(subscribers: Sequence[LiveSubscriber]) -> str:
+def format_names(subscribers: Sequence[LiveSubscriber]) -> str:
     """Return the name of the first subscriber and the number of further subscribers."""
     remaining = len(subscribers) - 1
     return subscribers[0].worker + (f" and {remaining} more" if remaining else "")
 
 
-def ways_text(modes: Mapping[str, Sequence[LiveSubscriber]]) -> str:
+def format_modes(modes: Mapping[str, Sequence[LiveSubscriber]]) -> str:
     """List the subscribers of each mode."""
     return ", ".join(
-        f"{names_text(subscribers)} ({mode})" for mode, subscribers in sorted(modes.items())
+        f"{format_names(subscribers)} ({mode})" for mode, subscribers in sorted(modes.items())
     )
 
 
-MIXED = (
+MIXED_HINT = (
     "what policies and ordered=True promise holds only while every subscriber of a queue has the "
     "same: give all of them the same, or let the change of the fleet end"
 )
 
 
-def worker_name(process: str, holder: bytes) -> str:
+def build_worker_name(process: str, holder: bytes) -> str:
     """Return the name of the subscriber whose lease tokens begin with `holder`."""
     return f"{process[:200]}:{holder.hex()}"
 
 
-def describe(
+def build_description(
     *,
     queues: Sequence[str],
     max_workers: int,
@@ -140,12 +142,12 @@ def describe(
         "stopping": stopping,
         # The texts are for people: they also show policies that an older version does not know.
         "policies": [str(policy) for policy in policies],
-        "rules": policies_json(policies),
+        "rules": dump_policies(policies),
         **({"transactional": True} if transactional else {}),
     }
 
 
-def subscriber_of(
+def parse_subscriber(
     worker: str,
     info: Mapping[str, Any],
     since: datetime,
@@ -165,7 +167,7 @@ def subscriber_of(
         bool(info.get("stopping")),
         _to_strings(info.get("policies")),
         bool(info.get("transactional")),
-        rates_of(info.get("ended")),
+        parse_rates(info.get("ended")),
         drained,
         read_policies(info.get("rules")),
     )
@@ -194,8 +196,8 @@ class HeldLock:
 
 # Schedules, as stored. Times are the database's (aware, UTC).
 
-Missed = Literal["one", "all", "skip"]
-MISSED: tuple[Missed, ...] = ("one", "all", "skip")
+MissedRuns = Literal["one", "all", "skip"]
+MISSED_RUNS: tuple[MissedRuns, ...] = ("one", "all", "skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class ScheduleState:
             return None
         return self.run_at or self.next_at
 
-    def begun(self, now: datetime) -> "ScheduleState":
+    def start_run(self, now: datetime) -> "ScheduleState":
         """Return the state of a process that has claimed the schedule.
 
         All fire times that are due by `now` belong to its run.
@@ -260,36 +262,36 @@ class ScheduleState:
             return replace(self, decided_at=now)
         return self
 
-    def paused(self, at: datetime, by: str) -> "ScheduleState":
+    def pause(self, at: datetime, by: str) -> "ScheduleState":
         """Return the state after a pause by an operator; a run that has begun is over."""
-        expression, tz = self.definition_to_come
+        expression, tz = self.next_definition
         return ScheduleState(expression, tz, self.next_at, self.last_at, paused_at=at, paused_by=by)
 
-    def resumed(self, at: datetime) -> "ScheduleState":
+    def resume(self, at: datetime) -> "ScheduleState":
         """Return the state after the end of a pause, without the fire times due by then."""
         is_overdue = self.next_at is not None and self.next_at <= at
         return replace(
             self, paused_at=None, paused_by=None, skipped_until=at if is_overdue else None
         )
 
-    def fired(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
+    def record_fire(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
         """Return the state after fire time `at` was published (None: there was nothing to publish).
 
         The same run continues with the fire time `next_at`.
         """
         return replace(self, last_at=at or self.last_at, next_at=next_at, failures_count=0)
 
-    def ended(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
+    def end_run(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
         """Return the state after the last fire time of a run; otherwise like `record_fire`."""
-        expression, tz = self.definition_to_come
+        expression, tz = self.next_definition
         return ScheduleState(expression, tz, next_at, at or self.last_at)
 
     @property
-    def definition_to_come(self) -> tuple[str, str]:
+    def next_definition(self) -> tuple[str, str]:
         """The expression and time zone that determine the next fire time."""
         return self.becomes or (self.expression, self.tz)
 
-    def listed(self, name: str) -> Schedule:
+    def to_schedule(self, name: str) -> Schedule:
         """Return the schedule as operators see it."""
         return Schedule(
             name,
@@ -421,18 +423,18 @@ class WaitingMessage:
     now: datetime
 
 
-def moment_text(at: datetime, now: datetime) -> str:
+def format_timestamp(at: datetime, now: datetime) -> str:
     """Format a time and the distance from `now`."""
     return f"{at:%Y-%m-%d %H:%M:%S} UTC ({_format_distance(at - now)})"
 
 
 def _format_distance(duration: timedelta) -> str:
     seconds = duration.total_seconds()
-    text = length_text(abs(seconds))
+    text = format_duration(abs(seconds))
     return f"in {text}" if seconds > 0 else f"{text} ago"
 
 
-def error_text(error: str | None) -> str:
+def format_error(error: str | None) -> str:
     """Return the first line of an error, to be appended to a sentence; empty without an error."""
     lines = (error or "").strip().splitlines()
     return f"; last error: {lines[0][:MAX_DISPLAYED_ERROR]}" if lines else ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from faststream_sqlbroker.core.settle import DEAD_LETTER
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.status import Explanation, error_text
+from faststream_sqlbroker.core.status import Explanation, format_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class StoredMessage:
     """None if the body was not requested; else decoded JSON, text, or bytes."""
 
 
-class NotACursorError(ValueError):
+class InvalidCursorError(ValueError):
     """`after` was not returned by a page of the same list."""
 
 
@@ -144,7 +144,7 @@ def decode_body(payload: bytes, headers: Mapping[str, Any]) -> Any:
     return payload
 
 
-def history(message: StoredMessage) -> tuple[Event, ...]:
+def build_history(message: StoredMessage) -> tuple[Event, ...]:
     """Build the past and future events of a message from the stored row."""
     row = message
     replayed = "" if row.origin_id is None else f", as a replay of message {row.origin_id}"
@@ -153,7 +153,7 @@ def history(message: StoredMessage) -> tuple[Event, ...]:
         events.append(Event(row.first_attempt_at, "the first attempt ended"))
     if row.last_attempt_at is not None:
         text = f"attempt {row.attempts_count} ended" if row.attempts_count else "a handler ended"
-        events.append(Event(row.last_attempt_at, text + error_text(row.last_error)))
+        events.append(Event(row.last_attempt_at, text + format_error(row.last_error)))
     if row.archived_at is None:
         events += _list_open_events(row)
     else:
@@ -183,7 +183,7 @@ def _list_open_events(row: StoredMessage) -> list[Event]:
     return events
 
 
-def came_from(headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def get_dead_letter_origin(headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the origin of a dead letter from the header, or None."""
     value = (headers or {}).get(DEAD_LETTER)
     return value if isinstance(value, dict) else None

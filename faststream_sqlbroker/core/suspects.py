@@ -19,27 +19,27 @@ class Suspect(NamedTuple):
 
     lost_leases: int
     """Deliveries that ended without an attempt."""
-    last: bool = False
+    is_last: bool = False
     """True if the next delivery is the last permitted one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suspicion:
+class SuspectRule:
     """The rule by which a claim recognises suspects, which it does not lease.
 
     A message that has lost more leases than permitted is not a suspect: it ends without a handler.
     """
 
-    losses: int = SUSPECT_AFTER
+    min_lost: int = SUSPECT_AFTER
     """Number of lost leases from which a message is a suspect."""
     max_lost: int = _NEVER
     """Number of lost leases after which the next delivery is the last permitted one."""
-    told: bool = True
+    report: bool = True
     """True if the claim reports suspects, which then count towards its limit; False skips
     suspects."""
 
     @classmethod
-    def under(cls, max_deliveries: int | None) -> "Suspicion | None":
+    def from_max_deliveries(cls, max_deliveries: int | None) -> "SuspectRule | None":
         """Build the rule for a subscriber with `max_deliveries` (None: no limit).
 
         Returns None if no lost lease is permitted: then no message is delivered after a lost lease.
@@ -50,19 +50,19 @@ class Suspicion:
             return None
         return cls(min(SUSPECT_AFTER, max_deliveries - 1), max_deliveries - 1)
 
-    def untold(self) -> "Suspicion":
+    def as_silent(self) -> "SuspectRule":
         """Return the same rule for a claim that skips suspects."""
-        return Suspicion(self.losses, self.max_lost, told=False)
+        return SuspectRule(self.min_lost, self.max_lost, report=False)
 
-    def of(self, lost_leases: int) -> Suspect | None:
+    def classify(self, lost_leases: int) -> Suspect | None:
         """Classify a message by the number of lost leases; returns None for a normal message."""
         return (
             Suspect(lost_leases, lost_leases == self.max_lost)
-            if self.losses <= lost_leases <= self.max_lost
+            if self.min_lost <= lost_leases <= self.max_lost
             else None
         )
 
     @property
     def binds(self) -> dict[str, int]:
         """Binds of the SQL statements that skip suspects."""
-        return {"losses": self.losses, "final": self.max_lost}
+        return {"losses": self.min_lost, "final": self.max_lost}

@@ -31,13 +31,13 @@ MAX_REPR_LENGTH = 80
 """Maximum length in characters of a value in an error message."""
 
 
-def short(value: object) -> str:
+def format_value(value: object) -> str:
     """Return `repr(value)`, truncated for an error message."""
     text = repr(value)
     return text if len(text) <= MAX_REPR_LENGTH else text[: MAX_REPR_LENGTH - 3] + "..."
 
 
-def visible(text: str) -> str:
+def replace_invisible(text: str) -> str:
     """Replace control characters, lone surrogates and marks that change the text direction.
 
     In a terminal such characters could move the cursor, or hide or reorder the text around them;
@@ -46,7 +46,7 @@ def visible(text: str) -> str:
     return _INVISIBLE.sub(_REPLACEMENT, text)
 
 
-def storable(text: str) -> bool:
+def is_storable(text: str) -> bool:
     """Return True if every database stores `text` unchanged, apart from the length."""
     return _UNSTORABLE.search(text) is None
 
@@ -141,7 +141,7 @@ def _replace_unstorable(text: str) -> str:
 
 # Stored headers and texts. Another program may have stored anything there.
 
-LONGEST_KEPT = 256
+MAX_CACHED_HEADERS = 256
 """Maximum length in characters of headers whose decoded form is cached; longer ones seldom
 repeat."""
 
@@ -181,15 +181,17 @@ def load_headers(value: Any) -> dict[str, Any]:
     """
     if value is None:
         return {}
-    if value.__class__ is str and len(value) <= LONGEST_KEPT:
+    if value.__class__ is str and len(value) <= MAX_CACHED_HEADERS:
         return (
-            dict(cached) if (cached := plain_headers(value)) is not None else _parse_headers(value)
+            dict(cached)
+            if (cached := parse_flat_headers(value)) is not None
+            else _parse_headers(value)
         )
     return _parse_headers(value)
 
 
 @lru_cache(maxsize=128)
-def plain_headers(value: str) -> dict[str, Any] | None:
+def parse_flat_headers(value: str) -> dict[str, Any] | None:
     """Decode headers without nested values; return None for other headers.
 
     Many messages have the same headers, so the decoded form is cached. The caller must copy the
@@ -208,7 +210,7 @@ def _parse_headers(value: Any) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {"value": loaded}
 
 
-def size_text(size: float) -> str:
+def format_size(size: float) -> str:
     """Format a number of bytes in the largest suitable unit."""
     units = ["TiB", "GiB", "MiB", "KiB", "bytes"]
     while round(size) >= 1024 and units[1:]:  # noqa: PLR2004 - a KiB

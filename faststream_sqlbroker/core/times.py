@@ -6,13 +6,13 @@ from datetime import datetime, timedelta, timezone
 from fractions import Fraction
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 Duration = float | timedelta | str
 """Seconds, a timedelta, or text such as "500ms", "60s", "1.5h", "2h45m", "30d" or "0"."""
 
-LONGEST_SECONDS = 1e11
+MAX_SECONDS = 1e11
 """Maximum duration in seconds (about 3 170 years): a timedelta must be able to hold it."""
 
 _UNITS = {
@@ -56,15 +56,15 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
         seconds = _to_float(value)
     else:
         raise SetupError(f"{name} cannot be {value!r} of type {type(value).__name__}: {_ALLOWED}")
-    if not math.isfinite(seconds) or abs(seconds) > LONGEST_SECONDS:
+    if not math.isfinite(seconds) or abs(seconds) > MAX_SECONDS:
         raise SetupError(
-            f"{name} must be a finite length of at most {LONGEST_SECONDS:.0e} seconds, got "
+            f"{name} must be a finite length of at most {MAX_SECONDS:.0e} seconds, got "
             f"{_format_value(value)}"
         )
     return seconds
 
 
-def delay_seconds(value: Duration, *, name: str = "delay") -> float:
+def parse_delay(value: Duration, *, name: str = "delay") -> float:
     """Return a delay in seconds; a negative `value` gives 0.
 
     Raises:
@@ -73,7 +73,7 @@ def delay_seconds(value: Duration, *, name: str = "delay") -> float:
     return max(0.0, parse_duration(value, name=name))
 
 
-def seconds_or_zero(name: str, value: Duration) -> float:
+def parse_non_negative(name: str, value: Duration) -> float:
     """Return a duration of 0 or more in seconds.
 
     Raises:
@@ -85,7 +85,7 @@ def seconds_or_zero(name: str, value: Duration) -> float:
     return seconds
 
 
-def positive_seconds(name: str, value: Duration) -> float:
+def parse_positive(name: str, value: Duration) -> float:
     """Return a duration above 0 in seconds.
 
     Raises:
@@ -119,24 +119,24 @@ def _to_float(value: float) -> float:
 
 def _format_value(value: Duration) -> str:
     # Python refuses to convert an int of many thousand digits to text.
-    if isinstance(value, int) and abs(value) > LONGEST_SECONDS:
+    if isinstance(value, int) and abs(value) > MAX_SECONDS:
         return "a larger integer"
-    return short(value)
+    return format_value(value)
 
 
 # Options for leases and waits.
 
 
-def lease_seconds(lease: Duration) -> float:
+def parse_lease(lease: Duration) -> float:
     """Return the length of a lease in seconds.
 
     Raises:
         SetupError: the value is not a duration above 0.
     """
-    return positive_seconds("lease", lease)
+    return parse_positive("lease", lease)
 
 
-def wait_seconds(wait: Duration | None) -> float | None:
+def parse_wait(wait: Duration | None) -> float | None:
     """Return the maximum wait in seconds; None means no limit.
 
     Raises:
@@ -167,8 +167,8 @@ def from_microseconds(microseconds: int) -> datetime:
     return EPOCH + timedelta(microseconds=microseconds)
 
 
-FIRST_MOMENT = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
-LAST_MOMENT = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
+MIN_TIMESTAMP = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
+MAX_TIMESTAMP = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
 """The years 1 to 9999, the range of Python's datetimes. In SQLite text and bytes, which any column
 accepts, sort after all numbers."""
 
@@ -191,16 +191,18 @@ def find_zone(name: str, owner: str) -> ZoneInfo:
     except (ZoneInfoNotFoundError, ValueError, TypeError, AttributeError, OSError) as error:
         if not available_timezones():
             raise SetupError(
-                f"{owner} tz cannot be {short(name)}: this machine has no time zone database "
+                f"{owner} tz cannot be {format_value(name)}: this machine has no time zone "
+                "database "
                 "at all; pip install tzdata, or install the operating system's package of that name"
             ) from error
         raise SetupError(
-            f'{owner} tz cannot be {short(name)}: it is a name of the IANA database such as "UTC" '
+            f"{owner} tz cannot be {format_value(name)}: it is a name of the IANA database such "
+            'as "UTC" '
             'or "Europe/Berlin"'
         ) from error
 
 
-def length_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in the largest suitable unit."""
     for limit, unit, divisor in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
         if abs(seconds) < limit:

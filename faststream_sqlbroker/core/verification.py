@@ -4,28 +4,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 IN_BOTH = "in_both_tables"
-TWICE = "archived_twice"
+ARCHIVED_TWICE = "archived_twice"
 UNKNOWN_STATE = "unknown_state"
 NO_LEASE = "processing_without_lease"
-LEASE_LEFT = "lease_left_behind"
+LEFT_LEASE = "lease_left_behind"
 NO_OWNER = "lease_without_owner"
 NO_ATTEMPT = "retry_without_attempt"
 IN_FUTURE = "ended_in_future"
-JOB_RESTS = "job_without_due_time"
+JOB_WITHOUT_DUE_TIME = "job_without_due_time"
 DIFFERS = "window_differs"
 BROUGHT_BACK = "window_brought_back"
 
 MEANINGS: Mapping[str, str] = {
     IN_BOTH: "the message is live and in the archive at once",
-    TWICE: "the archive has the message more than once",
+    ARCHIVED_TWICE: "the archive has the message more than once",
     UNKNOWN_STATE: "no message of this table has that state",
     NO_LEASE: "it is PROCESSING, but has no lease, so nothing gives it back",
-    LEASE_LEFT: "it has a lease, but is not PROCESSING",
+    LEFT_LEASE: "it has a lease, but is not PROCESSING",
     NO_OWNER: "its lease is over, neither its holder nor a transaction keeps it, and nothing has "
     "given it back",
     NO_ATTEMPT: "it is RETRYABLE, but had no attempt",
     IN_FUTURE: "it ended at a time that is not over, or at none",
-    JOB_RESTS: "the job is running, but has no time for its next batch",
+    JOB_WITHOUT_DUE_TIME: "the job is running, but has no time for its next batch",
     DIFFERS: "the archive has other rows of the window than the export has recorded",
 }
 """The meanings of the kinds of damage; docs/howto/operating.md describes the repairs."""

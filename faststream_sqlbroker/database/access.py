@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import Connection, Table, delete, func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
+from faststream_sqlbroker.core.access import Access, Activities, Activity, MissingRight
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.rights import Right, list_required_rights
 from faststream_sqlbroker.exceptions import AccessError, StoreError
@@ -43,7 +43,7 @@ class AccessChecks:
         self._database = database
         self._dialect = database.dialect
 
-    async def find_lacks(self, activities: Activities) -> Access:
+    async def find_missing_rights(self, activities: Activities) -> Access:
         """Find the rights and tables that the database user lacks for `activities`.
 
         Raises:
@@ -93,7 +93,7 @@ class AccessChecks:
         deadline = asyncio.get_running_loop().time() + limit
         try:
             return await self._database.run(
-                has_tables, write=False, deadline=deadline, places=asyncio.Semaphore()
+                has_tables, write=False, deadline=deadline, connection_slots=asyncio.Semaphore()
             )
         except StoreError:
             return False
@@ -119,12 +119,12 @@ class AccessChecks:
 
         with suppress(AccessError):
             await self._database.run(
-                write, locks=False, retry_lock_timeout=False, places=asyncio.Semaphore()
+                write, locks=False, retry_lock_timeout=False, connection_slots=asyncio.Semaphore()
             )
 
     def _list_missing_rights(
         self, connection: Connection, required_rights: Sequence[Right], grantee: str
-    ) -> list[Lack]:
+    ) -> list[MissingRight]:
         """Try each right separately."""
         denied_parts = (self._find_denied_part(connection, right) for right in required_rights)
         denied = [denied_part for denied_part in denied_parts if denied_part is not None]
@@ -244,8 +244,8 @@ def _build_statement(connection: Connection, right: Right) -> str:
 
 def _build_missing_table(
     connection: Connection, table: Table, required_rights: Sequence[Right]
-) -> Lack:
-    return Lack(
+) -> MissingRight:
+    return MissingRight(
         f"the table {connection.dialect.identifier_preparer.format_table(table)}",
         "run the migrations, or await broker.create_tables() while developing",
         _merge_activities(right for right in required_rights if right.table is table),
@@ -253,13 +253,13 @@ def _build_missing_table(
     )
 
 
-def _build_read_only_file(connection: Connection, denied: Sequence[Right]) -> Lack:
+def _build_read_only_file(connection: Connection, denied: Sequence[Right]) -> MissingRight:
     """Describe missing write access to the file; SQLite has no other rights."""
     statement = text("SELECT file FROM pragma_database_list WHERE name = 'main'")
     file = connection.execute(statement).scalar_one()
     # A connection to a file that was opened read-only stays read-only: drop it.
     connection.connection.invalidate(soft=True)
-    return Lack(
+    return MissingRight(
         f"the right to write {file}, which is readonly", _WRITE_HINT, _merge_activities(denied)
     )
 
@@ -270,7 +270,7 @@ def _build_missing_grant(
     denied: Sequence[Right],
     required_rights: Sequence[Right],
     grantee: str,
-) -> Lack:
+) -> MissingRight:
     """Describe the rights that are denied on a table, sequence or schema."""
     verbs = ", ".join(dict.fromkeys(_format_verb(connection, right) for right in denied))
     activities = _merge_activities(denied)
@@ -278,7 +278,7 @@ def _build_missing_grant(
     denies_insert = any(right.verb == "INSERT" and "payload" in right.columns for right in denied)
     some_allowed = len(denied) < sum(right.table is denied[0].table for right in required_rights)
     hint = "" if some_allowed or not is_mariadb(connection.dialect) else _MARIADB_HINT
-    return Lack(
+    return MissingRight(
         f"{verbs} on {target}",
         f"GRANT {verbs} ON {target} TO {grantee};{hint}",
         activities,

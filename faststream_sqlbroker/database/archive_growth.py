@@ -70,7 +70,7 @@ class ArchiveGrowth:
         self._archive = database.tables.archive
         self._state = database.tables.policy_state
 
-    async def a_day(self) -> int:
+    async def estimate_rows_per_day(self) -> int:
         """Return about how many messages were archived in the last 24 hours.
 
         A refusal does not mean that this process lacks a right: not every user may read the
@@ -78,7 +78,7 @@ class ArchiveGrowth:
         """
         return await self._database.run(self._count_last_day, write=False)
 
-    async def size(self) -> "ArchiveSize | None":
+    async def read_size(self) -> "ArchiveSize | None":
         """Return the archive's size, None without an estimate by the server or an archived message.
 
         `grows_for` uses the retention of the process that prunes, or of the last prune.
@@ -95,7 +95,7 @@ class ArchiveGrowth:
         """
         c = self._archive.c
         day_ago = later(literal_column(str(-86_400_000_000)))
-        ids = self._dialect.use_index(select(c.id), self._archive, "archived_index")
+        ids = self._dialect.add_index_hint(select(c.id), self._archive, "archived_index")
         ids = ids.order_by(c.archived_at.desc(), c.id.desc())
         newest = ids.where(c.archived_at > day_ago).limit(MAX_SAMPLE).subquery()
         count, last = connection.execute(select(func.count(), func.max(newest.c.id))).one()
@@ -113,7 +113,7 @@ class ArchiveGrowth:
         width = min(SAMPLE_RANGE_IDS, max(drawn // SAMPLE_RANGES, 1))
         c = self._archive.c
         # One range of the primary key per statement, so that every server reads only these ids.
-        count = self._dialect.use_index(select(func.count(c.id)), self._archive, None)
+        count = self._dialect.add_index_hint(select(func.count(c.id)), self._archive, None)
         archived = 0
         for number in range(SAMPLE_RANGES):
             start = first + drawn * number // SAMPLE_RANGES
@@ -126,7 +126,7 @@ class ArchiveGrowth:
 
         c = self._archive.c
         ids = select(c.id, c.archived_at, clock())
-        ids = self._dialect.use_index(ids, self._archive, "archived_index")
+        ids = self._dialect.add_index_hint(ids, self._archive, "archived_index")
         oldest = connection.execute(ids.order_by(c.archived_at, c.id).limit(1)).first()
         is_sqlite = self._dialect.name == "sqlite"
         disk_use = (self._measure_file if is_sqlite else self._read_statistics)(connection)
@@ -169,7 +169,7 @@ class ArchiveGrowth:
         """Return when the oldest COMPLETED message of the first `MAX_EXPIRED_ROWS` rows ended."""
         c = self._archive.c
         rows = select(c.archived_at, c.state).where(where).order_by(*order).limit(MAX_EXPIRED_ROWS)
-        first = self._dialect.use_index(rows, self._archive, "archived_index").subquery()
+        first = self._dialect.add_index_hint(rows, self._archive, "archived_index").subquery()
         completed = first.c.state == MessageState.COMPLETED.name
         return connection.execute(select(func.min(first.c.archived_at)).where(completed)).scalar()
 

@@ -66,7 +66,7 @@ class Checkouts:
             event.listen(engine.sync_engine, "invalidate", _roll_back)
             self._file.watch(engine.sync_engine)
 
-    def note(self, error: BaseException) -> None:
+    def evict_if_read_only(self, error: BaseException) -> None:
         """Evict all connections opened so far if `error` came from a read-only server."""
         if self.errors.spoils_connection(error):
             self._evicted_before = monotonic()
@@ -106,7 +106,7 @@ class Checkouts:
                 watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
             yield connection
         except Exception as error:
-            self.note(error)
+            self.evict_if_read_only(error)
             raise
         finally:
             watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)

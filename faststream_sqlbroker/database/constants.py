@@ -1,9 +1,15 @@
 """Numbers and expressions shared by SQL and Python; a statement uses them as `{name}`."""
 
-from faststream_sqlbroker.core.policies.flags import HEADER_KEY, HELD_BURST, JOINED, KEPT, LET_IN
+from faststream_sqlbroker.core.policies.flags import (
+    ADMITTED,
+    HEADER_KEY,
+    HELD_BURST,
+    JOINED,
+    PERSISTENT_MASK,
+)
 from faststream_sqlbroker.core.policies.standby import STANDBY, STANDBY_SECONDS
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, from_microseconds
+from faststream_sqlbroker.core.times import MAX_TIMESTAMP, MIN_TIMESTAMP, from_microseconds
 
 SQLITE_NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """SQLite's clock in microseconds, with a resolution of a millisecond; constant within a statement.
@@ -14,9 +20,9 @@ ASCII. The second key is the transaction's limit in milliseconds.
 """
 MAX_REPLIES = 500
 """Replies that one poll reads."""
-SQLITE_COUNTS = 500_000
+MAX_SQLITE_COUNT = 500_000
 """Number of rows at which SQLite stops counting: some 100 ms."""
-LONG_AGO = 60
+EXPIRED_JOB_GRACE = 60
 """Seconds after which a page of a pull consumer's jobs ends an expired job. Until then a client
 that takes it from an older page gets the answer "expired"; later it would retry a dead job.
 """
@@ -26,15 +32,15 @@ MAX_QUERY_CHARACTERS = 200
 """Characters of a session's query: enough to recognise it by, few enough for a line."""
 
 CONSTANTS = {
-    "first_moment": str(FIRST_MOMENT),
+    "first_moment": str(MIN_TIMESTAMP),
     "header_key": str(HEADER_KEY),
     "held_burst": str(HELD_BURST),
     "joined": str(JOINED),
-    "kept_marks": str(KEPT),
-    "last_moment": str(LAST_MOMENT),
-    "let_in": str(LET_IN),
-    "long_ago": str(LONG_AGO),
-    "max_counted": str(SQLITE_COUNTS),
+    "kept_marks": str(PERSISTENT_MASK),
+    "last_moment": str(MAX_TIMESTAMP),
+    "let_in": str(ADMITTED),
+    "long_ago": str(EXPIRED_JOB_GRACE),
+    "max_counted": str(MAX_SQLITE_COUNT),
     "max_replies": str(MAX_REPLIES),
     "max_sessions": str(MAX_SESSIONS),
     "now": SQLITE_NOW,

@@ -34,11 +34,11 @@ class DeadSessionWatch:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = database.dialect.sql
-        self._seen: dict[Wait, float] = {}
+        self._first_seen: dict[Wait, float] = {}
         """The waits of the last query, and when each was first observed (monotonic seconds)."""
         self._next_check = 0.0
 
-    async def end(self) -> list[int]:
+    async def end_dead_sessions(self) -> list[int]:
         """End sessions that have stayed in the same wait longer than their idle limit.
 
         Only sessions in a transaction of the broker are ended, of this process or another, that
@@ -57,17 +57,17 @@ class DeadSessionWatch:
         if now < self._next_check or not self._sql.has("silent_sessions"):
             return []
         self._next_check = now + CHECK_INTERVAL
-        waits = await self._database.run(self._find, write=False)
-        self._seen = {wait: self._seen.get(wait, now) for wait in waits}
+        waits = await self._database.run(self._find_waits, write=False)
+        self._first_seen = {wait: self._first_seen.get(wait, now) for wait in waits}
         limit = self._database.idle_limit
         expired_waits = {
-            wait: now - since for wait, since in self._seen.items() if since <= now - limit
+            wait: now - since for wait, since in self._first_seen.items() if since <= now - limit
         }
         if not expired_waits:
             return []
         return await self._database.run(lambda c: self._end_sessions(c, expired_waits), write=False)
 
-    def _find(self, connection: Connection) -> set[Wait]:
+    def _find_waits(self, connection: Connection) -> set[Wait]:
         """Return this user's sessions that wait for their client in the middle of a statement.
 
         Empty if this user may not end them.
@@ -88,7 +88,7 @@ class DeadSessionWatch:
             "pids": [pid for pid, _ in waits],
             "since": [since for _, since in waits],
             "waited": [int(seconds * 1000) for seconds in waits.values()],
-            "tables": [format_name(table) for table in self._database.tables.ours],
+            "tables": [format_name(table) for table in self._database.tables.broker_tables],
         }
         rows = connection.execute(self._sql["end_sessions"], binds)
         return [pid for pid, ended in rows if ended]

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.live_queues import due_messages
+from faststream_sqlbroker.database.parts.live_queues import count_due
 from faststream_sqlbroker.database.pool import check_same_database
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class QueueDepths:
         self._errors = database.errors
         self._dialect = database.dialect
 
-    async def read(
+    async def count(
         self, queue: str, limit: int, connection: AsyncConnection | AsyncSession | None = None
     ) -> int:
         """Count the messages of `queue` that are due and not leased, up to `limit`.
@@ -41,7 +41,7 @@ class QueueDepths:
         """
         if connection is None:
             return await self._database.run(
-                lambda c: due_messages(c, self._dialect, queue, limit),
+                lambda c: count_due(c, self._dialect, queue, limit),
                 Activity.PUBLISH,
                 Activity.COUNT,
                 write=False,
@@ -51,7 +51,7 @@ class QueueDepths:
                 connection = await connection.connection()
             return await connection.run_sync(lambda c: self._count_due(c, queue, limit))
         except SQLAlchemyError as error:
-            raise self._errors.of_caller(error) from error
+            raise self._errors.convert_caller_error(error) from error
 
     def read_sync(self, connection: "Connection | Session", queue: str, limit: int) -> int:
         """Count the messages of `queue` in the caller's transaction, for synchronous code.
@@ -64,8 +64,8 @@ class QueueDepths:
                 connection = connection.connection()
             return self._count_due(connection, queue, limit)
         except SQLAlchemyError as error:
-            raise self._errors.of_caller(error) from error
+            raise self._errors.convert_caller_error(error) from error
 
     def _count_due(self, connection: Connection, queue: str, limit: int) -> int:
         check_same_database(connection, self._engine.sync_engine)
-        return due_messages(connection, self._dialect, queue, limit)
+        return count_due(connection, self._dialect, queue, limit)

@@ -7,25 +7,25 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.policies.seen import Seen, Swap
+from faststream_sqlbroker.core.policies.seen import CompareAndSwap, QueueSnapshots
 from faststream_sqlbroker.core.rows import (
-    Around,
-    Claimed,
     ClaimedMessage,
+    ClaimedMessages,
+    HeartbeatData,
     NewMessage,
+    PollResult,
     Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
     SettleResult,
-    SignOfLife,
 )
-from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts import live_subscribers
 from faststream_sqlbroker.database.parts.handler_locks import HandlerLocks
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
-from faststream_sqlbroker.database.parts.policy_state import note_started
+from faststream_sqlbroker.database.parts.policy_state import record_starts
 from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.query import Work
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.postgresql.quick_jobs import SingleStatementJobs
 
 
-class Dialect(Operations):
+class Dialect(DialectOperations):
     """The interface of a database to the store."""
 
     ordered: OrderedClaims
@@ -44,17 +44,17 @@ class Dialect(Operations):
     """The locks that transactions of handlers begin with."""
 
     @abstractmethod
-    def removing(self, ids: Sequence[int]) -> Work[None]:
+    def build_remove(self, ids: Sequence[int]) -> Work[None]:
         """Build the deletion of the messages `ids`, whatever their state; nothing is archived.
 
         The work needs a transaction of its own. It waits for rows that others have locked.
         """
 
-    def inserting(self, rows: Sequence[NewMessage]) -> Work[list[int | None]]:
+    def build_insert(self, rows: Sequence[NewMessage]) -> Work[list[int | None]]:
         """Build `insert` as work for a separate transaction."""
         return lambda connection: self.insert(connection, rows)
 
-    def claiming_free_keys(
+    def build_claim_free_keys(
         self,
         rows: Sequence[ClaimedMessage],  # noqa: ARG002
         ttl: float,  # noqa: ARG002
@@ -67,15 +67,15 @@ class Dialect(Operations):
         """
         return None
 
-    def looking_at_queues(
+    def build_read_queues(
         self,
         queues: Sequence[str],  # noqa: ARG002
         *,
         size: int,  # noqa: ARG002
-        most_running: int,  # noqa: ARG002
+        max_running: int,  # noqa: ARG002
         scopes: Sequence[str],  # noqa: ARG002
-        others: Suspicion | None,  # noqa: ARG002
-    ) -> Work[Seen] | None:
+        suspicion: SuspectRule | None,  # noqa: ARG002
+    ) -> Work[QueueSnapshots] | None:
         """Build a consistent read of the state that a claim under policies of `queues` needs.
 
         The work reads `size` due messages of each priority, up to `max_running` leases, and the
@@ -84,7 +84,7 @@ class Dialect(Operations):
         """
         return None
 
-    def swapping(self, swap: Swap) -> Work[Claimed | None]:
+    def build_compare_and_swap(self, swap: CompareAndSwap) -> Work[ClaimedMessages | None]:
         """Build a compare-and-swap: raise the version of a queue, lease and store.
 
         The work returns None and writes nothing if the version differs or another claim has locked
@@ -94,40 +94,42 @@ class Dialect(Operations):
 
     def build_scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
         """Build a search for ready pairs as work for a separate transaction."""
-        return lambda connection: self.ready_pairs(connection, queues)
+        return lambda connection: self.find_ready_pairs(connection, queues)
 
     def build_poll(
-        self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
-    ) -> Work[Around]:
+        self, queues: Sequence[str], leased: Sequence[str], sign: HeartbeatData | None
+    ) -> Work[PollResult]:
         """Build a poll of `queues`, and of the first lease end in `leased`.
 
         The work needs a transaction of its own. With `sign` it is also a heartbeat, and reads the
         orders of operators.
         """
 
-        def poll(connection: Connection) -> Around:
+        def poll(connection: Connection) -> PollResult:
             orders = None
             if sign is not None:
                 state = self.tables.policy_state
-                changed = set(sign.changed)
-                live_subscribers.announce(connection, state, sign.known, changed, sign.lease)
-                orders = live_subscribers.orders(connection, state, sorted(sign.known))
-            pairs = self.ready_pairs(connection, queues)
-            return Around(pairs, self.lease_ends_in(connection, leased), orders)
+                changed = set(sign.changed_names)
+                live_subscribers.renew_registrations(
+                    connection, state, sign.descriptions, changed, sign.lease_seconds
+                )
+                orders = live_subscribers.load_orders(connection, state, sorted(sign.descriptions))
+            pairs = self.find_ready_pairs(connection, queues)
+            return PollResult(pairs, self.get_seconds_to_lease_end(connection, leased), orders)
 
         return poll
 
     @abstractmethod
-    def claiming(
+    def build_claim(
         self,
         pairs: Sequence[ReadyPair],
         limit: int,
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
+        suspicion: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
-    ) -> Work[Claimed]:
+    ) -> Work[ClaimedMessages]:
         """Build a claim of up to `limit` due rows, ordered by pair, due time and id.
 
         The work needs a transaction of its own. Locked rows are skipped. With `prefetch`, the first
@@ -144,7 +146,7 @@ class Dialect(Operations):
             connection, settlements, skip_locked=skip_locked
         )
 
-    def settling_one(self, settlement: Settlement) -> Work[SettleResult]:
+    def build_settle_one(self, settlement: Settlement) -> Work[SettleResult]:
         """Build the settlement of a row without a unit.
 
         A session that caches plans makes a new plan.
@@ -161,7 +163,7 @@ class Dialect(Operations):
         """Settle unit by unit, and insert the messages published with each unit; see `units`."""
         return settle_units(self, connection, settlements, skip_locked=skip_locked)
 
-    def remove_first(
+    def settle_ack_first(
         self,
         connection: Connection,
         settlements: Sequence[Settlement],
@@ -175,6 +177,6 @@ class Dialect(Operations):
         Both are one transaction, so every removed row has its record.
         """
         result = self.settle(connection, settlements)
-        if removed := [row for row in rows if row.id in result.settled]:
-            note_started(connection, self.tables.policy_state, removed, holder, lease, worker)
+        if removed := [row for row in rows if row.id in result.settled_ids]:
+            record_starts(connection, self.tables.policy_state, removed, holder, lease, worker)
         return result

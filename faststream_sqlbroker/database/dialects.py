@@ -15,10 +15,10 @@ DIALECTS = {
 }
 """The path of each database's class; a process imports only its own."""
 
-__all__ = ("DIALECTS", "Dialect", "dialect_for")
+__all__ = ("DIALECTS", "Dialect", "create_dialect")
 
 
-def dialect_for(sqlalchemy_dialect: Any, tables: Tables) -> Dialect:
+def create_dialect(sqlalchemy_dialect: Any, tables: Tables) -> Dialect:
     """Create the dialect of an engine over `tables`.
 
     Raises:

@@ -26,7 +26,7 @@ _DRIVERS = {
 """SQLAlchemy's driver names by the driver modules that Django's connections may have."""
 
 
-def is_django(connection: Any) -> bool:
+def is_django_connection(connection: Any) -> bool:
     """Return True if `connection` is from `django.db.connections`."""
     return hasattr(connection, "ensure_connection") and hasattr(connection, "settings_dict")
 

@@ -53,7 +53,7 @@ class DriverShortcut:
         self._sync_engine = engine.sync_engine
         self._errors = errors
         self._compiled: dict[TextClause, tuple[str, list[str]]] = {}
-        self.possible = False
+        self.is_possible = False
         """True if the engine connects in a way that allows the shortcut."""
         self._has_listeners = False
         self._next_check_at = 0.0
@@ -62,7 +62,7 @@ class DriverShortcut:
 
     def _on_connect(self, _dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
         plain = not {"async_creator_fn", "prepared_statement_name_func"} & options.keys()
-        self.possible = plain and int(options.get("statement_cache_size", 1)) > 0
+        self.is_possible = plain and int(options.get("statement_cache_size", 1)) > 0
 
     def get_driver(self, connection: Connection) -> Any | None:
         """Return the driver's connection under `connection`, None if statements are observed.
@@ -72,7 +72,7 @@ class DriverShortcut:
         engine = connection.engine
         # The application may publish on a connection of another engine, which may connect in
         # another way.
-        if not self.possible or engine.pool is not self._sync_engine.pool:
+        if not self.is_possible or engine.pool is not self._sync_engine.pool:
             return None
         if monotonic() > self._next_check_at:
             self._next_check_at = monotonic() + LISTENER_CHECK_INTERVAL
@@ -87,7 +87,7 @@ class DriverShortcut:
         driver = connection.connection.driver_connection
         return None if driver is None or driver.is_closed() else driver
 
-    async def alone(self, connection: AsyncConnection) -> Any | None:
+    async def get_autocommit_driver(self, connection: AsyncConnection) -> Any | None:
         """Return the driver's connection for a statement in autocommit, None if impossible."""
         sync = connection.sync_connection
         if sync is None or (driver := self.get_driver(sync)) is None or driver.is_in_transaction():
@@ -97,9 +97,9 @@ class DriverShortcut:
             sync.info[_READ_COMMITTED] = level == "read committed"
         return driver if sync.info[_READ_COMMITTED] else None
 
-    def may_be_inside(self, connection: Connection) -> bool:
+    def can_try_inside(self, connection: Connection) -> bool:
         """Return True if `fetch_in` may work: `connection` is in a transaction."""
-        return self.possible and connection.in_transaction()
+        return self.is_possible and connection.in_transaction()
 
     def _get_driver_in_transaction(self, connection: Connection) -> Any | None:
         """Return the driver's connection if the transaction has begun on the server, too."""
@@ -109,7 +109,7 @@ class DriverShortcut:
         driver = self.get_driver(connection)
         return driver if driver is not None and driver.is_in_transaction() else None
 
-    async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
+    async def fetch_in_transaction(self, connection: AsyncConnection, query: Query[T]) -> T:
         """Run `query` in the caller's transaction; if interrupted, invalidate the connection.
 
         Raises:

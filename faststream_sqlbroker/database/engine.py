@@ -70,10 +70,10 @@ class Database:
         write: bool = True,
         locks: bool = True,
         deadline: float | None = None,
-        doing: ActivitySource | None = None,
+        activity_source: ActivitySource | None = None,
         retry_lock_timeout: bool = True,
-        planned_anew: bool = False,
-        places: asyncio.Semaphore | None = None,
+        replan: bool = False,
+        connection_slots: asyncio.Semaphore | None = None,
     ) -> T:
         """Run `work` in a transaction and commit; repeat after a rollback by the database.
 
@@ -86,10 +86,10 @@ class Database:
             locks: It may lock rows. The server then ends the session if its client sends nothing
                 in the transaction for 30 seconds, or for `timeout` if that is less.
             deadline: In the event loop's time; default `timeout` seconds from now.
-            doing: Replaces `activities`; a function is called only after a refusal.
+            activity_source: Replaces `activities`; a function is called only after a refusal.
             retry_lock_timeout: Repeat the transaction also if it waited too long for a lock.
-            planned_anew: Several statements use no cached query plan of the session.
-            places: Acquire one of these for each attempt instead of the database's.
+            replan: Several statements use no cached query plan of the session.
+            connection_slots: Acquire one of these for each attempt instead of the database's.
 
         Raises:
             TransientStoreError: the database could not be reached or was busy; nothing was written.
@@ -100,13 +100,13 @@ class Database:
         replaced = False
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self.timeout
-        begin = partial(self._begin, locks=locks, replan=planned_anew) if write else None
+        begin = partial(self._begin, locks=locks, replan=replan) if write else None
         run_once = partial(
             self._run_once,
             work,
-            places or self.connection_slots,
+            connection_slots or self.connection_slots,
             deadline,
-            frozenset(activities) if doing is None else doing,
+            frozenset(activities) if activity_source is None else activity_source,
             begin,
         )
 
@@ -124,7 +124,7 @@ class Database:
                 ):
                     raise
                 replaced = replaced or self.errors.needs_new_connection(error)
-                await self.clock.sleep(self.clock.jitter(pause))
+                await self.clock.sleep(self.clock.add_jitter(pause))
                 pause *= 2
         return await attempt()
 
@@ -183,7 +183,7 @@ class Database:
                 ):
                     driver = None
                     if isinstance(work, Query):
-                        driver = await self.shortcut.alone(connection)
+                        driver = await self.shortcut.get_autocommit_driver(connection)
                     if driver is None:
                         await connection.run_sync(run)
                     else:

@@ -62,7 +62,7 @@ class ErrorClasses:
         self._find_missing_rights = find_missing_rights
 
     @asynccontextmanager
-    async def classed(
+    async def convert_errors(
         self, activity_source: ActivitySource = frozenset(), *, explain: bool = False
     ) -> AsyncIterator[None]:
         """Convert the database's errors; other errors pass unchanged.
@@ -91,17 +91,17 @@ class ErrorClasses:
 
         For a caller for which entering a context each time would cost too much.
         """
-        if isinstance(error, SqlBrokerError) or (converted := self.of(error)) is None:
+        if isinstance(error, SqlBrokerError) or (converted := self.to_store_error(error)) is None:
             return
         if self._is_denied(error) and (
             activities := activity_source() if callable(activity_source) else activity_source
         ):
             self._on_denied(activities)
             if explain and isinstance(converted, AccessError):
-                converted = await self.explained(converted, activities)
+                converted = await self.explain_denied(converted, activities)
         raise converted from error
 
-    async def explained(self, error: AccessError, activities: Activities) -> AccessError:
+    async def explain_denied(self, error: AccessError, activities: Activities) -> AccessError:
         """Return `error` with the rights missing for `activities`, or unchanged if unknown.
 
         The caller must hold no connection.
@@ -112,14 +112,14 @@ class ErrorClasses:
             access = await self._find_missing_rights(activities)
         except StoreError:
             return error
-        if not access.lacks:
+        if not access.missing:
             return error
         explained_error = AccessError(f"{error}\n{access.describe()}")
         explained_error.only_answers = (
-            access.stopped & activities == {Activity.PUBLISH} != activities
+            access.impossible_activities & activities == {Activity.PUBLISH} != activities
         )
         explained_error.every_answer = explained_error.only_answers and any(
-            lack.every_publish for lack in access.lacks
+            lack.every_publish for lack in access.missing
         )
         return explained_error
 
@@ -132,10 +132,10 @@ class ErrorClasses:
         if type(error) is InvalidRequestError and self.dialect.name == "mariadb":
             hint = "The URL begins with mariadb+: use mysql+, which works for both databases"
             return SetupError(f"{error} {hint}")
-        converted = self.of(error)
+        converted = self.to_store_error(error)
         return None if converted is None else NotConnectedError(str(converted))
 
-    def of(self, error: BaseException) -> StoreError | None:
+    def to_store_error(self, error: BaseException) -> StoreError | None:
         """Return `error` as a StoreError, None for errors of other origin."""
         if isinstance(error, PoolTimeout):
             return TransientStoreError(f"no free connection in the pool: {error}")
@@ -152,7 +152,7 @@ class ErrorClasses:
             return TransientStoreError(f"{type(error).__name__}: {error}")
         return None
 
-    def of_caller(self, error: SQLAlchemyError) -> Exception:
+    def convert_caller_error(self, error: SQLAlchemyError) -> Exception:
         """Convert `error` of a statement in the caller's transaction.
 
         Such a transaction cannot be repeated here.
@@ -170,7 +170,7 @@ class ErrorClasses:
             return TransientStoreError(msg)
         if self._is_denied(error):
             self._on_denied(frozenset({Activity.PUBLISH}))
-        return self.of(error) or error
+        return self.to_store_error(error) or error
 
     def _is_denied(self, error: BaseException) -> bool:
         return any(self.dialect.is_denied(cause) for cause in _iter_causes(error))

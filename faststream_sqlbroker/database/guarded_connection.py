@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker.database.parts.handler_locks import ENDED
+from faststream_sqlbroker.database.parts.handler_locks import TRANSACTION_ENDED
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
 INSIDE = "sqlbroker_inside"
@@ -20,7 +20,7 @@ _IDLE = 0
 """libpq's PQTRANS_IDLE, which psycopg uses, too: the connection is in no transaction."""
 
 
-class LastUse:
+class ConnectionActivity:
     """The time of a connection's last use."""
 
     __slots__ = ("sent_at",)
@@ -30,7 +30,7 @@ class LastUse:
         """The time of the last statement (monotonic seconds)."""
 
 
-def refusing_outside(engine: AsyncEngine) -> AsyncEngine:
+def with_transaction_guard(engine: AsyncEngine) -> AsyncEngine:
     """Return an engine whose connections refuse statements without a transaction.
 
     Only connections with the option INSIDE do so. The engine shares the pool of `engine`.
@@ -55,10 +55,13 @@ def refuse_outside(
     Raises:
         TransactionEndedError: the connection has the option INSIDE and its transaction has ended.
     """
-    activity: LastUse | None = connection.get_execution_options().get(INSIDE)
+    activity: ConnectionActivity | None = connection.get_execution_options().get(INSIDE)
     if activity is not None:
         if not _is_in_transaction(connection):
-            msg = f"{ENDED}: this statement is refused, as it would be committed separately"
+            msg = (
+                f"{TRANSACTION_ENDED}: this statement is refused, as it would be committed "
+                "separately"
+            )
             raise TransactionEndedError(msg)
         activity.sent_at = monotonic()
     return statement, parameters

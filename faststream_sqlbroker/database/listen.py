@@ -54,7 +54,7 @@ async def listen_on_channel(
         on_payload(payload)
 
     async with AsyncExitStack() as stack:
-        async with errors.classed(), asyncio.timeout(timeout):
+        async with errors.convert_errors(), asyncio.timeout(timeout):
             connection = await stack.enter_async_context(checkouts(None, engine))
             # Close the connection: if it returned to the pool, its next user would still be
             # subscribed.
@@ -66,7 +66,7 @@ async def listen_on_channel(
         driver.add_termination_listener(lambda _c: closed.set())
 
         async def check_alive(query_server: bool) -> None:
-            async with errors.classed(), asyncio.timeout(timeout):
+            async with errors.convert_errors(), asyncio.timeout(timeout):
                 if closed.is_set():
                     msg = "the connection for LISTEN was closed"
                     raise TransientStoreError(msg)

@@ -15,23 +15,23 @@ from sqlalchemy import Connection, and_, delete, null, or_, select, update
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.loaded_windows import (
-    DIFFERS,
-    LOADED,
+    DIFFERING_SCOPE,
+    LOADED_SCOPE,
     LoadedWindow,
     RowSum,
-    window_of,
+    parse_window,
 )
-from faststream_sqlbroker.core.retention import Place, Pruned
+from faststream_sqlbroker.core.retention import Pruned, PrunePosition
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.loaded_windows import (
-    Page,
-    archive_of,
+    WindowPage,
+    get_archive,
     read_page,
-    rows_between,
-    sum_of,
+    select_rows,
+    sum_rows,
 )
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import clock
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class LoadedWindows:
         """List the next windows that ended by `until` and still have rows, oldest first."""
         c = self._table.c
         statement = select(c.key, c.info, c.counter).where(
-            c.scope == LOADED + lake, c.due_at.is_not(None), c.due_at <= until
+            c.scope == LOADED_SCOPE + lake, c.due_at.is_not(None), c.due_at <= until
         )
         if after is not None:
             end, name = after
@@ -75,11 +75,11 @@ class LoadedWindows:
             )
         statement = statement.order_by(c.due_at, c.key).limit(WINDOWS_PER_PAGE)
         rows = await self._run_read(lambda connection: connection.execute(statement).all())
-        return [window_of(*row) for row in rows]
+        return [parse_window(*row) for row in rows]
 
     async def has_any(self, window: LoadedWindow, states: Collection[MessageState]) -> bool:
         """Return True if the archive has a row of the window in any of `states`."""
-        c = archive_of(self._dialect).c
+        c = get_archive(self._dialect).c
         names = [state.name for state in states]
         statement = select(c.id).where(
             c.archived_at >= window.start, c.archived_at < window.end, c.state.in_(names)
@@ -89,12 +89,12 @@ class LoadedWindows:
             lambda connection: connection.execute(ordered).first() is not None
         )
 
-    async def read_next_page(self, window: LoadedWindow, after: Place | None) -> Page:
+    async def read_next_page(self, window: LoadedWindow, after: PrunePosition | None) -> WindowPage:
         """Read the window's next rows."""
         return await self._run_read(lambda c: read_page(c, self._dialect, window, after))
 
     async def remove(
-        self, lake: str, window: LoadedWindow, page: Page, states: Collection[MessageState]
+        self, lake: str, window: LoadedWindow, page: WindowPage, states: Collection[MessageState]
     ) -> LoadedWindow | None:
         """Remove the page's rows in `states`, and lower the counts in the window's record.
 
@@ -106,23 +106,23 @@ class LoadedWindows:
         def remove(connection: Connection) -> LoadedWindow | None:
             if not self._lock(connection, lake, window):
                 return None
-            page_rows = rows_between(self._dialect, window, page.after, page.last)
+            page_rows = select_rows(self._dialect, window, page.after, page.last)
             rows = connection.execute(page_rows).all()
-            if sum_of(rows) != page.rows:
+            if sum_rows(rows) != page.rows:
                 return None
             removed = [row for row in rows if MessageState[row.state] in states]
             # A row that was brought back since the read has left the window as if it were removed
             # here. If it has ended again, its time differs and this condition does not match it.
-            archive = archive_of(self._dialect)
+            archive = get_archive(self._dialect)
             delete_rows = delete(archive).where(
                 archive.c.archived_at >= window.start, archive.c.archived_at < window.end
             )
-            for ids in chunks([row.id for row in removed]):
+            for ids in iter_chunks([row.id for row in removed]):
                 connection.execute(delete_rows.where(archive.c.id.in_(ids)))
-            remaining = window.left - sum_of(removed)
-            lowered = replace(window, left=remaining, version=window.version + 1)
-            values: dict[str, Any] = {"info": lowered.info(), "counter": lowered.version}
-            if not lowered.left.rows:
+            remaining = window.remaining - sum_rows(removed)
+            lowered = replace(window, remaining=remaining, version=window.version + 1)
+            values: dict[str, Any] = {"info": lowered.to_json(), "counter": lowered.version}
+            if not lowered.remaining.rows:
                 values["due_at"] = null()
             connection.execute(self._update_record(lake, window).values(**values))
             return lowered
@@ -138,33 +138,33 @@ class LoadedWindows:
         def note(connection: Connection) -> bool:
             if not self._lock(connection, lake, window):
                 return False
-            info = {**window.info(), "found_rows": actual.rows, "found_ids": str(actual.ids)}
+            info = {**window.to_json(), "found_rows": actual.rows, "found_ids": str(actual.ids)}
             values = {"info": info, "counter": window.version + 1, "created_at": clock()}
             record = self._update_record(lake, window)
-            connection.execute(record.values(scope=DIFFERS + lake, due_at=null(), **values))
+            connection.execute(record.values(scope=DIFFERING_SCOPE + lake, due_at=null(), **values))
             return True
 
         return await self._database.run(note, Activity.PRUNE)
 
-    async def differing(self) -> list[tuple[str, str]]:
+    async def list_differing(self) -> list[tuple[str, str]]:
         """List up to `MAX_DIFFERING` windows, with lakes, whose rows differ from the record."""
         c = self._table.c
         # Compare with the next character, so that the primary key is used; names of lakes follow
         # the colon.
-        end = DIFFERS[:-1] + chr(ord(DIFFERS[-1]) + 1)
-        statement = select(c.scope, c.key).where(c.scope >= DIFFERS, c.scope < end)
+        end = DIFFERING_SCOPE[:-1] + chr(ord(DIFFERING_SCOPE[-1]) + 1)
+        statement = select(c.scope, c.key).where(c.scope >= DIFFERING_SCOPE, c.scope < end)
         statement = statement.order_by(c.scope, c.key).limit(MAX_DIFFERING)
         rows = await self._run_read(lambda connection: connection.execute(statement).all())
-        return [(row.scope.removeprefix(DIFFERS), row.key) for row in rows]
+        return [(row.scope.removeprefix(DIFFERING_SCOPE), row.key) for row in rows]
 
     def _update_record(self, lake: str, window: LoadedWindow) -> Any:
         c = self._table.c
-        return update(self._table).where(c.scope == LOADED + lake, c.key == window.name)
+        return update(self._table).where(c.scope == LOADED_SCOPE + lake, c.key == window.name)
 
     def _lock(self, connection: Connection, lake: str, window: LoadedWindow) -> bool:
         """Lock the window's record; return True if the record still matches `window`."""
         c = self._table.c
-        record = select(c.counter).where(c.scope == LOADED + lake, c.key == window.name)
+        record = select(c.counter).where(c.scope == LOADED_SCOPE + lake, c.key == window.name)
         return connection.execute(record.with_for_update()).scalar() == window.version
 
     async def _run_read(self, work: Callable[[Connection], T]) -> T:
@@ -226,9 +226,9 @@ class LoadedPruner:
             if pages is None:
                 return False
             actual = sum((page.rows for page in pages), RowSum())
-            if actual != window.left:
+            if actual != window.remaining:
                 if dry_run or await self._loaded.quarantine(self._lake, window, actual):
-                    pruned.differing.append(f"{window.name}: {actual}, not {window.left}")
+                    pruned.differing.append(f"{window.name}: {actual}, not {window.remaining}")
                 return True
             if not await self._remove_pages(
                 window, pages, due_states, pruned, dry_run=dry_run, keep_going=keep_going
@@ -240,9 +240,9 @@ class LoadedPruner:
 
     async def _read_pages(
         self, window: LoadedWindow, keep_going: KeepGoing | None
-    ) -> list[Page] | None:
+    ) -> list[WindowPage] | None:
         """Read the window's rows, page by page; return None if this process must stop."""
-        pages: list[Page] = []
+        pages: list[WindowPage] = []
         while not pages or pages[-1].last is not None:
             if keep_going is not None and not await keep_going():
                 return None
@@ -256,7 +256,7 @@ class LoadedPruner:
     async def _remove_pages(
         self,
         window: LoadedWindow,
-        pages: list[Page],
+        pages: list[WindowPage],
         due_states: set[MessageState],
         pruned: Pruned,
         *,

@@ -26,8 +26,12 @@ from sqlalchemy import (
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.policy_state import from_now, insert_into, process_name
+from faststream_sqlbroker.database.parts.audit import record_action
+from faststream_sqlbroker.database.parts.policy_state import (
+    create_insert,
+    get_future_time,
+    get_process_name,
+)
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
 LOCK = "lock"
@@ -57,9 +61,9 @@ class LockStore:
         c = self._table.c
         values = {
             "lease_token": token,
-            "lease_expires_at": from_now(lease),
+            "lease_expires_at": get_future_time(lease),
             "created_at": clock(),
-            "info": {**(info or {}), "worker": process_name()},
+            "info": {**(info or {}), "worker": get_process_name()},
         }
         free = or_(c.lease_token.is_(None), c.lease_expires_at <= clock(), c.lease_token == token)
         # The order matters: MySQL assigns from left to right and reads new values, so the counter
@@ -67,7 +71,7 @@ class LockStore:
         fence = case((c.lease_token == token, c.counter), else_=c.counter + 1)
         new_values = {"counter": fence, **values}
         new_row = {"scope": LOCK, "key": key, "counter": 1, **values}
-        insert = insert_into(self._table, self._dialect.name)
+        insert = create_insert(self._table, self._dialect.name)
 
         def acquire(connection: Connection) -> int | None:
             if connection.dialect.name in MYSQL:
@@ -112,7 +116,7 @@ class LockStore:
         its holder could miss.
         """
         return await self._write_lock(
-            self._update_held(key, token).values(lease_expires_at=from_now(lease))
+            self._update_held(key, token).values(lease_expires_at=get_future_time(lease))
         )
 
     async def release(self, key: str, token: UUID) -> bool:
@@ -128,7 +132,7 @@ class LockStore:
 
         return await self._database.run(write, Activity.LOCK)
 
-    async def force(self, key: str, by: str) -> bool:
+    async def force_release(self, key: str, by: str) -> bool:
         """Release `key` from any holder, and record the operator; return True if `key` was held.
 
         The counter is raised, so that the holder's fence is no longer the latest.
@@ -140,12 +144,12 @@ class LockStore:
         def force(connection: Connection) -> bool:
             was_held = bool(connection.execute(statement).rowcount)
             if was_held:
-                note_action(connection, self._dialect, "release_lock", by, {"key": key})
+                record_action(connection, self._dialect, "release_lock", by, {"key": key})
             return was_held
 
         return await self._database.run(force, Activity.OPERATE)
 
-    async def held(self, limit: int) -> Sequence[HeldLock]:
+    async def list_held(self, limit: int) -> Sequence[HeldLock]:
         """List up to `limit` locks that have a holder now, sorted by key."""
         c = self._table.c
         is_held = (c.scope == LOCK, c.lease_token.is_not(None), c.lease_expires_at > clock())

@@ -18,8 +18,8 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.mirror import MIRROR
 from faststream_sqlbroker.schema.types import MYSQL
@@ -38,7 +38,7 @@ class MirrorStore:
 
     async def count(self, lookup: str | None, info: str | None) -> int:
         """Count the live messages that match."""
-        statement = count_statement(self._dialect, lookup, info)
+        statement = build_count_statement(self._dialect, lookup, info)
 
         def count(connection: Connection) -> int:
             return int(connection.execute(statement).scalar_one())
@@ -89,19 +89,21 @@ class MirrorStore:
         def set_info(connection: Connection) -> int:
             count = connection.execute(statement).rowcount
             if count and by is not None:
-                note_action(connection, self._dialect, "set_info", by, arguments, done=count)
+                record_action(connection, self._dialect, "set_info", by, arguments, done=count)
             return count
 
         return await self._database.run(set_info, Activity.OPERATE)
 
 
-def count_statement(dialect: Operations, lookup: str | None, info: str | None) -> Select[Any]:
+def build_count_statement(
+    dialect: DialectOperations, lookup: str | None, info: str | None
+) -> Select[Any]:
     """Build the statement of `MirrorStore.count`."""
     return _select_matching(dialect, lookup, info, func.count())
 
 
 def _select_matching(
-    dialect: Operations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
+    dialect: DialectOperations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
 ) -> Select[Any]:
     state: Table = dialect.tables.policy_state
     message: Table = dialect.tables.message
@@ -116,7 +118,7 @@ def _select_matching(
     return select(*columns).select_from(joined).where(*conditions)
 
 
-def _compare_text(dialect: Operations, column: Any, text: str) -> Any:
+def _compare_text(dialect: DialectOperations, column: Any, text: str) -> Any:
     # MySQL considers texts that differ only in trailing spaces equal, so compare bytes.
     if dialect.name in MYSQL:
         return cast(column, LargeBinary) == text.encode()

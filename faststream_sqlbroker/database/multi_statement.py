@@ -17,8 +17,8 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.rows import (
-    Claimed,
     ClaimedMessage,
+    ClaimedMessages,
     Leases,
     NewMessage,
     Prefetch,
@@ -27,11 +27,15 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock, HandlerLocks
+from faststream_sqlbroker.database.parts.handler_locks import (
+    TRANSACTION_ENDED,
+    HandlerLock,
+    HandlerLocks,
+)
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
-from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks, parts_that_fit
+from faststream_sqlbroker.database.parts.sizes import SizeLimit, iter_chunks, split_to_fit
 from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.database.rights import PUBLISH_COLUMNS
@@ -58,7 +62,7 @@ class MultiStatementDialect(Dialect):
         self.handler_locks = MarkedLocks(self)
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
-    def insert_statement(self, count: int, tail: str = "") -> TextClause:
+    def get_insert_statement(self, count: int, tail: str = "") -> TextClause:
         """Return the cached INSERT of `count` rows that ends in `tail`."""
         statement = self._inserts.get((count, tail))
         if statement is None:
@@ -96,7 +100,7 @@ class MultiStatementDialect(Dialect):
         """Build the binds of the statement "delete"."""
         return {"ids": ids}
 
-    def removing(self, ids: Sequence[int]) -> Work[None]:
+    def build_remove(self, ids: Sequence[int]) -> Work[None]:
         """Build a DELETE by the primary key."""
 
         def remove(connection: Connection) -> None:
@@ -114,7 +118,7 @@ class MultiStatementDialect(Dialect):
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert several rows per statement, in order; rows with a dedup_id are inserted singly."""
-        limit = self.size_limit(connection)
+        limit = self.get_size_limit(connection)
         limit.check(rows)
         ids: list[int | None] = []
         start = 0
@@ -129,13 +133,13 @@ class MultiStatementDialect(Dialect):
             plain = rows[start:end]
             while plain:
                 sizes = [s for s in ROWS_PER_INSERT if s <= len(plain)]
-                size = next(s for s in sizes if s == 1 or limit.together(plain[:s]))
+                size = next(s for s in sizes if s == 1 or limit.can_share_statement(plain[:s]))
                 ids.extend(self.insert_plain(connection, plain[:size]))
                 plain = plain[size:]
             start = end
         return ids
 
-    def ready_pairs(
+    def find_ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
         """Find the pairs in a single statement: a few index searches per queue, however many rows.
@@ -146,7 +150,7 @@ class MultiStatementDialect(Dialect):
         statement = self.sql["open_pairs" if only_open else "ready_pairs"]
         rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
         return ReadyPairs(
-            ReadyPair(queue, priority, min(due_in, 0.0), unusable=True)
+            ReadyPair(queue, priority, min(due_in, 0.0), has_invalid_due=True)
             if any(unusable)
             else ReadyPair(queue, priority, float(due_in))
             for queue, priority, due_in, *unusable in rows
@@ -160,7 +164,7 @@ class MultiStatementDialect(Dialect):
         pairs = {(i, token.hex) for i, token in leases}
         ids = sorted({i for i, _ in leases})
         stored: set[tuple[int, str]] = set()
-        for part in chunks(ids):
+        for part in iter_chunks(ids):
             rows = connection.execute(self.sql[statement], {"ids": list(part)})
             stored |= {(row[0], row[1]) for row in rows}
         return pairs & stored
@@ -172,8 +176,8 @@ class MultiStatementDialect(Dialect):
         statement: str,
         binds: dict[str, Any],
         token: UUID,
-        suspicion: Suspicion | None,
-    ) -> Claimed:
+        suspicion: SuspectRule | None,
+    ) -> ClaimedMessages:
         """Lock (or lease at once) the rows of `statement` except suspects, by due time and id."""
 
     def lease_rows(
@@ -189,12 +193,12 @@ class MultiStatementDialect(Dialect):
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
-    ) -> Claimed:
+        suspicion: SuspectRule | None = None,
+    ) -> ClaimedMessages:
         """Lease the unlocked rows of `ids` that are due in `queues`, in any order."""
-        claimed = Claimed()
-        for part in chunks(sorted(ids)):
-            for names in chunks(queues):
+        claimed = ClaimedMessages()
+        for part in iter_chunks(sorted(ids)):
+            for names in iter_chunks(queues):
                 binds: dict[str, Any] = {
                     "ids": list(part),
                     "queues": list(names),
@@ -213,7 +217,7 @@ class MultiStatementDialect(Dialect):
         `lock` locks by id alone. A row whose lease was lost may be locked for long by its new
         holder, so only rows that are still held are locked.
         """
-        held_ids = self.still_held(connection, leases)
+        held_ids = self.find_held(connection, leases)
         locked = self.lock(connection, [pair for pair in leases if pair[0] in held_ids])
         self.extend_leases(connection, locked, lease)
         return locked
@@ -225,11 +229,11 @@ class MultiStatementDialect(Dialect):
         free = self.lock(connection, leases, skip_locked=True)
         self.extend_leases(connection, free, lease)
         remaining = [pair for pair in leases if pair[0] not in free]
-        return free, self.still_held(connection, remaining) if remaining else set()
+        return free, self.find_held(connection, remaining) if remaining else set()
 
     def extend_leases(self, connection: Connection, ids: Collection[int], lease: float) -> None:
         """Extend the leases of `ids`, which the transaction has locked."""
-        for part in chunks(sorted(ids)):
+        for part in iter_chunks(sorted(ids)):
             connection.execute(
                 self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)}
             )
@@ -245,7 +249,7 @@ class MultiStatementDialect(Dialect):
             )
         }
 
-    def still_held(self, connection: Connection, leases: Leases) -> set[int]:
+    def find_held(self, connection: Connection, leases: Leases) -> set[int]:
         """Return the ids of `leases` that are still held."""
         return {i for i, _ in self.find_held_pairs(connection, "look", leases)}
 
@@ -264,29 +268,29 @@ class MultiStatementDialect(Dialect):
 
         The transaction has locked exactly these rows.
         """
-        limit = self.size_limit(connection)
-        leaving = [s for s in settlements if s.leaves]
+        limit = self.get_size_limit(connection)
+        leaving = [s for s in settlements if s.is_final]
         archived = [s for s in leaving if s.archive and self.has_archive]
-        for part in chunks(archived):
-            for rows in parts_that_fit(limit, part, dump_settlements):
+        for part in iter_chunks(archived):
+            for rows in split_to_fit(limit, part, dump_settlements):
                 connection.execute(self.sql["archive"], {"rows": rows})
-        for part in chunks(leaving):
+        for part in iter_chunks(leaving):
             connection.execute(self.sql["delete"], self.build_delete_binds([s.id for s in part]))
-        self._update_rows(connection, limit, [s for s in settlements if not s.leaves])
+        self._update_rows(connection, limit, [s for s in settlements if not s.is_final])
 
     def _update_rows(
         self, connection: Connection, limit: SizeLimit, staying: Sequence[Settlement]
     ) -> None:
         """Update rows that stay in the message table; then the few changed bodies and headers."""
-        for part in chunks(staying):
-            for rows in parts_that_fit(limit, part, dump_settlements):
+        for part in iter_chunks(staying):
+            for rows in split_to_fit(limit, part, dump_settlements):
                 connection.execute(self.sql["update"], {"rows": rows})
         for s in staying:
             if s.payload is not None:
                 limit.check_parts(s.payload)
                 connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
-        for part in chunks([s for s in staying if s.headers is not None]):
-            for rows in parts_that_fit(limit, part, dump_headers):
+        for part in iter_chunks([s for s in staying if s.headers is not None]):
+            for rows in split_to_fit(limit, part, dump_headers):
                 connection.execute(self.sql["headers"], {"rows": rows})
 
 
@@ -297,9 +301,9 @@ def build_lease_binds(lease: float, token: UUID) -> dict[str, Any]:
 
 def mark_prefetched(rows: Sequence[ClaimedMessage], prefetch: Prefetch) -> Sequence[ClaimedMessage]:
     """Mark the rows that wait for a worker; return the other rows."""
-    for row in rows[prefetch.after :]:
+    for row in rows[prefetch.start_count :]:
         row.prefetched = True
-    return rows[: prefetch.after]
+    return rows[: prefetch.start_count]
 
 
 def dump_settlements(settlements: Sequence[Settlement]) -> str:
@@ -348,7 +352,7 @@ class MarkedLocks(HandlerLocks):
         self._dialect.begin(connection, idle_limit)
         flagged = 0
         ordered = sorted(leases)
-        for part in chunks(ordered):
+        for part in iter_chunks(ordered):
             binds = {"ids": [i for i, _ in part], "pairs": [(i, token.hex) for i, token in part]}
             flagged += connection.execute(self._dialect.sql["join"], binds).rowcount
         held_ids = (
@@ -368,7 +372,7 @@ class MarkedLocks(HandlerLocks):
                 error.orig and self._dialect.is_transient(error.orig)
             ):
                 raise
-            raise TransactionEndedError(ENDED) from error
+            raise TransactionEndedError(TRANSACTION_ENDED) from error
 
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Select, Table
 
 from faststream_sqlbroker.core.rows import (
-    Claimed,
+    ClaimedMessages,
     Leases,
     NewMessage,
     ReadyPair,
@@ -23,7 +23,7 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.constants import CONSTANTS
 from faststream_sqlbroker.database.parts.claimed_rows import (
     CLAIMED_COLUMNS,
@@ -45,7 +45,7 @@ T = TypeVar("T")
 AnySelect = TypeVar("AnySelect", bound=Select[Any])
 
 
-class Operations(ClaimedRows, ABC):
+class DialectOperations(ClaimedRows, ABC):
     """The SQL of a database over the tables of a broker, operation by operation.
 
     Code built from operations, such as ordered claims, takes this class; `Dialect` adds both.
@@ -65,14 +65,14 @@ class Operations(ClaimedRows, ABC):
     """True if a transaction that writes keeps every other transaction from writing."""
     can_listen = False
     """True if a wake-up can arrive from another process."""
-    ranges_by_rows = False
+    has_row_ranges = False
     """True if a comparison of several columns at once is a range of their index."""
     knows_implied = False
     """True if a partial index serves conditions that imply the index's own condition. If both
     conditions are in the statement, such a database takes them for independent and expects far too
     few rows.
     """
-    known_limit: SizeLimit | None = None
+    known_size_limit: SizeLimit | None = None
     """The maximum size of a message, if known without a query to the server."""
     claimed_expressions: ClassVar[Mapping[str, str]]
     """Expressions for the columns that a claim does not select by their plain names."""
@@ -116,7 +116,7 @@ class Operations(ClaimedRows, ABC):
         """Load the statements of `database` over the broker's tables."""
         return Statements(database, self.names)
 
-    def built(self, name: str, build: Callable[[], T]) -> T:
+    def get_or_build(self, name: str, build: Callable[[], T]) -> T:
         """Return a statement of SQLAlchemy's constructs, built on first use.
 
         To build a statement costs about as much CPU as to send it.
@@ -126,7 +126,7 @@ class Operations(ClaimedRows, ABC):
         statement: T = self._built_statements[name]
         return statement
 
-    def use_index(
+    def add_index_hint(
         self, statement: AnySelect, table: Table, index: str | None, *, on_sqlite: bool = False
     ) -> AnySelect:
         """Add a hint to `statement` to read `table` by `index` (None: the primary key).
@@ -161,7 +161,7 @@ class Operations(ClaimedRows, ABC):
         """
         self.begin(connection, idle_limit)
 
-    def allow_idling(self, connection: Connection, seconds: float) -> None:
+    def set_idle_limit(self, connection: Connection, seconds: float) -> None:
         """Change the idle limit of a transaction that was begun with such a limit."""
 
     def restore(self, connection: Connection) -> None:
@@ -173,10 +173,10 @@ class Operations(ClaimedRows, ABC):
         Runs once per start.
         """
 
-    def size_limit(self, connection: Connection) -> SizeLimit:  # noqa: ARG002
+    def get_size_limit(self, connection: Connection) -> SizeLimit:  # noqa: ARG002
         """Return the maximum size of a message that is sent on `connection`."""
-        assert self.known_limit is not None  # noqa: S101 - a dialect that has to ask does
-        return self.known_limit
+        assert self.known_size_limit is not None  # noqa: S101 - a dialect that has to ask does
+        return self.known_size_limit
 
     @abstractmethod
     def is_transient(self, error: BaseException) -> bool:
@@ -232,7 +232,7 @@ class Operations(ClaimedRows, ABC):
         """
 
     @abstractmethod
-    def ready_pairs(
+    def find_ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
         """Find the (queue, priority) pairs with claimable rows.
@@ -241,7 +241,7 @@ class Operations(ClaimedRows, ABC):
         paused for the whole fleet are left out.
         """
 
-    def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
+    def repair_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
         """Make rows of `pairs` with an invalid due time due now, and log a warning.
 
         Only SQLite can hold such rows: its columns accept any value.
@@ -256,8 +256,8 @@ class Operations(ClaimedRows, ABC):
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
-    ) -> Claimed:
+        suspicion: SuspectRule | None = None,
+    ) -> ClaimedMessages:
         """Lease the unlocked rows of `ids` that are due in `queues`, in any order.
 
         With `suspicion`, no suspected poison message is leased.
@@ -291,7 +291,7 @@ class Operations(ClaimedRows, ABC):
         """
 
     @abstractmethod
-    def still_held(self, connection: Connection, leases: Leases) -> set[int]:
+    def find_held(self, connection: Connection, leases: Leases) -> set[int]:
         """Return the ids of `leases` that are still held, locked or not."""
 
     @abstractmethod
@@ -299,7 +299,7 @@ class Operations(ClaimedRows, ABC):
         """Write each settlement whose lease is still held."""
 
     @contextmanager
-    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:  # noqa: ARG002
+    def limit_lock_wait(self, connection: Connection, seconds: float) -> Iterator[None]:  # noqa: ARG002
         """Limit the wait of statements in this context for a lock to `seconds`.
 
         SQLite has a single lock and waits for it in `begin`.
@@ -322,7 +322,9 @@ class Operations(ClaimedRows, ABC):
         binds = {"queues": self.bind_list(queues), "limit": limit, "before": bound_time}
         return len(connection.execute(self.sql["release_stuck"], binds).all())
 
-    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+    def get_seconds_to_lease_end(
+        self, connection: Connection, queues: Sequence[str]
+    ) -> float | None:
         """Return the seconds until the first lease in `queues` ends, None without a lease.
 
         Negative if that lease has ended.

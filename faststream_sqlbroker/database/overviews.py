@@ -18,15 +18,15 @@ from typing import Any
 from sqlalchemy import Connection, Select, TextClause, case, func, literal_column, select, text
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.channels import queue_of
-from faststream_sqlbroker.core.ended import per_minute
+from faststream_sqlbroker.core.channels import build_queue_name
+from faststream_sqlbroker.core.ended import compute_rate
 from faststream_sqlbroker.core.findings import MIN_FAILING
-from faststream_sqlbroker.core.overview import Count, How, JobCounts, QueueOverview
+from faststream_sqlbroker.core.overview import Count, CountKind, JobCounts, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import PausedQueue
-from faststream_sqlbroker.database.constants import SQLITE_COUNTS
+from faststream_sqlbroker.database.constants import MAX_SQLITE_COUNT
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts import channels
 from faststream_sqlbroker.database.parts.live_queues import (
     LiveQueues,
@@ -39,8 +39,8 @@ from faststream_sqlbroker.database.parts.live_subscribers import (
     read_pause,
     select_pauses,
 )
-from faststream_sqlbroker.database.parts.message_walks import UNCOMPLETED_STATES, ended_as
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.message_walks import UNCOMPLETED_STATES, match_ended_state
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 MAX_QUEUES_TOGETHER = 16
@@ -89,7 +89,7 @@ class QueueCounts:
 class QueueRates:
     """Messages a minute, by queue."""
 
-    came: dict[str, float] = field(default_factory=dict)
+    published: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] | None = None
     """None if there is no archive."""
     failed: dict[str, float] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class _Fleet:
     def get_out_per_minute(self, queue: str) -> float | None:
         """Return the rate that subscribers of `queue` report, otherwise the archive rate."""
         archived = self.rates.ended
-        if queue in self.live.ended or archived is None:
-            return self.live.ended.get(queue)
+        if queue in self.live.ended_per_minute or archived is None:
+            return self.live.ended_per_minute.get(queue)
         return archived.get(queue, 0.0)
 
 
@@ -127,7 +127,7 @@ class QueueOverviews:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
 
-    async def read(self, queue: str | None = None) -> list[QueueOverview]:
+    async def read_overviews(self, queue: str | None = None) -> list[QueueOverview]:
         """Read the queues with a message, a live subscriber or a pause, by name; or only `queue`.
 
         At most 500 queues with a message or a subscriber.
@@ -138,7 +138,7 @@ class QueueOverviews:
         )
         names = fleet.names if queue is None else [queue]
         overviews: list[QueueOverview] = []
-        for part in chunks(names, MAX_QUEUES_TOGETHER):
+        for part in iter_chunks(names, MAX_QUEUES_TOGETHER):
 
             def read_part(
                 connection: Connection, part: Sequence[str] = part
@@ -151,15 +151,15 @@ class QueueOverviews:
             overviews += await self._database.run(read_part, Activity.OPERATE, write=False)
         return overviews
 
-    async def jobs(self, queues: Sequence[str]) -> list[JobCounts]:
+    async def count_jobs(self, queues: Sequence[str]) -> list[JobCounts]:
         """Count the jobs by state in each of `queues` of pull consumers."""
         counts: list[JobCounts] = []
-        for part in chunks(queues, MAX_QUEUES_TOGETHER):
+        for part in iter_chunks(queues, MAX_QUEUES_TOGETHER):
             count_part = partial(count_jobs, dialect=self._dialect, queues=part)
             counts += await self._database.run(count_part, Activity.OPERATE, write=False)
         return counts
 
-    async def names(self, like: str, *, paused: bool = True) -> list[str]:
+    async def find_names(self, like: str, *, paused: bool = True) -> list[str]:
         """Find queue names that `like` may be a misspelling of.
 
         These are queues with a message, a live subscriber or, if `paused`, a pause. Of the queues
@@ -179,7 +179,7 @@ class QueueOverviews:
         for _ in range(MAX_SUBSCRIBERS // PAGE_SIZE):
             # Use a transaction for each page: a long transaction would hold back vacuum of the rows
             # that every heartbeat rewrites.
-            page = partial(self._subscribed_queues, after=last_key, limit=PAGE_SIZE)
+            page = partial(self._read_subscribed_queues, after=last_key, limit=PAGE_SIZE)
             queues, last = await self._database.run(page, Activity.OPERATE, write=False)
             names |= queues
             if last is None:
@@ -187,7 +187,7 @@ class QueueOverviews:
             last_key = last
         return sorted(names)
 
-    def _subscribed_queues(
+    def _read_subscribed_queues(
         self, connection: Connection, after: str, limit: int
     ) -> tuple[set[str], str | None]:
         """Read the queues of the first `limit` live subscribers after `after`, by name.
@@ -210,8 +210,11 @@ class QueueOverviews:
         paused = connection.execute(select_pauses(self._table))
         pauses = {row.key: read_pause(row) for row in paused}
         rates = read_rates(connection, self._dialect)
-        pulled = {queue_of(*consumer) for consumer in channels.pulled(connection, self._table)}
-        pulled |= channels.consumed_over_http(connection, self._table)
+        pulled = {
+            build_queue_name(*consumer)
+            for consumer in channels.list_pull_consumers(connection, self._table)
+        }
+        pulled |= channels.list_http_queues(connection, self._table)
         return _Fleet(sorted({*live.names, *pauses}), live, pauses, rates, frozenset(pulled))
 
     def _build_overview(
@@ -220,7 +223,7 @@ class QueueOverviews:
         return QueueOverview(
             queue=queue,
             **vars(counts),
-            in_per_minute=fleet.rates.came.get(queue, 0.0),
+            in_per_minute=fleet.rates.published.get(queue, 0.0),
             out_per_minute=fleet.get_out_per_minute(queue),
             failed_per_minute=fleet.rates.failed.get(queue, 0.0),
             live_subscribers=fleet.live.subscribers[queue],
@@ -242,11 +245,11 @@ class QueueOverviews:
 
 
 def count_messages(
-    connection: Connection, dialect: Operations, queues: Sequence[str]
+    connection: Connection, dialect: DialectOperations, queues: Sequence[str]
 ) -> dict[str, QueueCounts]:
     """Count the live messages of each of `queues`, by state."""
     by_queue = {queue: QueueCounts() for queue in queues}
-    pairs = dialect.ready_pairs(connection, queues)
+    pairs = dialect.find_ready_pairs(connection, queues)
     ranges = [{"queue": pair.queue, "priority": pair.priority} for pair in pairs]
     due_counts = _count_ranges(connection, dialect, "due", ranges)
     later_counts = _count_ranges(connection, dialect, "later", ranges)
@@ -275,7 +278,10 @@ def count_messages(
 
 
 def _count_ranges(
-    connection: Connection, dialect: Operations, kind: str, ranges: Sequence[Mapping[str, Any]]
+    connection: Connection,
+    dialect: DialectOperations,
+    kind: str,
+    ranges: Sequence[Mapping[str, Any]],
 ) -> list[tuple[Count, ...]]:
     """Count the messages of each range, and the retried messages and suspects in the range."""
     counts: list[tuple[Count, ...]] = []
@@ -293,11 +299,14 @@ def _count_ranges(
 
 
 def _sample_ranges(
-    connection: Connection, dialect: Operations, name: str, ranges: Sequence[Mapping[str, Any]]
+    connection: Connection,
+    dialect: DialectOperations,
+    name: str,
+    ranges: Sequence[Mapping[str, Any]],
 ) -> list[Sequence[int]]:
     """Run the counting statement `name` on each of `ranges`; counts stop above `MAX_COUNTED`."""
     samples: list[Sequence[int]] = []
-    for part in chunks(ranges, MAX_RANGES_TOGETHER):
+    for part in iter_chunks(ranges, MAX_RANGES_TOGETHER):
         binds: dict[str, Any] = {"most": MAX_COUNTED + 1}
         for number, values in enumerate(part):
             binds |= {f"{bind}{number}": value for bind, value in values.items()}
@@ -306,7 +315,7 @@ def _sample_ranges(
     return samples
 
 
-def _build_union(dialect: Operations, name: str, count: int) -> TextClause:
+def _build_union(dialect: DialectOperations, name: str, count: int) -> TextClause:
     """Build the statement `name` for `count` ranges; each row begins with the range's number."""
 
     def build() -> TextClause:
@@ -314,16 +323,16 @@ def _build_union(dialect: Operations, name: str, count: int) -> TextClause:
         parts = [f"SELECT {n}, " + _RANGE_BINDS.sub(rf":\g<1>{n}", single) for n in range(count)]
         return text("\nUNION ALL\n".join(parts))
 
-    return dialect.built(f"{name}_of_{count}", build)
+    return dialect.get_or_build(f"{name}_of_{count}", build)
 
 
 def _read_estimate(database: str, row: Any, min_count: int) -> Count:
     """Return the number of rows in the `row` of an estimate; `min_count` rows were seen."""
     # Statistics may be old, so the estimate may be lower than the number already counted.
     value = max(min_count, _parse_row_count(database, row))
-    precision: How = "about"
+    precision: CountKind = "about"
     if database == "sqlite":
-        precision = "exact" if value < SQLITE_COUNTS else "at least"
+        precision = "exact" if value < MAX_SQLITE_COUNT else "at least"
     return Count(value, precision)
 
 
@@ -339,7 +348,7 @@ def _parse_row_count(database: str, row: Any) -> int:
     return int(value)
 
 
-def read_rates(connection: Connection, dialect: Operations) -> QueueRates:
+def read_rates(connection: Connection, dialect: DialectOperations) -> QueueRates:
     """Read the rates of messages published and ended in each queue, in the last minute.
 
     Of more than `MAX_RATED` messages the newest are read, and the rates are those of their time.
@@ -354,18 +363,18 @@ def read_rates(connection: Connection, dialect: Operations) -> QueueRates:
         statement.where(created_at > later(_MINUTE_AGO)).group_by(newest.c.queue)
     ).all()
     seconds = _compute_window(rows)
-    rates.came = {queue: per_minute(count, seconds=seconds) for queue, count, *_ in rows}
+    rates.published = {queue: compute_rate(count, seconds=seconds) for queue, count, *_ in rows}
     if dialect.tables.archive is not None:
         _add_ended_rates(connection, dialect, rates)
     return rates
 
 
-def _add_ended_rates(connection: Connection, dialect: Operations, rates: QueueRates) -> None:
+def _add_ended_rates(connection: Connection, dialect: DialectOperations, rates: QueueRates) -> None:
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has checked
     a = archive.c
     statement = select(a.queue, a.created_at, a.archived_at, a.state)
-    statement = dialect.use_index(statement, archive, "archived_index")
+    statement = dialect.add_index_hint(statement, archive, "archived_index")
     recent = (
         statement.where(a.archived_at > later(_MINUTE_AGO))
         .order_by(a.archived_at.desc(), a.id.desc())
@@ -384,13 +393,13 @@ def _add_ended_rates(connection: Connection, dialect: Operations, rates: QueueRa
     ).group_by(recent.c.queue)
     rows = connection.execute(grouped).all()
     seconds = _compute_window(rows)
-    rates.ended = {queue: per_minute(count, seconds=seconds) for queue, count, *_ in rows}
+    rates.ended = {queue: compute_rate(count, seconds=seconds) for queue, count, *_ in rows}
     for queue, _, _, _, new_rows, failed_rows in rows:
         # A rate over a short time means little for few messages, so use the whole minute.
         window = seconds if failed_rows >= MIN_FAILING else WINDOW
-        rates.failed[queue] = per_minute(int(failed_rows), seconds=window)
-        published = rates.came.get(queue, 0.0) + per_minute(int(new_rows), seconds=seconds)
-        rates.came[queue] = round(published, 1)
+        rates.failed[queue] = compute_rate(int(failed_rows), seconds=window)
+        published = rates.published.get(queue, 0.0) + compute_rate(int(new_rows), seconds=seconds)
+        rates.published[queue] = round(published, 1)
 
 
 def _compute_window(rows: Sequence[Any]) -> float:
@@ -404,7 +413,7 @@ def _compute_window(rows: Sequence[Any]) -> float:
 
 
 def count_jobs(
-    connection: Connection, dialect: Operations, queues: Sequence[str]
+    connection: Connection, dialect: DialectOperations, queues: Sequence[str]
 ) -> list[JobCounts]:
     """Count the jobs of pull consumers in each of `queues`, by state."""
     live = count_messages(connection, dialect, queues)
@@ -427,7 +436,7 @@ def count_jobs(
 
 
 def _count_ended(
-    connection: Connection, dialect: Operations, queues: Sequence[str]
+    connection: Connection, dialect: DialectOperations, queues: Sequence[str]
 ) -> dict[str, FinishedJobCounts]:
     ended: dict[str, FinishedJobCounts] = {}
     large_queues: dict[str, tuple[int, int]] = {}
@@ -463,7 +472,7 @@ def _split_total(
 
 
 def _count_dead(
-    connection: Connection, dialect: Operations, queues: Collection[str]
+    connection: Connection, dialect: DialectOperations, queues: Collection[str]
 ) -> tuple[dict[str, int], bool]:
     """Count the last failed messages of each of `queues`.
 
@@ -480,11 +489,11 @@ def _count_dead(
     return counts, complete
 
 
-def _select_failed(dialect: Operations, state: MessageState) -> Select[Any]:
+def _select_failed(dialect: DialectOperations, state: MessageState) -> Select[Any]:
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has checked
     a = archive.c
-    statement = select(a.queue).where(ended_as(dialect, state))
-    statement = dialect.use_index(statement, archive, "uncompleted_index")
+    statement = select(a.queue).where(match_ended_state(dialect, state))
+    statement = dialect.add_index_hint(statement, archive, "uncompleted_index")
     newest = statement.order_by(a.archived_at.desc(), a.id.desc()).limit(MAX_DEAD + 1).subquery()
     return select(newest.c.queue, func.count()).group_by(newest.c.queue)

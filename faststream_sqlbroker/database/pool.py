@@ -40,13 +40,13 @@ def refuse_shared_connection(engine: AsyncEngine) -> None:
         raise SetupError(msg)
 
 
-def size(engine: AsyncEngine) -> int:
+def get_size(engine: AsyncEngine) -> int:
     """Return the number of connections that the pool keeps open."""
     method: Any = getattr(engine.pool, "size", None)
     return int(method()) if callable(method) else DEFAULT_SIZE
 
 
-def transactional(engine: AnyEngine, level: str | None) -> AnyEngine:
+def ensure_transactional(engine: AnyEngine, level: str | None) -> AnyEngine:
     """Return `engine` with the isolation level `level`, but never AUTOCOMMIT.
 
     AUTOCOMMIT has no transactions. The result shares the pool of `engine`.
@@ -77,7 +77,7 @@ def get_capacity(engine: AsyncEngine) -> int | None:
     """Return the maximum number of connections, None if the pool sets no limit."""
     # QueuePool has no public attribute for its limit.
     overflow: Any = getattr(engine.pool, "_max_overflow", None)
-    return None if not isinstance(overflow, int) or overflow < 0 else size(engine) + overflow
+    return None if not isinstance(overflow, int) or overflow < 0 else get_size(engine) + overflow
 
 
 def can_spare_one(engine: AsyncEngine) -> bool:
@@ -89,7 +89,7 @@ def can_spare_one(engine: AsyncEngine) -> bool:
     return max_connections is None or max_connections > 1
 
 
-def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> str | None:
+def get_shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> str | None:
     """Return a warning if the pool has fewer connections than the broker may use, or None."""
     max_connections = get_capacity(engine)
     needed = for_subscribers + 1 + int(listening)

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, case, literal, select
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.channels import JobsPage, JobState, PullJob, is_allowed
+from faststream_sqlbroker.core.channels import JobsPage, PullJob, PullJobState, is_allowed
 from faststream_sqlbroker.core.outcome import Discard, Release
 from faststream_sqlbroker.core.reasons import EXPIRED, REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
@@ -21,9 +21,9 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import pull_jobs
-from faststream_sqlbroker.database.parts.brought_back import bring_back, lock_records
-from faststream_sqlbroker.database.parts.channels import place_of_consumer, registered
-from faststream_sqlbroker.database.parts.live_subscribers import is_lasting, pause_of
+from faststream_sqlbroker.database.parts.brought_back import lock_records, restore_messages
+from faststream_sqlbroker.database.parts.channels import get_consumer_key, parse_registration
+from faststream_sqlbroker.database.parts.live_subscribers import is_active, match_pause
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.schema.types import clock
@@ -39,7 +39,7 @@ class ChangeRequest:
 
     queue: str
     job: int
-    wanted: JobState
+    target: PullJobState
     lease: float
     """Seconds, for a start."""
     with_timeout: bool = False
@@ -51,12 +51,12 @@ ChangeStatus = Literal["done", "not_found", "over", "refused", "lost", "paused",
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangeResult:
     """The result of a change request."""
 
-    verdict: ChangeStatus
+    status: ChangeStatus
     """"over": the job's lease or lifetime is over, so call `end_leases` first."""
-    state: JobState | None = None
+    state: PullJobState | None = None
     """The job's state before the change."""
     lease: UUID | None = None
     """The lease of a job that was started."""
@@ -82,30 +82,34 @@ class PullJobStore:
         return self._dialect.has_archive
 
     @property
-    def takes_without_lock(self) -> bool:
+    def claims_without_lock(self) -> bool:
         """True if a job may be claimed while the consumer's type changes, and a little later."""
         return self._dialect.single_statement_jobs is not None
 
-    async def queued(
-        self, queue: str, after: str | None, limit: int, *, gone: bool = True
+    async def list_queued(
+        self, queue: str, after: str | None, limit: int, *, include_expired: bool = True
     ) -> JobsPage:
         """List a page of due jobs; with `include_expired`, also jobs that expired long ago.
 
         Raises:
-            NotACursorError: `after` is not a cursor of this list.
+            InvalidCursorError: `after` is not a cursor of this list.
         """
         single_statement_jobs = self._dialect.single_statement_jobs
         if single_statement_jobs is not None and after is None:
-            first_page = single_statement_jobs.build_first_page(queue, limit, include_expired=gone)
+            first_page = single_statement_jobs.build_first_page(
+                queue, limit, include_expired=include_expired
+            )
             page: JobsPage = await self._database.run(first_page, *CONSUMING, write=False)
             return page
         return await self._database.run(
-            lambda c: pull_jobs.queued(c, self._dialect, queue, after, limit, gone=gone),
+            lambda c: pull_jobs.list_queued(
+                c, self._dialect, queue, after, limit, gone=include_expired
+            ),
             *CONSUMING,
             write=False,
         )
 
-    async def job(self, queue: str, job_id: int) -> PullJob | None:
+    async def read_job(self, queue: str, job_id: int) -> PullJob | None:
         """Read a job, live or archived."""
 
         def read_row(connection: Connection) -> PullJob | None:
@@ -123,16 +127,16 @@ class PullJobStore:
         """
 
         def work(connection: Connection) -> list[Settlement]:
-            return pull_jobs.end_leases(
+            return pull_jobs.release_leases(
                 connection, self._dialect, queue, max_retries, job_id=job_id
             )
 
         return await self._database.run(work, *CONSUMING)
 
-    async def give_up(self, queue: str) -> None:
+    async def release_all(self, queue: str) -> None:
         """Release all jobs that are in flight; jobs cancelled by an operator end."""
         await self._database.run(
-            lambda c: pull_jobs.end_leases(c, self._dialect, queue, ended=False), *CONSUMING
+            lambda c: pull_jobs.release_leases(c, self._dialect, queue, ended=False), *CONSUMING
         )
 
     async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
@@ -151,7 +155,7 @@ class PullJobStore:
 
         await self._database.run(work, *CONSUMING)
 
-    async def change(self, request: ChangeRequest) -> Changed:
+    async def change(self, request: ChangeRequest) -> ChangeResult:
         """Change the job to the requested state, if that is allowed."""
         # Draw the token once: a repeated transaction then recognises its own lease.
         token = uuid4()
@@ -161,7 +165,7 @@ class PullJobStore:
                 if (changed := await self._database.run(query, *CONSUMING)) is not None:
                     return changed
 
-        def work(connection: Connection) -> Changed:
+        def work(connection: Connection) -> ChangeResult:
             return self._change(connection, request, token)
 
         try:
@@ -171,7 +175,7 @@ class PullJobStore:
 
     def _build_quick_change(
         self, request: ChangeRequest, token: UUID
-    ) -> Query[Changed | None] | None:
+    ) -> Query[ChangeResult | None] | None:
         """Build the change as a single statement, None if the database has no such statement.
 
         The query's result is None if nothing was changed.
@@ -179,65 +183,69 @@ class PullJobStore:
         single_statement_jobs = self._dialect.single_statement_jobs
         if single_statement_jobs is None:
             return None
-        if request.wanted is JobState.INFLIGHT:
+        if request.target is PullJobState.INFLIGHT:
             claim = single_statement_jobs.build_claim(
                 request.queue, request.job, request.lease, token
             )
-            return claim.map_result(lambda row: Changed("done", JobState.QUEUED, token, row))
-        if request.wanted is JobState.DELIVERED and not request.with_timeout:
+            return claim.map_result(
+                lambda row: ChangeResult("done", PullJobState.QUEUED, token, row)
+            )
+        if request.target is PullJobState.DELIVERED and not request.with_timeout:
             delivery = single_statement_jobs.build_deliver(
                 request.queue, request.job, request.token
             )
-            return delivery.map_result(lambda end: Changed("done", JobState.INFLIGHT, ended=end))
+            return delivery.map_result(
+                lambda end: ChangeResult("done", PullJobState.INFLIGHT, ended=end)
+            )
         return None
 
-    def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> Changed:
+    def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> ChangeResult:
         # Lock the consumer before the job, in the same order as a change of the consumer's type.
-        starts = request.wanted is JobState.INFLIGHT
+        starts = request.target is PullJobState.INFLIGHT
         if starts and not self._is_pulled(connection, request.queue):
-            return Changed("push")
+            return ChangeResult("push")
         job = pull_jobs.read_job(connection, self._dialect, request.queue, request.job, lock=True)
         if job is None:
-            return Changed("not_found")
+            return ChangeResult("not_found")
         if job.token == token:
             # This request has claimed the job already, and the answer to that COMMIT was lost.
-            return Changed("done", job.state, lease=token)
+            return ChangeResult("done", job.state, lease=token)
         if (status := _check_request(request, job)) is not None:
-            return Changed(status, job.state)
-        if job.state is request.wanted:
-            return Changed("done", job.state)
+            return ChangeResult(status, job.state)
+        if job.state is request.target:
+            return ChangeResult("done", job.state)
         if starts:
             return self._start(connection, request, job, token)
-        settlement = _build_settlement(job, request.wanted)
+        settlement = _build_settlement(job, request.target)
         self._dialect.settle(connection, [settlement])
-        return Changed("done", job.state, ended=settlement)
+        return ChangeResult("done", job.state, ended=settlement)
 
     def _is_pulled(self, connection: Connection, queue: str) -> bool:
         """Return True if `queue` is a pull consumer's, until the end of the transaction."""
-        scope, key = place_of_consumer(*queue.split("/", 1))
+        scope, key = get_consumer_key(*queue.split("/", 1))
         c = self._table.c
         of_consumer = select(c.key, c.info).where(c.scope == scope, c.key == key)
         row = connection.execute(of_consumer.with_for_update(read=True)).first()
-        return row is not None and registered(row.key, row.info).type == "pull"
+        return row is not None and parse_registration(row.key, row.info).type == "pull"
 
     def _start(
         self, connection: Connection, request: ChangeRequest, job: PullJob, token: UUID
-    ) -> Changed:
+    ) -> ChangeResult:
         """Lease the locked job; a dead job returns from the archive first."""
         pause = select(self._table.c.key).where(
-            pause_of(self._table, request.queue), is_lasting(self._table)
+            match_pause(self._table, request.queue), is_active(self._table)
         )
         if connection.execute(pause).first() is not None:
-            return Changed("paused", job.state)
-        if job.state is JobState.DEAD:
+            return ChangeResult("paused", job.state)
+        if job.state is PullJobState.DEAD:
             self._restore_from_archive(connection, job.id)
         rows = self._dialect.claim_ids(connection, [job.id], [request.queue], request.lease, token)
         if not rows:
-            return Changed("refused", job.state)
+            return ChangeResult("refused", job.state)
         if (settlement := _build_expiry(rows[0])) is not None:
             self._dialect.settle(connection, [settlement])
-            return Changed("expired", job.state, ended=settlement)
-        return Changed("done", job.state, token, rows[0])
+            return ChangeResult("expired", job.state, ended=settlement)
+        return ChangeResult("done", job.state, token, rows[0])
 
     def _restore_from_archive(self, connection: Connection, job_id: int) -> None:
         archive = self._dialect.tables.archive
@@ -257,7 +265,7 @@ class PullJobStore:
         # The row is already locked, and a prune of its window may wait for it. The database then
         # ends one of the two transactions with a transient error.
         records = lock_records(connection, self._dialect, [job_id])
-        bring_back(connection, self._dialect, [job_id], new_values, records)
+        restore_messages(connection, self._dialect, [job_id], new_values, records)
 
 
 def _build_expiry(row: ClaimedMessage) -> Settlement | None:
@@ -267,22 +275,24 @@ def _build_expiry(row: ClaimedMessage) -> Settlement | None:
     return settle(row, Discard(EXPIRED), _RULES, ended_after=0.0, attempted=False)
 
 
-def _build_settlement(job: PullJob, state: JobState) -> Settlement:
+def _build_settlement(job: PullJob, state: PullJobState) -> Settlement:
     """Build the end of a job that the consumer has finished or rejected."""
     assert job.token is not None  # noqa: S101 - it is in flight
-    if state is JobState.DELIVERED:
-        return Settlement(job.id, job.token, MessageState.COMPLETED, ended_after=job.age)
-    return Settlement(job.id, job.token, MessageState.FAILED, ended_after=job.age, reason=REJECTED)
+    if state is PullJobState.DELIVERED:
+        return Settlement(job.id, job.token, MessageState.COMPLETED, ended_after=job.lease_age)
+    return Settlement(
+        job.id, job.token, MessageState.FAILED, ended_after=job.lease_age, reason=REJECTED
+    )
 
 
 def _check_request(request: ChangeRequest, job: PullJob) -> ChangeStatus | None:
     """Return the reason to refuse the change, None if allowed or already done."""
-    if job.over:
+    if job.is_expired:
         return "over"
-    allowed = is_allowed(job.state, request.wanted, with_timeout=request.with_timeout)
+    allowed = is_allowed(job.state, request.target, with_timeout=request.with_timeout)
     if request.token is not None and request.token != job.token:
         # The consumer wants to end a job that it no longer holds; a new start is not affected.
-        ends = not allowed and request.wanted is not JobState.INFLIGHT
-        if ends or job.state is JobState.INFLIGHT:
+        ends = not allowed and request.target is not PullJobState.INFLIGHT
+        if ends or job.state is PullJobState.INFLIGHT:
             return "lost"
     return None if allowed else "refused"

@@ -14,9 +14,9 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.metrics import QueueState
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.live_queues import read_live_queues
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 
 MAX_QUEUES_TOGETHER = 16
 """Queues that are counted in one transaction, so that none lasts long: a snapshot that is held
@@ -37,7 +37,7 @@ class QueueStates:
         self._database = database
         self._dialect = database.dialect
 
-    async def read(self) -> list[QueueState]:
+    async def read_all(self) -> list[QueueState]:
         """Read the state of each queue that has a message or a live subscriber, by name.
 
         At most 500 queues; at most 100 000 messages of each are counted as ready, as delayed, as in
@@ -48,7 +48,7 @@ class QueueStates:
             lambda c: read_live_queues(c, dialect), Activity.CONSUME, Activity.STATE, write=False
         )
         states: list[QueueState] = []
-        for part in chunks(live.names, MAX_QUEUES_TOGETHER):
+        for part in iter_chunks(live.names, MAX_QUEUES_TOGETHER):
             read_part = partial(
                 read_states, dialect=dialect, queues=part, subscribers=live.subscribers
             )
@@ -60,7 +60,7 @@ class QueueStates:
 
 def read_states(
     connection: Connection,
-    dialect: Operations,
+    dialect: DialectOperations,
     queues: Sequence[str],
     subscribers: Counter[str],
 ) -> list[QueueState]:
@@ -70,7 +70,7 @@ def read_states(
     standing = Counter[str]()
     overdue = dict[str, float]()
     oldest = dict[str, float]()
-    for pair in dialect.ready_pairs(connection, queues):
+    for pair in dialect.find_ready_pairs(connection, queues):
         queue = pair.queue
         if pair.due_in <= 0:
             oldest[queue] = max(oldest.get(queue, 0.0), -pair.due_in)

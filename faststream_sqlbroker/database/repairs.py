@@ -16,22 +16,22 @@ from sqlalchemy.sql.dml import Update
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, Job
 from faststream_sqlbroker.core.orders import CancelRequest, Repair
-from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, PERSISTENT_MASK
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit, cancels
-from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
-from faststream_sqlbroker.database.parts.message_walks import shown_columns
+from faststream_sqlbroker.database.parts.message_walks import get_readable_columns
 from faststream_sqlbroker.database.parts.mirror import insert_mirrored
 from faststream_sqlbroker.database.parts.repairs import (
-    MOVED,
+    MOVED_VALUES,
+    build_due_values,
     discard,
-    due_at,
-    is_standing,
-    moment,
-    put_before,
+    is_standby_row,
+    prepend_error,
+    to_timestamp,
 )
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -62,7 +62,7 @@ class MessageEdits:
             [message_id] = insert_mirrored(self._dialect, connection, [row])
             if message_id is not None:
                 arguments = {"queue": row.queue, "id": message_id}
-                note_action(connection, self._dialect, "publish", by, arguments)
+                record_action(connection, self._dialect, "publish", by, arguments)
             return message_id
 
         return await self._database.run(insert, Activity.OPERATE, Activity.PUBLISH)
@@ -73,7 +73,7 @@ class MessageEdits:
         reason: str,
         by: str = "",
         *,
-        on_asked: Callable[[CancelRequest], None] = lambda _request: None,
+        on_requested: Callable[[CancelRequest], None] = lambda _request: None,
     ) -> Repair:
         """End the message as DISCARDED; `reason` goes before the last error.
 
@@ -90,7 +90,7 @@ class MessageEdits:
             # Replace the item: the transaction may be repeated.
             requests[:] = [request]
             tables = self._dialect.tables
-            cancels.ask(connection, tables.policy_state, request)
+            cancels.save_request(connection, tables.policy_state, request)
             if self._dialect.can_listen:
                 notify_state_changed(connection, tables.config.channel)
             return Repair(row.id, "requested", row.queue)
@@ -100,13 +100,13 @@ class MessageEdits:
 
         repair = await self._run(message_id, discard_row, Job(action=CANCEL, by=by), request_cancel)
         for request in requests if repair.verdict == "requested" else ():
-            on_asked(request)
+            on_requested(request)
         return repair
 
     def _end_expired(self, connection: Connection, row: Any, request: CancelRequest) -> None:
         """Discard the locked `row`, whose lease is over: no holder can settle first."""
-        put_before(connection, self._dialect, [row.id], request.text)
-        settlement = cancels.discarded(request, archive=self._dialect.has_archive)
+        prepend_error(connection, self._dialect, [row.id], request.text)
+        settlement = cancels.create_settlement(request, archive=self._dialect.has_archive)
         settlement.error = None
         self._dialect.settle(connection, [settlement])
 
@@ -116,8 +116,10 @@ class MessageEdits:
         """Make the message due at a time, or in so many seconds, unless on standby."""
 
         def set_due(connection: Connection, row: Any) -> None:
-            if not is_standing(row):
-                connection.execute(self._build_update(row).values(due_at(self._dialect, at)))
+            if not is_standby_row(row):
+                connection.execute(
+                    self._build_update(row).values(build_due_values(self._dialect, at))
+                )
 
         return await self._run(message_id, set_due, Job(action=action, by=by))
 
@@ -128,7 +130,7 @@ class MessageEdits:
         """
 
         def move(connection: Connection, row: Any) -> None:
-            connection.execute(self._build_update(row).values({**MOVED, "queue": queue}))
+            connection.execute(self._build_update(row).values({**MOVED_VALUES, "queue": queue}))
 
         job = Job(action=MOVE, by=by, arguments={"to": queue})
         return await self._run(message_id, move, job)
@@ -143,13 +145,13 @@ class MessageEdits:
 
         def set_fields(connection: Connection, row: Any) -> None:
             values = dict(fields)
-            if at is not None and not is_standing(row):
-                values |= due_at(self._dialect, at)
+            if at is not None and not is_standby_row(row):
+                values |= build_due_values(self._dialect, at)
             if "key" in fields and not self._has_key(connection, row, fields["key"]):
                 flags = row.policy_marks & ~(BURST | HELD_BURST)
-                values["policy_marks"] = flags if at is None else flags & KEPT
+                values["policy_marks"] = flags if at is None else flags & PERSISTENT_MASK
                 if at is not None or row.policy_marks & HELD_BURST:
-                    values["next_attempt_at"] = clock() if at is None else moment(at)
+                    values["next_attempt_at"] = clock() if at is None else to_timestamp(at)
             if values:
                 connection.execute(self._build_update(row).values(values))
 
@@ -192,7 +194,7 @@ class MessageEdits:
                 done = int(repair.done)
                 ended = replace(job, arguments=arguments, state="ended", expected=1, done=done)
                 table = self._dialect.tables.policy_state
-                audit.add(connection, table, ended, self._dialect.now(connection))
+                audit.add_job(connection, table, ended, self._dialect.now(connection))
             return repair
 
         return await self._database.run(change_and_note, Activity.OPERATE, Activity.REPAIR)
@@ -209,7 +211,7 @@ class MessageEdits:
         c = table.c
         over = (c.lease_expires_at < clock()).label("over")
         names = "id", "queue", "state", "policy_marks", "lease_token", "next_attempt_at"
-        columns = shown_columns(table, names, self._dialect.name)
+        columns = get_readable_columns(table, names, self._dialect.name)
         locking = select(*columns, over).where(c.id == message_id)
         # Skip locked rows: a handler's transaction may hold its row for as long as it runs.
         row = connection.execute(locking.with_for_update(skip_locked=True)).first()

@@ -34,23 +34,23 @@ class ReplyStore:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
 
-    async def read(self, queue: str) -> list[ClaimedMessage]:
+    async def read_replies(self, queue: str) -> list[ClaimedMessage]:
         """Read up to `MAX_REPLIES` replies in `queue`, without a lease.
 
         The replies stay in the queue.
         """
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
-            return self._dialect.claimed(rows, _NO_TOKEN)
+            return self._dialect.to_messages(rows, _NO_TOKEN)
 
         query = Query(self._dialect.sql["replies"], {"queue": queue}, read_rows)
         return await self._database.run(query, Activity.REQUEST, write=False)
 
     async def remove(self, ids: Sequence[int]) -> None:
         """Delete the replies `ids`; nothing is archived."""
-        await self._database.run(self._dialect.removing(ids), Activity.REQUEST)
+        await self._database.run(self._dialect.build_remove(ids), Activity.REQUEST)
 
-    async def note_queue(self, queue: str, seconds: float) -> None:
+    async def register_queue(self, queue: str, seconds: float) -> None:
         """Record that `queue` is used for `seconds` from now.
 
         After that any process may clear the queue.
@@ -63,7 +63,7 @@ class ReplyStore:
 
         await self._database.run(register, Activity.REQUEST)
 
-    async def leave_queue(self, queue: str, *, forget: bool) -> None:
+    async def clear_queue(self, queue: str, *, unregister: bool) -> None:
         """Clear `queue`; with `unregister`, also remove the registration.
 
         Then no more replies are expected.
@@ -72,7 +72,7 @@ class ReplyStore:
 
         def clear(connection: Connection) -> None:
             remove_replies(self._dialect, connection, queue, everything=True)
-            if forget:
+            if unregister:
                 connection.execute(delete(self._table).where(c.scope == SCOPE, c.key == queue))
 
         await self._database.run(clear, Activity.REQUEST)

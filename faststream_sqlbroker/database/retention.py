@@ -23,15 +23,15 @@ from sqlalchemy import (
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.jobs import Job
-from faststream_sqlbroker.core.retention import Place, Pruned, Retention, Step
+from faststream_sqlbroker.core.retention import Pruned, PrunePosition, PruneStep, Retention
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.loaded_windows import REST_FACTOR, LoadedPruner, LoadedWindows
 from faststream_sqlbroker.database.parts import audit
-from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.loaded_windows import archive_of, behind
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.audit import record_action
+from faststream_sqlbroker.database.parts.loaded_windows import build_after, get_archive
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
 from faststream_sqlbroker.schema import partitions
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -53,7 +53,7 @@ class ArchivePartitions:
         self._config = database.tables.config
 
     @property
-    def there(self) -> bool:
+    def is_partitioned(self) -> bool:
         """True if the archive has partitions."""
         return self._config.archive_partitions is not None
 
@@ -63,7 +63,7 @@ class ArchivePartitions:
         Returns:
             The partition's name, None if none is missing.
         """
-        return await self._run(lambda c: add_noted(c, self._dialect, self._config, by))
+        return await self._run(lambda c: add_partition(c, self._dialect, self._config, by))
 
     async def drop(self, before: datetime, *, empty: bool) -> str | None:
         """Drop the oldest partition that ended by `before`; return the name.
@@ -80,13 +80,13 @@ class ArchivePartitions:
         return await self._database.run(work, retry_lock_timeout=False)
 
 
-def add_noted(
+def add_partition(
     connection: Connection, dialect: Dialect, config: SqlBrokerSchemaConfig, by: str | None
 ) -> str | None:
     """Add the next missing partition; unless `by` is None, the audit names the operator."""
     name = partitions.add_partition(connection, config)
     if name is not None and by is not None:
-        note_action(connection, dialect, "add_partition", by, {"partition": name})
+        record_action(connection, dialect, "add_partition", by, {"partition": name})
     return name
 
 
@@ -121,52 +121,58 @@ class ArchiveRetention:
         self.partitions = partitions
         self._dialect = database.dialect
         self._table = database.tables.policy_state
-        self.loaded = LoadedWindows(database)
+        self.loaded_windows = LoadedWindows(database)
         """The records of exports."""
 
-    async def cutoff(self, age: float) -> datetime:
+    async def read_cutoff(self, age: float) -> datetime:
         """Return the time `age` seconds ago, by the database's clock."""
         ago = select(later(literal_column(str(-round(age * 1_000_000)))))
         return await self._run_read(lambda connection: connection.execute(ago).scalar_one())
 
-    async def remove(self, state: MessageState, before: datetime, after: Place | None) -> Step:
+    async def remove(
+        self, state: MessageState, before: datetime, after: PrunePosition | None
+    ) -> PruneStep:
         """Remove the first messages of `state` after `after` that were archived before `before`.
 
         Repeated after an unknown outcome it goes on: removed messages are not found again.
         """
 
-        def remove(connection: Connection) -> Step:
-            rows = connection.execute(self._oldest(state, before, after).limit(BATCH)).all()
+        def remove(connection: Connection) -> PruneStep:
+            rows = connection.execute(self._select_oldest(state, before, after).limit(BATCH)).all()
             if not rows:
-                return Step(0, None)
-            archive = archive_of(self._dialect)
+                return PruneStep(0, None)
+            archive = get_archive(self._dialect)
             # A message that was brought back and has ended again since has a later time, which this
             # condition does not match.
             delete_old = delete(archive).where(
                 archive.c.state == state.name, archive.c.archived_at < before
             )
             removed = 0
-            for ids in chunks([row.id for row in rows]):
+            for ids in iter_chunks([row.id for row in rows]):
                 removed += connection.execute(delete_old.where(archive.c.id.in_(ids))).rowcount
-            return Step(removed, Place(rows[-1].archived_at, rows[-1].id))
+            return PruneStep(removed, PrunePosition(rows[-1].archived_at, rows[-1].id))
 
         return await self._database.run(remove, Activity.PRUNE)
 
-    async def count(self, state: MessageState, before: datetime, after: Place | None) -> Step:
+    async def count(
+        self, state: MessageState, before: datetime, after: PrunePosition | None
+    ) -> PruneStep:
         """Count the messages that `remove` would remove, `MAX_SCANNED_ROWS` at a time."""
 
-        def count(connection: Connection) -> Step:
+        def count(connection: Connection) -> PruneStep:
             rows = connection.execute(
-                self._oldest(state, before, after).limit(MAX_SCANNED_ROWS)
+                self._select_oldest(state, before, after).limit(MAX_SCANNED_ROWS)
             ).all()
-            return Step(len(rows), Place(rows[-1].archived_at, rows[-1].id) if rows else None)
+            return PruneStep(
+                len(rows), PrunePosition(rows[-1].archived_at, rows[-1].id) if rows else None
+            )
 
         return await self._run_read(count)
 
-    def _oldest(
-        self, state: MessageState, before: datetime, after: Place | None
+    def _select_oldest(
+        self, state: MessageState, before: datetime, after: PrunePosition | None
     ) -> Select[tuple[datetime, int]]:
-        c = archive_of(self._dialect).c
+        c = get_archive(self._dialect).c
         # Filter by age first: COMPLETED rows have no index of their own, and rows with a longer
         # retention lie between them. A pass continues after the last row it has seen, so it reads
         # those once.
@@ -177,14 +183,14 @@ class ArchiveRetention:
             # Use a literal instead of a bind: a partial index serves only conditions that imply its
             # own condition.
             statement = statement.where(c.state == literal_column(f"'{state.name}'"))
-        return statement.where(behind(self._dialect, after)).order_by(c.archived_at, c.id)
+        return statement.where(build_after(self._dialect, after)).order_by(c.archived_at, c.id)
 
     async def find_time_before_newest(self, number: int) -> datetime | None:
         """Find the time before which messages are not among the `number` newest.
 
         None if there are no such messages. Messages of exactly that time stay.
         """
-        position: Place | None = None
+        position: PrunePosition | None = None
         remaining = number
         while remaining > 0:
             step = min(remaining, MAX_SCANNED_ROWS)
@@ -197,10 +203,10 @@ class ArchiveRetention:
         return None if position is None else position.at
 
     def _skip_newest(
-        self, connection: Connection, *, number: int, position: Place | None
-    ) -> Place | None:
+        self, connection: Connection, *, number: int, position: PrunePosition | None
+    ) -> PrunePosition | None:
         """Find the row after `number` newer rows, from `position` on; None if there are fewer."""
-        c = archive_of(self._dialect).c
+        c = get_archive(self._dialect).c
         statement = select(c.archived_at, c.id)
         if position is not None:
             statement = statement.where(
@@ -212,19 +218,19 @@ class ArchiveRetention:
             )
         newest = statement.order_by(c.archived_at.desc(), c.id.desc())
         row = connection.execute(newest.offset(number - 1).limit(1)).first()
-        return None if row is None else Place(row.archived_at, row.id)
+        return None if row is None else PrunePosition(row.archived_at, row.id)
 
-    async def note_prune(self, by: str, options: Mapping[str, Any]) -> Job:
+    async def record_prune_start(self, by: str, options: Mapping[str, Any]) -> Job:
         """Add an audit entry for a prune that starts; options that are None are left out."""
         arguments = {name: value for name, value in options.items() if value is not None}
         job = Job(action="prune", by=by, arguments=arguments, note=UNFINISHED_NOTE)
 
         def add_job(connection: Connection) -> Job:
-            return audit.add(connection, self._table, job, self._dialect.now(connection))
+            return audit.add_job(connection, self._table, job, self._dialect.now(connection))
 
         return await self._database.run(add_job, Activity.OPERATE)
 
-    async def note_pruned(self, job: Job, pruned: Pruned) -> None:
+    async def record_prune_end(self, job: Job, pruned: Pruned) -> None:
         """Complete the audit entry `job` with the number of removed messages."""
 
         def end_job(connection: Connection) -> None:
@@ -238,7 +244,7 @@ class ArchiveRetention:
                 done=pruned.rows,
                 ended_at=self._dialect.now(connection),
             )
-            audit.save(connection, self._table, ended, None)
+            audit.save_job(connection, self._table, ended, None)
 
         await self._database.run(end_job, Activity.OPERATE)
 
@@ -255,11 +261,13 @@ class Pruner:
         self._retention = retention
         self._clock = clock
         self._ages = retention.ages
-        self._positions: dict[MessageState, Place] = {}
+        self._positions: dict[MessageState, PrunePosition] = {}
         self._started_at = float("-inf")
         self._loaded_pruner: LoadedPruner | None = None
         if retention.unless_loaded_by is not None:
-            self._loaded_pruner = LoadedPruner(rows.loaded, retention.unless_loaded_by, clock)
+            self._loaded_pruner = LoadedPruner(
+                rows.loaded_windows, retention.unless_loaded_by, clock
+            )
 
     async def prune(
         self, *, dry_run: bool = False, keep: Callable[[], Awaitable[bool]] | None = None
@@ -294,7 +302,7 @@ class Pruner:
         self, limits: Mapping[MessageState, datetime], pruned: Pruned, *, empty: bool
     ) -> None:
         """Drop the partitions in which every outcome is old."""
-        if not self._rows.partitions.there or set(limits) != set(ENDED_STATES):
+        if not self._rows.partitions.is_partitioned or set(limits) != set(ENDED_STATES):
             return
         cutoff = min(limits.values())
         # If the user is not the owner, or a reader holds the lock, the rows are deleted one by one.
@@ -310,7 +318,7 @@ class Pruner:
 
     async def _find_limits(self) -> dict[MessageState, datetime]:
         """Return the time before which messages of each state are removed."""
-        limits = {state: await self._rows.cutoff(age) for state, age in self._ages.items()}
+        limits = {state: await self._rows.read_cutoff(age) for state, age in self._ages.items()}
         if self._retention.max_rows is not None:
             by_number = await self._rows.find_time_before_newest(self._retention.max_rows)
             if by_number is not None:

@@ -27,10 +27,10 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import Schedule, ScheduleState, load_state
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
 from faststream_sqlbroker.database.parts.mirror import insert_mirrored
-from faststream_sqlbroker.database.parts.policy_state import from_now, upsert
+from faststream_sqlbroker.database.parts.policy_state import get_future_time, upsert
 from faststream_sqlbroker.schema.types import clock
 
 SCHEDULE = "schedule"
@@ -43,7 +43,7 @@ ChangeState = Callable[[ScheduleState | None, datetime], ScheduleState | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ScheduleSnapshot:
     """The state of a schedule at the time of a read."""
 
     state: ScheduleState | None
@@ -51,7 +51,7 @@ class Seen:
     """Maximum seconds for which another process holds the schedule; 0 or less if it is free."""
 
 
-class Schedules:
+class ScheduleStore:
     """The stored state of schedules; the process that publishes is identified by a token.
 
     Raises (from every operation):
@@ -76,17 +76,19 @@ class Schedules:
 
         return await self._database.run(define, *FIRING)
 
-    async def read(self, names: Sequence[str]) -> tuple[datetime, dict[str, Seen]]:
+    async def read_snapshots(
+        self, names: Sequence[str]
+    ) -> tuple[datetime, dict[str, ScheduleSnapshot]]:
         """Return the database's time, and the existing schedules among `names`."""
         c = self._table.c
         statement = select(c.key, c.info, c.lease_expires_at)
         statement = statement.where(c.scope == SCHEDULE, c.key.in_(names))
 
-        def read_rows(connection: Connection) -> tuple[datetime, dict[str, Seen]]:
+        def read_rows(connection: Connection) -> tuple[datetime, dict[str, ScheduleSnapshot]]:
             rows = connection.execute(statement).all()
             now = self._dialect.now(connection)
             return now, {
-                key: Seen(
+                key: ScheduleSnapshot(
                     load_state(info),
                     0.0 if lease_ends_at is None else (lease_ends_at - now).total_seconds(),
                 )
@@ -95,7 +97,7 @@ class Schedules:
 
         return await self._database.run(read_rows, *FIRING, write=False)
 
-    async def hold(self, name: str, token: UUID, lease: float) -> ScheduleState | None:
+    async def claim(self, name: str, token: UUID, lease: float) -> ScheduleState | None:
         """Lease a due and free schedule for `lease` seconds; return the state, or None.
 
         It is due at its next fire time, or if an operator has requested a run; never while paused.
@@ -112,15 +114,15 @@ class Schedules:
             lease_ends_at = row.lease_expires_at
             if row.lease_token != token and lease_ends_at is not None and lease_ends_at > now:
                 return None
-            state = state.begun(now)
-            self._write(connection, name, state, token, from_now(lease))
+            state = state.start_run(now)
+            self._write(connection, name, state, token, get_future_time(lease))
             return state
 
         return await self._database.run(claim, *FIRING)
 
     async def extend(self, name: str, token: UUID, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; return False if `token` lost the lease."""
-        return await self._update_held(name, token, lease_expires_at=from_now(lease))
+        return await self._update_held(name, token, lease_expires_at=get_future_time(lease))
 
     async def publish(
         self,
@@ -145,34 +147,38 @@ class Schedules:
             if lease is None:
                 self._write(connection, name, state, None, null())
             else:
-                self._write(connection, name, state, token, from_now(lease))
+                self._write(connection, name, state, token, get_future_time(lease))
             return True
 
         return await self._database.run(publish, *FIRING)
 
-    async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> bool:
+    async def postpone(self, name: str, token: UUID, state: ScheduleState, pause: float) -> bool:
         """Release a schedule that `token` holds, and block new leases for `pause` seconds."""
         return await self._update_held(
-            name, token, info=state.dump(), lease_token=None, lease_expires_at=from_now(pause)
+            name,
+            token,
+            info=state.dump(),
+            lease_token=None,
+            lease_expires_at=get_future_time(pause),
         )
 
-    async def give_back(self, name: str, token: UUID) -> bool:
+    async def release(self, name: str, token: UUID) -> bool:
         """Release a schedule that `token` holds, so that other processes can claim now."""
         return await self._update_held(name, token, lease_token=None, lease_expires_at=None)
 
-    async def forget(self, name: str, by: str) -> bool:
+    async def remove(self, name: str, by: str) -> bool:
         """Remove a schedule, and record the operator; return False if there was none."""
         statement = delete(self._table).where(self._match_name(name))
 
         def remove(connection: Connection) -> bool:
             existed = bool(connection.execute(statement).rowcount)
             if existed:
-                note_action(connection, self._dialect, "forget_schedule", by, {"name": name})
+                record_action(connection, self._dialect, "forget_schedule", by, {"name": name})
             return existed
 
         return await self._database.run(remove, Activity.OPERATE)
 
-    async def run(self, name: str, by: str) -> ScheduleState | None:
+    async def request_run(self, name: str, by: str) -> ScheduleState | None:
         """Request an extra run unless the schedule is paused; return the state before, or None."""
 
         def request(state: ScheduleState, now: datetime) -> ScheduleState | None:
@@ -186,7 +192,7 @@ class Schedules:
         """Pause a schedule, and record the operator; return the state before, or None."""
 
         def pause(state: ScheduleState, now: datetime) -> ScheduleState | None:
-            return None if state.paused_at is not None else state.paused(now, by)
+            return None if state.paused_at is not None else state.pause(now, by)
 
         return await self._change_by_operator("pause_schedule", name, by, pause)
 
@@ -194,7 +200,7 @@ class Schedules:
         """Resume a paused schedule, and record the operator; return the state before, or None."""
 
         def resume(state: ScheduleState, now: datetime) -> ScheduleState | None:
-            return None if state.paused_at is None else state.resumed(now)
+            return None if state.paused_at is None else state.resume(now)
 
         return await self._change_by_operator("resume_schedule", name, by, resume)
 
@@ -217,12 +223,12 @@ class Schedules:
                 lambda old_state, now: None if old_state is None else change_state(old_state, now),
             )
             if state is not None:
-                note_action(connection, self._dialect, action, by, {"name": name})
+                record_action(connection, self._dialect, action, by, {"name": name})
             return old_state
 
         return await self._database.run(change, Activity.OPERATE)
 
-    async def listed(self, limit: int) -> list[Schedule]:
+    async def list_schedules(self, limit: int) -> list[Schedule]:
         """List up to `limit` schedules, sorted by name."""
         c = self._table.c
         running = case((c.lease_expires_at > clock(), 1), else_=0)
@@ -233,7 +239,7 @@ class Schedules:
             rows = connection.execute(statement).all()
             states = [(name, load_state(info), is_running) for name, info, is_running in rows]
             return [
-                replace(state.listed(name), running=bool(is_running))
+                replace(state.to_schedule(name), running=bool(is_running))
                 for name, state, is_running in states
                 if state is not None
             ]

@@ -14,10 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from faststream_sqlbroker.database.constants import MAX_SESSIONS
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.mysql.errors import NO_PROCESS
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.schema.triggers import has_notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
-from faststream_sqlbroker.schema.validate import differences
+from faststream_sqlbroker.schema.validate import find_differences
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.core.health import DatabaseHealth, OpenTransaction
@@ -35,7 +35,7 @@ class DatabaseServer:
         self._dialect = database.dialect
         self._tables = database.tables
 
-    async def now(self) -> datetime:
+    async def read_now(self) -> datetime:
         """Return the database's time (aware, UTC)."""
         return await self._database.run(self._dialect.now, write=False)
 
@@ -43,7 +43,7 @@ class DatabaseServer:
         """Check the server's settings that the broker relies on; turn on WAL in SQLite."""
         await self._database.run(self._dialect.setup, write=False)
 
-    async def health(self) -> "DatabaseHealth":
+    async def read_health(self) -> "DatabaseHealth":
         """Read what the server shows this user: version, long transactions, dead rows."""
         from faststream_sqlbroker.core.health import DatabaseHealth  # noqa: PLC0415
 
@@ -68,15 +68,15 @@ class DatabaseServer:
 
         await self._database.run(lambda c: create_all(c, self._tables))
 
-    async def differences(self) -> list[str]:
+    async def find_differences(self) -> list[str]:
         """List the differences of the tables from this version's schema, each with a remedy."""
-        return await self._database.run(lambda c: differences(c, self._tables), write=False)
+        return await self._database.run(lambda c: find_differences(c, self._tables), write=False)
 
     async def has_notify_trigger(self) -> bool:
         """Return True if the message table has the triggers of `notify_trigger` (PostgreSQL)."""
         return await self._database.run(lambda c: has_notify_trigger(c, self._tables), write=False)
 
-    async def schema_version(self) -> str | None:
+    async def read_schema_version(self) -> str | None:
         """Return the latest recorded migration, None if another program migrates the tables."""
         table = self._tables.version
 
@@ -89,11 +89,11 @@ class DatabaseServer:
         return await self._database.run(read_version, write=False)
 
 
-def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHealth":
+def _read_postgresql(connection: Connection, dialect: DialectOperations) -> "DatabaseHealth":
     from faststream_sqlbroker.core.health import (  # noqa: PLC0415 - a start needs none of it
         DatabaseHealth,
         TableHealth,
-        oldest_first,
+        sort_by_age,
     )
 
     sql = dialect.sql
@@ -105,11 +105,11 @@ def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHe
     hidden = connection.execute(sql["health_hidden"]).scalar_one()
     autovacuum = connection.execute(text("SELECT current_setting('autovacuum')")).scalar_one()
     quote = connection.dialect.identifier_preparer.format_table
-    names = [quote(table) for table in dialect.tables.ours]
+    names = [quote(table) for table in dialect.tables.broker_tables]
     tables = connection.execute(sql["health_tables"], {"names": names})
     return DatabaseHealth(
         version=f"PostgreSQL {_format_version(connection)}",
-        transactions=oldest_first(transactions)[:MAX_SESSIONS],
+        transactions=sort_by_age(transactions)[:MAX_SESSIONS],
         hidden=f"{hidden} sessions of other users: GRANT pg_read_all_stats" if hidden else None,
         tables=tuple(
             TableHealth(
@@ -126,8 +126,8 @@ def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHe
     )
 
 
-def _read_mysql(connection: Connection, dialect: Operations) -> "DatabaseHealth":
-    from faststream_sqlbroker.core.health import DatabaseHealth, oldest_first  # noqa: PLC0415
+def _read_mysql(connection: Connection, dialect: DialectOperations) -> "DatabaseHealth":
+    from faststream_sqlbroker.core.health import DatabaseHealth, sort_by_age  # noqa: PLC0415
 
     name = "MariaDB" if is_mariadb(connection.dialect) else "MySQL"
     version = f"{name} {_format_version(connection)}"
@@ -140,7 +140,7 @@ def _read_mysql(connection: Connection, dialect: Operations) -> "DatabaseHealth"
             raise
         return DatabaseHealth(version=version, hidden="all of them: GRANT PROCESS ON *.*")
     return DatabaseHealth(
-        version=version, transactions=oldest_first(transactions), purge_backlog=backlog
+        version=version, transactions=sort_by_age(transactions), purge_backlog=backlog
     )
 
 

@@ -74,9 +74,9 @@ class Source(NamedTuple):
     variants: frozenset[str]
     """The suffixes of the variants' names, without the first `_`."""
 
-    def text_of(self, variant: str) -> str:
+    def build_text(self, variant: str) -> str:
         """Build the text of a variant, or of the plain statement if `variant` is empty."""
-        lines = [line for line, condition in self.lines if _holds(condition, variant)]
+        lines = [line for line, condition in self.lines if _is_included(condition, variant)]
         return _CONTINUATION.sub(" ", "\n".join(lines))
 
 
@@ -101,7 +101,7 @@ class Statements(dict[str, TextClause]):
         """Return True if the database has this statement."""
         return name in self._sources
 
-    def by_header(self, name: str) -> TextClause:
+    def get_by_header(self, name: str) -> TextClause:
         """Return the variant that uses a header's key, or a statement that uses no key."""
         variant = f"{name}_{BY_HEADER}"
         return self[variant if self.has(variant) else name]
@@ -110,7 +110,7 @@ class Statements(dict[str, TextClause]):
         names = self._names
         if BY_HEADER in variant:
             names = {**names, "key_column": "policy_key", "key_index": names["policy_key_index"]}
-        clause = text(_NAME.sub(lambda match: names[match[1]], source.text_of(variant)))
+        clause = text(_NAME.sub(lambda match: names[match[1]], source.build_text(variant)))
         binds = [
             _create_bind_parameter(name, kind)
             for name, kind in source.types.items()
@@ -152,7 +152,7 @@ def _parse_source(content: str) -> Source:
     return Source(types, lines, frozenset(variant.replace(" ", "_") for variant in variants))
 
 
-def _holds(condition: str, variant: str) -> bool:
+def _is_included(condition: str, variant: str) -> bool:
     """Return True if a line with this condition belongs to the variant."""
     return all(
         any(_has_word(variant, word) for word in part.split("|")) for part in condition.split()

@@ -16,23 +16,23 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import (
-    Around,
-    Claimed,
+    ClaimedMessages,
+    HeartbeatData,
     Leases,
     NewMessage,
+    PollResult,
     Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
     SettleResult,
-    SignOfLife,
 )
-from faststream_sqlbroker.core.settle import needed_to_write
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.settle import get_required_activities
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database import pool
 from faststream_sqlbroker.database.access import AccessChecks
 from faststream_sqlbroker.database.connections import Checkouts, LoopSemaphore
-from faststream_sqlbroker.database.dialects import Dialect, dialect_for
+from faststream_sqlbroker.database.dialects import Dialect, create_dialect
 from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.errors import ErrorClasses
@@ -40,7 +40,7 @@ from faststream_sqlbroker.database.listen import listen_on_channel
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.database.messages.inserts import Inserts
 from faststream_sqlbroker.database.parts import audit, cancels, policy_state
-from faststream_sqlbroker.database.parts.mirror import keep_living
+from faststream_sqlbroker.database.parts.mirror import renew_living
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.database.server import DatabaseServer
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.repairs import MessageEdits
     from faststream_sqlbroker.database.replies import ReplyStore
     from faststream_sqlbroker.database.retention import ArchivePartitions, ArchiveRetention
-    from faststream_sqlbroker.database.schedules import Schedules
+    from faststream_sqlbroker.database.schedules import ScheduleStore
     from faststream_sqlbroker.database.stored_messages import StoredMessages
     from faststream_sqlbroker.database.tokens import TokenStore
     from faststream_sqlbroker.database.verification import Verifier
@@ -137,10 +137,12 @@ class Store:
     repairs: "MessageEdits" = _load_lazily("repairs.MessageEdits")
     replies: "ReplyStore" = _load_lazily("replies.ReplyStore")
     retention: "ArchiveRetention" = _load_lazily("retention.ArchiveRetention", "partitions")
-    schedules: "Schedules" = _load_lazily("schedules.Schedules")
-    silent: "DeadSessionWatch" = _load_lazily("dead_sessions.DeadSessionWatch")
-    starts: "AckFirstStarts" = _load_lazily("messages.ack_first.AckFirstStarts")
-    takes: "DirectClaims" = _load_lazily("messages.direct_claim.DirectClaims", "correlation_ids")
+    schedules: "ScheduleStore" = _load_lazily("schedules.Schedules")
+    dead_sessions: "DeadSessionWatch" = _load_lazily("dead_sessions.DeadSessionWatch")
+    ack_first_starts: "AckFirstStarts" = _load_lazily("messages.ack_first.AckFirstStarts")
+    direct_claims: "DirectClaims" = _load_lazily(
+        "messages.direct_claim.DirectClaims", "correlation_ids"
+    )
     tokens: "TokenStore" = _load_lazily("tokens.TokenStore")
     verifier: "Verifier" = _load_lazily("verification.Verifier")
 
@@ -165,11 +167,11 @@ class Store:
         self.engine = engine
         self.tables = tables
         self.statement_timeout = statement_timeout
-        self.dialect: Dialect = dialect_for(engine.dialect, tables)
+        self.dialect: Dialect = create_dialect(engine.dialect, tables)
         self.dialect.time_limit = statement_timeout
         pool.refuse_shared_connection(engine)
-        self._engine = pool.transactional(engine, self.dialect.isolation_level)
-        self.max_connections = max_connections or max(1, pool.size(engine) // 2)
+        self._engine = pool.ensure_transactional(engine, self.dialect.isolation_level)
+        self.max_connections = max_connections or max(1, pool.get_size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._checkouts = Checkouts(self._engine, self._errors)
         self._shortcut = DriverShortcut(engine, self._errors, allowed=not pgbouncer)
@@ -190,13 +192,13 @@ class Store:
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         if listen_engine is not None:
             self._checkouts.watch(listen_engine)
-        self.handler_places = pool.count_handler_slots(
+        self.handler_slots = pool.count_handler_slots(
             engine,
             self.max_connections,
             listening=self._listens_on_pool,
             one_writer=self.dialect.one_writer,
         )
-        self.handlers = HandlerTransactions(database, self.handler_places)
+        self.handlers = HandlerTransactions(database, self.handler_slots)
 
     @property
     def dialect_name(self) -> str:
@@ -221,13 +223,13 @@ class Store:
     @property
     def shortage(self) -> str | None:
         """A warning if the pool has fewer connections than the broker may use, or None."""
-        return pool.shortage(self.engine, self.max_connections, listening=self._listens_on_pool)
+        return pool.get_shortage(self.engine, self.max_connections, listening=self._listens_on_pool)
 
-    def handler_shortage(self, handlers: int) -> str | None:
+    def get_handler_shortage(self, handlers: int) -> str | None:
         """Return a warning if the pool has too few connections for transactions of `handlers`."""
-        return pool.get_handler_shortage(self.engine, self.handler_places, handlers)
+        return pool.get_handler_shortage(self.engine, self.handler_slots, handlers)
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
+    async def run_read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a read-only transaction and return its result.
 
         `work` may run several times.
@@ -268,15 +270,15 @@ class Store:
 
     # -- consuming -----------------------------------------------------------------------------
 
-    async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
+    async def find_ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """Find the (queue, priority) pairs of `queues` with claimable rows and their due times."""
         return await self._database.run(
             self.dialect.build_scan(queues), Activity.CONSUME, write=False
         )
 
-    async def look_around(
-        self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None = None
-    ) -> Around:
+    async def poll_all(
+        self, queues: Sequence[str], leased: Sequence[str], sign: HeartbeatData | None = None
+    ) -> PollResult:
         """Find the ready pairs of `queues`, and when the first lease in the queues `leased` ends.
 
         With `sign`, also write a heartbeat of this process's subscribers.
@@ -296,9 +298,9 @@ class Store:
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
+        suspicion: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
-    ) -> Claimed:
+    ) -> ClaimedMessages:
         """Lease up to `limit` due rows of `pairs` for `lease` seconds.
 
         The rows are ordered by pair, due time and id. With `prefetch`, only its first rows get
@@ -306,8 +308,8 @@ class Store:
         left out, because they must run alone.
         """
         if not pairs or limit < 1:
-            return Claimed()
-        work = self.dialect.claiming(
+            return ClaimedMessages()
+        work = self.dialect.build_claim(
             pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
         )
         return await self._database.run(work, Activity.CONSUME)
@@ -320,8 +322,8 @@ class Store:
         token: UUID,
         cursors: Cursors,
         *,
-        suspicion: Suspicion | None = None,
-    ) -> tuple[Claimed, float | None, Cursors]:
+        suspicion: SuspectRule | None = None,
+    ) -> tuple[ClaimedMessages, float | None, Cursors]:
         """Claim the first live message of each key, and only if no message of the key is leased.
 
         Returns:
@@ -329,9 +331,9 @@ class Store:
                 unknown); and the cursors for that scan.
         """
         if not pairs or limit < 1:
-            return Claimed(), None, cursors
+            return ClaimedMessages(), None, cursors
 
-        def claim(connection: Connection) -> tuple[Claimed, float | None, Cursors]:
+        def claim(connection: Connection) -> tuple[ClaimedMessages, float | None, Cursors]:
             # Copy the cursors: the transaction may be repeated, and must start at the same cursors.
             next_cursors = cursors.copy()
             claimed, pause = self.dialect.ordered.claim(
@@ -349,7 +351,7 @@ class Store:
         token: UUID,
         *,
         ordered: bool = False,
-    ) -> Claimed:
+    ) -> ClaimedMessages:
         """Lease a single row if due in any of `queues` and free.
 
         With `ordered`, the row must also be the first of its key.
@@ -399,7 +401,7 @@ class Store:
             return SettleResult()
         return await self._database.run(
             self.dialect.build_settle(settlements, skip_locked=skip_locked),
-            doing=partial(needed_to_write, settlements),
+            activity_source=partial(get_required_activities, settlements),
             retry_lock_timeout=not skip_locked,
         )
 
@@ -432,18 +434,20 @@ class Store:
         activities = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
 
         def work(connection: Connection) -> int:
-            requests = cancels.requests(connection, self.dialect.tables.policy_state)
-            return cancels.end_expired(connection, self.dialect, queues, requests, archive=archive)
+            requests = cancels.list_requests(connection, self.dialect.tables.policy_state)
+            return cancels.discard_expired(
+                connection, self.dialect, queues, requests, archive=archive
+            )
 
-        return await self._database.run(work, doing=lambda: frozenset(activities))
+        return await self._database.run(work, activity_source=lambda: frozenset(activities))
 
-    async def job_due_in(self) -> float | None:
+    async def get_seconds_to_next_job(self) -> float | None:
         """Return the seconds until the next batch of a bulk action is due, None without a batch."""
         return await self._database.run(
-            lambda c: audit.due_in(c, self.dialect), Activity.OPERATE, write=False
+            lambda c: audit.get_due_in(c, self.dialect), Activity.OPERATE, write=False
         )
 
-    async def forget_expired(self, limit: int) -> int:
+    async def remove_expired_states(self, limit: int) -> int:
         """Check up to `limit` expired policy states, and remove each that is no longer needed.
 
         Returns:
@@ -460,15 +464,17 @@ class Store:
             return 0
 
         def work(connection: Connection) -> int:
-            keep_live = partial(keep_living, connection, self.dialect)
-            return policy_state.forget_expired(connection, table, limit, keep_live)
+            keep_live = partial(renew_living, connection, self.dialect)
+            return policy_state.remove_expired(connection, table, limit, keep_live)
 
         return await self._database.run(work, Activity.CONSUME, Activity.STATE)
 
-    async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
+    async def get_seconds_to_lease_end(self, queues: Sequence[str]) -> float | None:
         """Return the seconds until the first lease in `queues` ends, None if there is no lease."""
         return await self._database.run(
-            lambda c: self.dialect.lease_ends_in(c, queues), Activity.CONSUME, write=False
+            lambda c: self.dialect.get_seconds_to_lease_end(c, queues),
+            Activity.CONSUME,
+            write=False,
         )
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:

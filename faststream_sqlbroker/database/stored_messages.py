@@ -21,8 +21,8 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.stored import (
     Filters,
+    InvalidCursorError,
     MessagePage,
-    NotACursorError,
     Progress,
     StoredMessage,
     decode_body,
@@ -33,13 +33,13 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.message_walks import (
-    SCANNED,
-    Part,
+    MAX_SCANNED,
+    IndexRange,
     Position,
-    Walk,
-    archive_walk,
-    shown_columns,
-    walks_of,
+    RangeReader,
+    get_archive_range,
+    get_readable_columns,
+    iter_index_ranges,
 )
 from faststream_sqlbroker.database.parts.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later
@@ -100,24 +100,24 @@ class StoredMessages:
         """True if finished messages can be kept."""
         return self._dialect.has_archive
 
-    async def page(
-        self, filters: Filters, limit: int, after: str | None, *, hidden: bool
+    async def read_page(
+        self, filters: Filters, limit: int, after: str | None, *, with_hidden: bool
     ) -> MessagePage:
         """Read up to `limit` messages; with `with_hidden`, also their headers and bodies.
 
         Raises:
-            NotACursorError: `after` is not a cursor of this list.
+            InvalidCursorError: `after` is not a cursor of this list.
         """
         tables = self._dialect.tables
         columns = _list_columns(
-            tables.archive if filters.archived else tables.message, with_hidden=hidden
+            tables.archive if filters.archived else tables.message, with_hidden=with_hidden
         )
 
         def read_page(connection: Connection) -> MessagePage:
             rows, cursor, scanned = self._list_rows(connection, columns, filters, limit, after)
             return MessagePage(tuple(self._to_messages(connection, rows)), cursor, scanned)
 
-        return await self._run_read(read_page, with_hidden=hidden or bool(filters.headers))
+        return await self._run_read(read_page, with_hidden=with_hidden or bool(filters.headers))
 
     def _list_rows(
         self,
@@ -135,14 +135,14 @@ class StoredMessages:
         """
         name, position = (None, None) if after is None else _load_cursor(after)
         rows: list[Any] = []
-        budget = SCANNED
-        walks = _skip_ranges(list(walks_of(connection, self._dialect, filters)), name)
+        budget = MAX_SCANNED
+        walks = _skip_ranges(list(iter_index_ranges(connection, self._dialect, filters)), name)
         for walk in walks:
             start = position if walk.name == name else None
             # Even when the page is full, one more row shows whether there is another page.
             capacity = limit - len(rows)
-            part = Part(self._dialect, walk, start, filters)
-            matches, end = part.read(connection, columns, capacity, budget)
+            part = RangeReader(self._dialect, walk, start, filters)
+            matches, end = part.read_rows(connection, columns, capacity, budget)
             rows += matches[:capacity]
             if matches[:capacity]:
                 after = _dump_cursor(
@@ -153,12 +153,12 @@ class StoredMessages:
             if end is not None:
                 # Continue from the end rather than from the last match: the rows in between have
                 # been scanned.
-                return rows, _dump_cursor(walk, end), part.time_of(connection, end)
+                return rows, _dump_cursor(walk, end), part.get_time(connection, end)
             if walk is not walks[-1]:
-                budget -= part.looked_at(connection)
+                budget -= part.count_scanned(connection)
         return rows, None, None
 
-    async def one(self, message_id: int, *, hidden: bool) -> StoredMessage | None:
+    async def read_message(self, message_id: int, *, with_hidden: bool) -> StoredMessage | None:
         """Read the message, live or archived; with `with_hidden`, also the headers and body."""
 
         def read_message(connection: Connection) -> StoredMessage | None:
@@ -167,15 +167,15 @@ class StoredMessages:
             for table in (tables.message, tables.archive):
                 if table is None:
                     continue
-                columns = shown_columns(
-                    table, _list_columns(table, with_hidden=hidden), self._dialect.name
+                columns = get_readable_columns(
+                    table, _list_columns(table, with_hidden=with_hidden), self._dialect.name
                 )
                 rows = connection.execute(select(*columns).where(table.c.id == message_id)).all()
                 for message in self._to_messages(connection, rows):
                     return message
             return None
 
-        return await self._run_read(read_message, with_hidden=hidden)
+        return await self._run_read(read_message, with_hidden=with_hidden)
 
     def _to_messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
         subscribers = list[LiveSubscriber]()
@@ -183,7 +183,7 @@ class StoredMessages:
             subscribers = read_subscribers(connection, self._table, ended=True)
         return [_to_message(row, subscribers) for row in rows]
 
-    async def dead_letters(self, filters: Filters, limit: int) -> DeadLetters:
+    async def group_dead_letters(self, filters: Filters, limit: int) -> DeadLetters:
         """Find the `limit` largest groups of FAILED messages that match `filters`.
 
         At most `SCANNED` messages are read, the last archived first.
@@ -191,10 +191,10 @@ class StoredMessages:
 
         def count_groups(connection: Connection) -> DeadLetters:
             groups: dict[GroupKey, _DeadLetterCounts] = {}
-            walk = archive_walk(self._dialect, filters)
-            part = Part(self._dialect, walk, None, filters)
+            walk = get_archive_range(self._dialect, filters)
+            part = RangeReader(self._dialect, walk, None, filters)
             end = None
-            for rows, position in part.steps(connection, SCANNED):
+            for rows, position in part.iter_steps(connection, MAX_SCANNED):
                 end = position
                 for row in self._count_by_group(connection, rows):
                     fingerprint = row.error_fingerprint
@@ -221,7 +221,7 @@ class StoredMessages:
                     )
                     for (fingerprint, _), group in largest
                 ),
-                None if end is None else part.time_of(connection, end),
+                None if end is None else part.get_time(connection, end),
             )
 
         return await self._run_read(count_groups, with_hidden=bool(filters.headers))
@@ -230,7 +230,7 @@ class StoredMessages:
         """Count the messages of a range of rows by fingerprint, reason and queue."""
         table = self._dialect.tables.archive
         assert table is not None  # noqa: S101 - the store has checked
-        s = rows(*shown_columns(table, COUNTED_COLUMNS, self._dialect.name)).subquery().c
+        s = rows(*get_readable_columns(table, COUNTED_COLUMNS, self._dialect.name)).subquery().c
         group_columns = (s.error_fingerprint, s.reason, s.queue)
         counting = select(
             *group_columns,
@@ -251,12 +251,12 @@ class StoredMessages:
         rows = connection.execute(select(c.id, c.last_error).where(c.id.in_(ids)))
         return {row.id: row.last_error for row in rows}
 
-    async def note_progress(self, message_id: int, token: UUID, info: dict[str, Any]) -> bool:
+    async def record_progress(self, message_id: int, token: UUID, info: dict[str, Any]) -> bool:
         """Write a delivery's progress; return False, without a change, after a lost lease."""
 
         def record(connection: Connection) -> bool:
             # A worker that has lost its lease must not overwrite the next worker's progress.
-            if not self._dialect.still_held(connection, [(message_id, token)]):
+            if not self._dialect.find_held(connection, [(message_id, token)]):
                 return False
             binds = {"scope": PROGRESS, "key": str(message_id), "lease_token": token, "info": info}
             binds["kept"] = round(PROGRESS_RETENTION * 1_000_000)
@@ -267,7 +267,7 @@ class StoredMessages:
 
         return await self._database.run(record, Activity.CONSUME, Activity.STATE)
 
-    async def progress(self, message_id: int) -> Progress | None:
+    async def find_progress(self, message_id: int) -> Progress | None:
         """Read the progress of the delivery that holds the lease, None without a report."""
 
         def read_progress(connection: Connection) -> Progress | None:
@@ -320,7 +320,7 @@ def _to_message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessag
     return replace(message, headers=headers, body=body)
 
 
-def _skip_ranges(walks: list[Walk], name: str | None) -> list[Walk]:
+def _skip_ranges(walks: list[IndexRange], name: str | None) -> list[IndexRange]:
     """Return the ranges from `name` on, or the ranges after `name` if it no longer exists."""
     if name is None:
         return walks
@@ -328,18 +328,18 @@ def _skip_ranges(walks: list[Walk], name: str | None) -> list[Walk]:
         if walk.name == name:
             return walks[position:]
     if not name.startswith("ready "):
-        raise NotACursorError(name)
+        raise InvalidCursorError(name)
     try:
         priority = int(name.removeprefix("ready "))
     except ValueError as error:
-        raise NotACursorError(name) from error
+        raise InvalidCursorError(name) from error
     return [w for w in walks if w.name.startswith("ready ") and int(w.name[6:]) < priority]
 
 
 # Cursors: the name of the index range and the position of the last row.
 
 
-def _dump_cursor(walk: Walk, position: Position) -> str:
+def _dump_cursor(walk: IndexRange, position: Position) -> str:
     values = [to_microseconds(v) if isinstance(v, datetime) else v for v in position]
     return base64.urlsafe_b64encode(json.dumps([walk.name, *values]).encode()).decode()
 
@@ -350,4 +350,4 @@ def _load_cursor(cursor: str) -> tuple[str, Position]:
         *timestamps, message_id = [int(value) for value in values]
         return str(name), [*map(from_microseconds, timestamps), message_id]
     except (TypeError, ValueError, OverflowError) as error:
-        raise NotACursorError(cursor) from error
+        raise InvalidCursorError(cursor) from error

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, and_, bindparam, case, delete, null, select, 
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
-from faststream_sqlbroker.core.orders import Orders
-from faststream_sqlbroker.core.policies.flags import KEPT
+from faststream_sqlbroker.core.orders import OperatorRequests
+from faststream_sqlbroker.core.policies.flags import PERSISTENT_MASK
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
     HOLDER_BYTES,
@@ -19,16 +19,16 @@ from faststream_sqlbroker.core.status import (
 )
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import cancels, live_subscribers, replies
-from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import (
     PAUSED,
     SUBSCRIBER,
-    Known,
-    is_lasting,
-    pause_of,
+    Descriptions,
+    is_active,
+    match_pause,
 )
-from faststream_sqlbroker.database.parts.policy_state import make_database_id, upsert
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.policy_state import get_or_create_database_id, upsert
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import clock, later
 
 MAX_CLEANED = 100
@@ -53,9 +53,9 @@ class LiveSubscribers:
         self._table = database.tables.policy_state
         self._correlation_ids = correlation_ids
 
-    async def announce(
-        self, descriptions: Known, changed: set[str], lease: float, *, clean: bool
-    ) -> Orders:
+    async def write_heartbeat(
+        self, descriptions: Descriptions, changed: set[str], lease: float, *, clean: bool
+    ) -> OperatorRequests:
         """Write a heartbeat of the subscribers `descriptions`; return the orders of operators.
 
         The first heartbeat reads the input of correlation ids, too.
@@ -68,15 +68,17 @@ class LiveSubscribers:
         """
         ids = self._correlation_ids
 
-        def announce(connection: Connection) -> tuple[Orders, str | None]:
-            live_subscribers.announce(connection, self._table, descriptions, changed, lease)
+        def announce(connection: Connection) -> tuple[OperatorRequests, str | None]:
+            live_subscribers.renew_registrations(
+                connection, self._table, descriptions, changed, lease
+            )
             if clean:
                 self._remove_expired(connection)
-                replies.clean(self._dialect, connection)
-            database_id = ids.database_id or make_database_id(connection, self._table)
-            orders = live_subscribers.orders(connection, self._table, sorted(descriptions))
+                replies.remove_unused(self._dialect, connection)
+            database_id = ids.database_id or get_or_create_database_id(connection, self._table)
+            orders = live_subscribers.load_orders(connection, self._table, sorted(descriptions))
             if clean:
-                cancels.clean(connection, self._dialect, orders.cancels)
+                cancels.remove_obsolete(connection, self._dialect, orders.cancels)
             return orders, database_id
 
         orders, ids.database_id = await self._database.run(announce, Activity.STATE)
@@ -94,7 +96,7 @@ class LiveSubscribers:
                 row = and_(table.c.scope == scope, table.c.key == bindparam("name"), is_expired)
                 connection.execute(delete(table).where(row), [{"name": key} for key in keys])
 
-    async def living(self) -> list[LiveSubscriber]:
+    async def list_live(self) -> list[LiveSubscriber]:
         """List the live subscribers, latest heartbeat first, with the rights of a subscriber."""
         return await self._database.run(
             lambda c: live_subscribers.read_subscribers(c, self._table),
@@ -102,7 +104,7 @@ class LiveSubscribers:
             write=False,
         )
 
-    async def leave(self, names: Sequence[str]) -> None:
+    async def remove(self, names: Sequence[str]) -> None:
         """Remove the registrations of ended subscribers."""
         table = self._table
 
@@ -136,7 +138,7 @@ class LiveSubscribers:
                 return None
             # An expired pause may not have been removed yet; an upsert would keep its start time.
             is_expired = table.c.expires_at < clock()
-            connection.execute(delete(table).where(pause_of(table, queue), is_expired))
+            connection.execute(delete(table).where(match_pause(table, queue), is_expired))
             upsert(
                 connection,
                 table,
@@ -147,7 +149,7 @@ class LiveSubscribers:
             )
             end = until.isoformat() if isinstance(until, datetime) else until
             details = {"queue": queue, "reason": info.get("reason"), "until": end}
-            note_action(connection, self._dialect, "pause", str(info.get("by", "")), details)
+            record_action(connection, self._dialect, "pause", str(info.get("by", "")), details)
             return self._notify(connection, channel)
 
         return await self._database.run(pause, Activity.OPERATE)
@@ -155,15 +157,15 @@ class LiveSubscribers:
     async def resume(self, queue: str, channel: str, by: str = "") -> tuple[bool, frozenset[str]]:
         """Resume `queue`; return True after a pause, and the queues still paused."""
         table = self._table
-        row = pause_of(table, queue)
+        row = match_pause(table, queue)
 
         def resume(connection: Connection) -> tuple[bool, frozenset[str]]:
             # Lock the row: if two operators resume at once, only one of them ends the pause.
-            active_pause = select(table.c.key).where(row, is_lasting(table)).with_for_update()
+            active_pause = select(table.c.key).where(row, is_active(table)).with_for_update()
             was_paused = connection.execute(active_pause).first() is not None
             connection.execute(delete(table).where(row))
             if was_paused:
-                note_action(connection, self._dialect, "resume", by, {"queue": queue})
+                record_action(connection, self._dialect, "resume", by, {"queue": queue})
             return was_paused, self._notify(connection, channel)
 
         return await self._database.run(resume, Activity.OPERATE)
@@ -190,12 +192,12 @@ class LiveSubscribers:
                     changed.add(name)
             if changed:
                 details = {"worker": worker}
-                note_action(connection, self._dialect, action, by, details, done=len(changed))
+                record_action(connection, self._dialect, action, by, details, done=len(changed))
             return changed, self._notify(connection, channel)
 
         return await self._database.run(drain, Activity.OPERATE)
 
-    async def drained(self, limit: int) -> list[str]:
+    async def list_drained(self, limit: int) -> list[str]:
         """List the names of the first `limit` live subscribers that are drained."""
         c = self._table.c
         statement = select(c.key).where(c.scope == SUBSCRIBER, c.counter > 0)
@@ -211,10 +213,10 @@ class LiveSubscribers:
         if self._dialect.can_listen:
             live_subscribers.notify_state_changed(connection, channel)
         table = self._table
-        statement = select(table.c.key).where(table.c.scope == PAUSED, is_lasting(table))
+        statement = select(table.c.key).where(table.c.scope == PAUSED, is_active(table))
         return frozenset(connection.execute(statement).scalars())
 
-    async def paused(self) -> list[PausedQueue]:
+    async def list_paused(self) -> list[PausedQueue]:
         """List the queues that are paused now, sorted by name."""
         statement = live_subscribers.select_pauses(self._table)
 
@@ -223,7 +225,7 @@ class LiveSubscribers:
 
         return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
-    async def subscribers(self) -> list[LiveSubscriber]:
+    async def list_subscribers(self) -> list[LiveSubscriber]:
         """List the live subscribers, latest heartbeat first, with the rights of an operator."""
         return await self._database.run(
             lambda c: live_subscribers.read_subscribers(c, self._table),
@@ -231,7 +233,7 @@ class LiveSubscribers:
             write=False,
         )
 
-    async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
+    async def find_subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
         """Find the subscriber of this name.
 
         The second value is True if it is alive. None if it is unknown.
@@ -264,7 +266,7 @@ class LiveSubscribers:
             )
             if locked:
                 details = {"worker": subscriber.worker}
-                note_action(connection, self._dialect, "release", by, details, done=len(locked))
+                record_action(connection, self._dialect, "release", by, details, done=len(locked))
             return len(locked)
 
         return await self._database.run(release, Activity.OPERATE, Activity.RELEASE)
@@ -289,9 +291,9 @@ class LiveSubscribers:
             )
             .limit(limit)
         )
-        statement = self._dialect.use_index(statement, table, "leased_index")
+        statement = self._dialect.add_index_hint(statement, table, "leased_index")
         leases: list[tuple[int, UUID]] = []
-        for names in chunks(list(subscriber.queues)):
+        for names in iter_chunks(list(subscriber.queues)):
             rows = connection.execute(statement.where(table.c.queue.in_(names)))
             leases += [(row.id, row.lease_token) for row in rows]
         return leases[:limit]
@@ -300,12 +302,12 @@ class LiveSubscribers:
         self, connection: Connection, leases: Sequence[tuple[int, UUID]], locked: set[int]
     ) -> set[int]:
         """Discard the `locked` messages of `leases` with a cancel request; return their ids."""
-        requests = cancels.of_leases(
+        requests = cancels.find_requests(
             connection, self._table, [lease for lease in leases if lease[0] in locked]
         )
         has_archive = self._dialect.has_archive
         settlements = [
-            cancels.discarded(request, archive=has_archive) for request in requests.values()
+            cancels.create_settlement(request, archive=has_archive) for request in requests.values()
         ]
         if settlements:
             self._dialect.settle(connection, settlements)
@@ -323,7 +325,7 @@ class LiveSubscribers:
             "acquired_at": null(),
             "lease_token": null(),
             "lease_expires_at": null(),
-            "policy_marks": table.c.policy_marks.bitwise_and(KEPT),
+            "policy_marks": table.c.policy_marks.bitwise_and(PERSISTENT_MASK),
         }
         # Use one statement per row, by the primary key. For a list of keys MariaDB may scan the
         # table, and would wait for rows that another transaction has locked.

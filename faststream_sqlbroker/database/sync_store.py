@@ -8,10 +8,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.dialects import Dialect, dialect_for
-from faststream_sqlbroker.database.django import is_django, open_connection
+from faststream_sqlbroker.database.dialects import Dialect, create_dialect
+from faststream_sqlbroker.database.django import is_django_connection, open_connection
 from faststream_sqlbroker.database.errors import ErrorClasses, NotConnectedError
-from faststream_sqlbroker.database.parts.live_queues import due_messages
+from faststream_sqlbroker.database.parts.live_queues import count_due
 from faststream_sqlbroker.database.parts.mirror import insert_for_caller
 from faststream_sqlbroker.database.pool import check_same_database
 from faststream_sqlbroker.schema.tables import Tables
@@ -37,9 +37,9 @@ class SyncStore:
         """The counter for `PublishLimits`."""
 
     @property
-    def of_django(self) -> bool:
+    def uses_django(self) -> bool:
         """True if messages are written through a connection of Django."""
-        return is_django(self._database)
+        return is_django_connection(self._database)
 
     @contextmanager
     def open(self, caller_connection: "Connection | Session | None") -> Iterator[Connection]:
@@ -62,7 +62,7 @@ class SyncStore:
                 )
                 check_same_database(connection, self._engine)
                 yield connection
-            elif self.of_django:
+            elif self.uses_django:
                 with open_connection(self._database) as connection:
                     yield connection
             else:
@@ -75,7 +75,7 @@ class SyncStore:
                     yield connection
         except SQLAlchemyError as error:
             raise self._convert_error(
-                error, inside=caller_connection is not None or self.of_django
+                error, inside=caller_connection is not None or self.uses_django
             ) from error
 
     def _connect(self) -> Connection:
@@ -91,7 +91,7 @@ class SyncStore:
 
     def read_sync(self, connection: Connection, queue: str, limit: int) -> int:
         """Count the messages of `queue` that are due and not leased, up to `limit`."""
-        return due_messages(connection, self._get_dialect(connection), queue, limit)
+        return count_due(connection, self._get_dialect(connection), queue, limit)
 
     def notify(self, connection: Connection, queues: Sequence[str]) -> None:
         """Notify listening subscribers of `queues` at the COMMIT (PostgreSQL only)."""
@@ -107,15 +107,19 @@ class SyncStore:
     def _get_dialect(self, connection: Connection) -> Dialect:
         name = connection.dialect.name
         if name not in self._dialects:
-            self._dialects[name] = dialect_for(connection.dialect, self._tables)
+            self._dialects[name] = create_dialect(connection.dialect, self._tables)
         return self._dialects[name]
 
     def _convert_error(self, error: SQLAlchemyError, *, inside: bool) -> Exception:
         # Without a dialect the first connection has failed, which is possible here only with an
         # engine.
-        dialects = [*self._dialects.values()] or [dialect_for(self._engine.dialect, self._tables)]
+        dialects = [*self._dialects.values()] or [
+            create_dialect(self._engine.dialect, self._tables)
+        ]
         errors = ErrorClasses(dialects[0], NO_LIMIT)
-        return errors.of_caller(error) if inside else errors.of(error) or error
+        return (
+            errors.convert_caller_error(error) if inside else errors.to_store_error(error) or error
+        )
 
 
 @contextmanager

@@ -11,26 +11,26 @@ from sqlalchemy import Connection, func, select, update
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import (
     QueueRole,
-    Registered,
-    hashed_token,
-    new_token,
-    queue_of,
+    RegisteredEndpoint,
+    build_queue_name,
+    create_token,
+    hash_token,
 )
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.channels import (
     CONSUMER,
-    Place,
-    finding,
-    place_of_channel,
-    place_of_consumer,
-    place_of_role,
-    pulled,
-    registered,
+    StateKey,
+    create_lookup,
+    get_channel_key,
+    get_consumer_key,
+    get_role_key,
+    list_pull_consumers,
+    parse_registration,
 )
 from faststream_sqlbroker.database.parts.policy_state import insert_new
-from faststream_sqlbroker.database.parts.pull_jobs import end_leases
+from faststream_sqlbroker.database.parts.pull_jobs import release_leases
 from faststream_sqlbroker.exceptions import SetupError
 
 MAX_CONSUMERS = 1_000
@@ -52,38 +52,38 @@ class TokenStore:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
 
-    async def find(self, channel: str, *consumer: str) -> list[Registered | None]:
+    async def find(self, channel: str, *consumer: str) -> list[RegisteredEndpoint | None]:
         """Find the channel, and the consumer if named, in a single query."""
-        row_keys = [place_of_consumer(channel, consumer_id) for consumer_id in consumer]
-        return await self._find(place_of_channel(channel), *row_keys)
+        row_keys = [get_consumer_key(channel, consumer_id) for consumer_id in consumer]
+        return await self._find(get_channel_key(channel), *row_keys)
 
-    async def find_role(self, queue: str, role: QueueRole) -> list[Registered | None]:
+    async def find_role(self, queue: str, role: QueueRole) -> list[RegisteredEndpoint | None]:
         """Find the queue's token for `role`."""
-        return await self._find(place_of_role(queue, role))
+        return await self._find(get_role_key(queue, role))
 
-    async def _find(self, *places: Place) -> list[Registered | None]:
-        query = finding(self._dialect, *places)
+    async def _find(self, *places: StateKey) -> list[RegisteredEndpoint | None]:
+        query = create_lookup(self._dialect, *places)
         return await self._database.run(query, Activity.STATE, write=False)
 
-    async def consumers(self, channel: str) -> list[Registered]:
+    async def list_consumers(self, channel: str) -> list[RegisteredEndpoint]:
         """List the consumers of a channel, by id."""
         c = self._table.c
         of_channel = select(c.key, c.info).where(c.scope == CONSUMER + channel)
         statement = of_channel.order_by(c.key).limit(MAX_CONSUMERS)
 
-        def read_rows(connection: Connection) -> list[Registered]:
-            return [registered(row.key, row.info) for row in connection.execute(statement)]
+        def read_rows(connection: Connection) -> list[RegisteredEndpoint]:
+            return [parse_registration(row.key, row.info) for row in connection.execute(statement)]
 
         return await self._database.run(read_rows, Activity.STATE, write=False)
 
-    async def pulled(self) -> list[str]:
+    async def list_pulled_queues(self) -> list[str]:
         """List the queues of all pull consumers."""
         consumers = await self._database.run(
-            lambda c: pulled(c, self._table), Activity.STATE, write=False
+            lambda c: list_pull_consumers(c, self._table), Activity.STATE, write=False
         )
-        return [queue_of(*consumer) for consumer in consumers]
+        return [build_queue_name(*consumer) for consumer in consumers]
 
-    async def put_queue(
+    async def set_queue_token(
         self,
         queue: str,
         role: QueueRole,
@@ -91,18 +91,18 @@ class TokenStore:
         by: str,
         token: str | None = None,
         rotate: bool = False,
-    ) -> Registered:
+    ) -> RegisteredEndpoint:
         """Create or replace the queue's token for `role`."""
 
-        def work(connection: Connection) -> Registered:
-            entry = self._set_entry(connection, place_of_role(queue, role), {}, token, rotate)
+        def work(connection: Connection) -> RegisteredEndpoint:
+            entry = self._set_entry(connection, get_role_key(queue, role), {}, token, rotate)
             arguments = {"queue": queue, "role": role}
             self._record_change(connection, entry, "put_queue_token", by, arguments)
             return entry
 
         return await self._database.run(work, Activity.STATE)
 
-    async def put_channel(
+    async def set_channel(
         self,
         channel: str,
         consumer: str | None = None,
@@ -111,26 +111,28 @@ class TokenStore:
         kind: str = "",
         token: str | None = None,
         rotate: bool = False,
-    ) -> Registered | None:
+    ) -> RegisteredEndpoint | None:
         """Create or change the channel, or the consumer of the type `kind`.
 
         Returns None if a consumer's channel does not exist.
         """
-        row_key = place_of_channel(channel)
+        row_key = get_channel_key(channel)
         changes = {}
         if consumer is not None:
-            row_key = place_of_consumer(channel, consumer)
+            row_key = get_consumer_key(channel, consumer)
             changes = {"type": kind}
 
-        def work(connection: Connection) -> Registered | None:
+        def work(connection: Connection) -> RegisteredEndpoint | None:
             # A consumer without a channel could never be reached.
-            of_channel = finding(self._dialect, place_of_channel(channel))
+            of_channel = create_lookup(self._dialect, get_channel_key(channel))
             if consumer is not None and of_channel(connection) == [None]:
                 return None
             entry = self._set_entry(connection, row_key, changes, token, rotate)
             # Its clients can no longer end their jobs, and a lease may last for years.
-            if consumer is not None and (entry.earlier_type, kind) == ("pull", "push"):
-                end_leases(connection, self._dialect, queue_of(channel, consumer), ended=False)
+            if consumer is not None and (entry.previous_type, kind) == ("pull", "push"):
+                release_leases(
+                    connection, self._dialect, build_queue_name(channel, consumer), ended=False
+                )
             arguments = {
                 "channel": channel,
                 "consumer": consumer,
@@ -146,11 +148,11 @@ class TokenStore:
     def _set_entry(
         self,
         connection: Connection,
-        row_key: Place,
+        row_key: StateKey,
         changes: Mapping[str, Any],
         token: str | None,
         rotate: bool,
-    ) -> Registered:
+    ) -> RegisteredEndpoint:
         """Create or change the entry at `row_key` and return the entry.
 
         The row stays locked.
@@ -160,29 +162,29 @@ class TokenStore:
         """
         scope, key = row_key
         c = self._table.c
-        raw_token = token or new_token()
+        raw_token = token or create_token()
         where = (c.scope == scope, c.key == key)
         locking = select(c.info).where(*where).with_for_update()
         info = connection.execute(locking).scalar_one_or_none()
         created = False
         if info is None:
             self._refuse_too_many(connection, scope)
-            new_info = {"token": hashed_token(raw_token), **changes}
+            new_info = {"token": hash_token(raw_token), **changes}
             # Race: another process may create the entry at the same time. Then its row stays, and
             # the token created here is discarded.
             insert_new(connection, self._table, [{"scope": scope, "key": key, "info": new_info}])
             info = connection.execute(locking).scalar_one()
             created = info["token"] == new_info["token"]
         replaced = created or rotate or token is not None
-        new_hash = {"token": hashed_token(raw_token)} if replaced else {}
+        new_hash = {"token": hash_token(raw_token)} if replaced else {}
         new_entry = {**info, **new_hash, **changes}
         if new_entry != info:
             connection.execute(update(self._table).where(*where).values(info=new_entry))
-        entry = registered(key, new_entry)
+        entry = parse_registration(key, new_entry)
         new_token_value = raw_token if token is None and replaced else None
         changed = created or new_entry != info
-        earlier_type = registered(key, info).type
-        return Registered(
+        earlier_type = parse_registration(key, info).type
+        return RegisteredEndpoint(
             entry.id, entry.token_hash, entry.type, new_token_value, created, changed, earlier_type
         )
 
@@ -202,11 +204,11 @@ class TokenStore:
     def _record_change(
         self,
         connection: Connection,
-        entry: Registered,
+        entry: RegisteredEndpoint,
         action: str,
         by: str,
         arguments: Mapping[str, Any],
     ) -> None:
         if entry.changed:
             job = Job(action=action, by=by, arguments=arguments, state="ended", expected=1, done=1)
-            audit.add(connection, self._table, job, self._dialect.now(connection))
+            audit.add_job(connection, self._table, job, self._dialect.now(connection))

@@ -30,22 +30,27 @@ from sqlalchemy import (
 from faststream_sqlbroker.core import verification as kinds
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.jobs import job_of
-from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, RowSum, window_of
-from faststream_sqlbroker.core.retention import Place
+from faststream_sqlbroker.core.jobs import parse_job
+from faststream_sqlbroker.core.loaded_windows import (
+    DIFFERING_SCOPE,
+    LOADED_SCOPE,
+    RowSum,
+    parse_window,
+)
+from faststream_sqlbroker.core.retention import PrunePosition
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, MessageState
 from faststream_sqlbroker.core.status import HOLDER_BYTES
-from faststream_sqlbroker.core.stored import Filters, NotACursorError
+from faststream_sqlbroker.core.stored import Filters, InvalidCursorError
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.verification import Damage, Note, Verification
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.audit import JOB
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.loaded_windows import read_page
-from faststream_sqlbroker.database.parts.message_walks import STEP, Part, Walk
-from faststream_sqlbroker.database.parts.row_locks import locked_by_others
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.message_walks import STEP_SIZE, IndexRange, RangeReader
+from faststream_sqlbroker.database.parts.row_locks import find_locked
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import later
 
 PARTS = ("live", "archive", "jobs", "windows")
@@ -96,7 +101,7 @@ class Verifier:
         """Check at least `rows` rows, unless there are no more or `seconds` have elapsed.
 
         Raises:
-            NotACursorError: `after` is not a cursor that `verify` returned.
+            InvalidCursorError: `after` is not a cursor that `verify` returned.
         """
         clock = Clock()
         until = clock.monotonic() + seconds
@@ -116,7 +121,7 @@ class Verifier:
             # At least one batch is read per call, so a caller that continues with `after` reaches
             # the end.
             if part == "" or scanned >= rows or clock.monotonic() >= until:
-                cursor = None if part == "" else _dump(part, position)
+                cursor = None if part == "" else _dump_cursor(part, position)
                 return Verification(
                     rows=scanned,
                     counts=dict(counts),
@@ -139,7 +144,7 @@ class Verifier:
 
 
 def _check_live(
-    connection: Connection, dialect: Operations, after: Position | None, lease_over: float
+    connection: Connection, dialect: DialectOperations, after: Position | None, lease_over: float
 ) -> ScanBatch:
     """Check live messages, by id.
 
@@ -152,7 +157,7 @@ def _check_live(
     conditions = {
         kinds.UNKNOWN_STATE: c.state.not_in(sorted(state.name for state in LIVE_STATES)),
         kinds.NO_LEASE: and_(leased, or_(c.lease_token.is_(None), c.lease_expires_at.is_(None))),
-        kinds.LEASE_LEFT: and_(
+        kinds.LEFT_LEASE: and_(
             ~leased, or_(c.lease_token.is_not(None), c.lease_expires_at.is_not(None))
         ),
         kinds.NO_OWNER: and_(
@@ -163,7 +168,7 @@ def _check_live(
     archive = dialect.tables.archive
     if archive is not None:
         conditions[kinds.IN_BOTH] = select(archive.c.id).where(archive.c.id == c.id).exists()
-    index_range = Walk("all", table, None, (), (c.id,))
+    index_range = IndexRange("all", table, None, (), (c.id,))
     batch = _scan_range(connection, dialect, index_range, after, conditions)
     expired_ids = [
         d.message_id for d in batch.damages if d.kind == kinds.NO_OWNER and d.message_id is not None
@@ -176,7 +181,7 @@ def _check_live(
 
 
 def _find_ownerless(
-    connection: Connection, dialect: Operations, ids: Sequence[int], condition: Any
+    connection: Connection, dialect: DialectOperations, ids: Sequence[int], condition: Any
 ) -> set[int]:
     """Return the messages that meet `condition` and that no live holder and no transaction keeps.
 
@@ -185,17 +190,17 @@ def _find_ownerless(
     """
     c = dialect.tables.message.c
     holders: dict[int, str] = {}
-    for part in chunks(list(ids)):
+    for part in iter_chunks(list(ids)):
         rows = connection.execute(select(c.id, c.lease_token).where(c.id.in_(part), condition))
         holders.update((row.id, row.lease_token.bytes[:HOLDER_BYTES].hex()) for row in rows)
     subscribers = read_subscribers(connection, dialect.tables.policy_state)
     live_holders = {subscriber.worker.rpartition(":")[2] for subscriber in subscribers}
     ownerless = {message_id for message_id, holder in holders.items() if holder not in live_holders}
-    return ownerless - (locked_by_others(connection, dialect, sorted(ownerless)) or set())
+    return ownerless - (find_locked(connection, dialect, sorted(ownerless)) or set())
 
 
 def _check_archive(
-    connection: Connection, dialect: Operations, after: Position | None
+    connection: Connection, dialect: DialectOperations, after: Position | None
 ) -> ScanBatch:
     """Check archived messages, by end time."""
     table = dialect.tables.archive
@@ -210,22 +215,22 @@ def _check_archive(
         # The primary key of a partitioned archive includes the time, so an id may occur twice.
         other = table.alias()
         is_duplicate = and_(other.c.id == c.id, other.c.archived_at != c.archived_at)
-        conditions[kinds.TWICE] = select(other.c.id).where(is_duplicate).exists()
+        conditions[kinds.ARCHIVED_TWICE] = select(other.c.id).where(is_duplicate).exists()
     position = None if after is None else [from_microseconds(after[0]), after[1]]
-    index_range = Walk("archive", table, "archived_index", (), (c.archived_at, c.id))
+    index_range = IndexRange("archive", table, "archived_index", (), (c.archived_at, c.id))
     return _scan_range(connection, dialect, index_range, position, conditions)
 
 
 def _scan_range(
     connection: Connection,
-    dialect: Operations,
-    index_range: Walk,
+    dialect: DialectOperations,
+    index_range: IndexRange,
     position: Position | None,
     conditions: Mapping[str, ColumnElement[bool]],
 ) -> ScanBatch:
-    part = Part(dialect, index_range, position, Filters(), [or_(*conditions.values())])
+    part = RangeReader(dialect, index_range, position, Filters(), [or_(*conditions.values())])
     # Read the first batch only: the next batch needs a transaction of its own.
-    rows, end = next(part.steps(connection, STEP))
+    rows, end = next(part.iter_steps(connection, STEP_SIZE))
     c = index_range.table.c
     flags = [case((condition, 1), else_=0).label(kind) for kind, condition in conditions.items()]
     invalid_rows = connection.execute(rows(c.id, c.queue, c.state, *flags)).all()
@@ -237,7 +242,7 @@ def _scan_range(
     ]
     next_position = None if end is None else [_to_json_value(value) for value in end]
     return ScanBatch(
-        damages, STEP if end is not None else part.looked_at(connection), next_position
+        damages, STEP_SIZE if end is not None else part.count_scanned(connection), next_position
     )
 
 
@@ -253,8 +258,10 @@ def _check_jobs(connection: Connection, table: Table, after: Position | None) ->
         c.scope == JOB, c.due_at.is_(None), c.key > last_key
     )
     rows = connection.execute(statement.order_by(c.key).limit(JOBS)).all()
-    running = [job for job in (job_of(*row) for row in rows) if job.state == "running"]
-    damages = [Damage(kind=kinds.JOB_RESTS, name=job.id, found=str(job)) for job in running]
+    running = [job for job in (parse_job(*row) for row in rows) if job.state == "running"]
+    damages = [
+        Damage(kind=kinds.JOB_WITHOUT_DUE_TIME, name=job.id, found=str(job)) for job in running
+    ]
     return ScanBatch(damages, len(rows), [rows[-1].key] if len(rows) == JOBS else None)
 
 
@@ -263,7 +270,7 @@ def _check_jobs(connection: Connection, table: Table, after: Position | None) ->
 
 
 def _check_windows(
-    connection: Connection, dialect: Operations, after: Position | None
+    connection: Connection, dialect: DialectOperations, after: Position | None
 ) -> ScanBatch:
     """Compare a page of the current window, or select the next; report windows that differ."""
     if after is not None and len(after) > WINDOW_KEY_LENGTH:
@@ -271,7 +278,7 @@ def _check_windows(
     c = dialect.tables.policy_state.c
     statement = select(c.scope, c.key, c.info, c.counter, c.due_at)
     statement = statement.where(
-        or_(_match_prefix(c.scope, LOADED), _match_prefix(c.scope, DIFFERS))
+        or_(_match_prefix(c.scope, LOADED_SCOPE), _match_prefix(c.scope, DIFFERING_SCOPE))
     )
     if after is not None:
         scope, key = after
@@ -281,8 +288,8 @@ def _check_windows(
     if row is None:
         return ScanBatch((), 0, None)
     position = [row.scope, row.key]
-    if row.scope.startswith(DIFFERS):
-        lake = row.scope.removeprefix(DIFFERS)
+    if row.scope.startswith(DIFFERING_SCOPE):
+        lake = row.scope.removeprefix(DIFFERING_SCOPE)
         reason = "found before by a prune"
         return ScanBatch([_build_damage(lake, row.key, reason)], 1, position)
     if row.due_at is None:
@@ -297,7 +304,9 @@ def _match_prefix(scope: Any, prefix: str) -> Any:
     return and_(scope >= prefix, scope < prefix[:-1] + chr(ord(prefix[-1]) + 1))
 
 
-def _compare_window(connection: Connection, dialect: Operations, after: Position) -> ScanBatch:
+def _compare_window(
+    connection: Connection, dialect: DialectOperations, after: Position
+) -> ScanBatch:
     scope, key, version, archived_at, last_id, rows, ids = after
     c = dialect.tables.policy_state.c
     statement = select(c.key, c.info, c.counter).where(c.scope == scope, c.key == key)
@@ -305,25 +314,27 @@ def _compare_window(connection: Connection, dialect: Operations, after: Position
     if row is None or row.counter != version:
         # A prune or an export has just compared the window, and has written its result.
         return ScanBatch((), 1, [scope, key])
-    window = window_of(*row)
-    last_row = None if archived_at is None else Place(from_microseconds(archived_at), last_id)
+    window = parse_window(*row)
+    last_row = (
+        None if archived_at is None else PrunePosition(from_microseconds(archived_at), last_id)
+    )
     page = read_page(connection, dialect, window, last_row)
     total = RowSum(rows, int(ids)) + page.rows
     if page.last is not None:
         next_position = [to_microseconds(page.last.at), page.last.id, total.rows, str(total.ids)]
         return ScanBatch((), page.rows.rows, [scope, key, version, *next_position])
-    lake = scope.removeprefix(LOADED)
+    lake = scope.removeprefix(LOADED_SCOPE)
     damages: list[Damage] = []
     notes: list[Note] = []
-    if total != window.left and _is_unchanged(connection, dialect, after):
-        damages = [_build_damage(lake, key, f"{total}, not {window.left}")]
-    elif window.back.rows:
-        reason = f"{window.back.rows} brought back, {total.rows} left"
+    if total != window.remaining and _is_unchanged(connection, dialect, after):
+        damages = [_build_damage(lake, key, f"{total}, not {window.remaining}")]
+    elif window.returned.rows:
+        reason = f"{window.returned.rows} brought back, {total.rows} left"
         notes = [Note(kind=kinds.BROUGHT_BACK, name=_format_window_name(lake, key), found=reason)]
     return ScanBatch(damages, page.rows.rows, [scope, key], notes)
 
 
-def _is_unchanged(connection: Connection, dialect: Operations, after: Position) -> bool:
+def _is_unchanged(connection: Connection, dialect: DialectOperations, after: Position) -> bool:
     """Return True if the record is still the version that the rows were compared with."""
     scope, key, version = after[:3]
     c = dialect.tables.policy_state.c
@@ -350,7 +361,7 @@ def _find_next(part: str, after: Position | None) -> tuple[str, Position | None]
     return (PARTS[index] if index < len(PARTS) else ""), None
 
 
-def _dump(part: str, position: Position | None) -> str:
+def _dump_cursor(part: str, position: Position | None) -> str:
     content = json.dumps([part, None if position is None else list(position)]).encode()
     return base64.urlsafe_b64encode(_compute_checksum(content) + content).decode()
 
@@ -359,11 +370,11 @@ def _load_cursor(cursor: str) -> tuple[str, Position | None]:
     try:
         data = base64.urlsafe_b64decode(cursor.encode())
     except ValueError as error:
-        raise NotACursorError(cursor) from error
+        raise InvalidCursorError(cursor) from error
     content = data[CHECKSUM:]
     # With a valid checksum, the content is what `_dump_cursor` wrote.
     if data[:CHECKSUM] != _compute_checksum(content):
-        raise NotACursorError(cursor)
+        raise InvalidCursorError(cursor)
     part, position = json.loads(content)
     return part, position
 

@@ -11,26 +11,26 @@ from weakref import WeakSet
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.policies import Concurrency
-from faststream_sqlbroker.core.rows import Holder
-from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
-from faststream_sqlbroker.flow.deliver.cancels import Cancels
+from faststream_sqlbroker.core.rows import HandlerServices
+from faststream_sqlbroker.flow.deliver.ack_first import AckFirstTracker
+from faststream_sqlbroker.flow.deliver.cancels import MessageCanceller
 from faststream_sqlbroker.flow.deliver.delivery import Handle
 from faststream_sqlbroker.flow.deliver.fetch import Fetcher
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper, ProgressWriter, StuckReleaser
-from faststream_sqlbroker.flow.deliver.outcomes import MOST_APART
-from faststream_sqlbroker.flow.deliver.policies import key_claims_of
+from faststream_sqlbroker.flow.deliver.outcomes import MAX_QUARANTINED
+from faststream_sqlbroker.flow.deliver.policies import create_key_claimer
 from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.deliver.worker import Worker
 from faststream_sqlbroker.flow.deliver.worker_ends import Workers, WorkerShutdown, get_grace_timeout
 from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.fleet.rights import Rights, get_required_activities
-from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, retry_until
-from faststream_sqlbroker.flow.metrics import metrics_of
+from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_logged, retry_until
+from faststream_sqlbroker.flow.metrics import create_metrics
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 
@@ -69,7 +69,7 @@ class Consumer:
         rights: Rights | None = None,
         paused: bool = False,
         recorder: Recorder | None = None,
-        lookout: Lookout | None = None,
+        lookout: SharedPoller | None = None,
         housekeeping: Housekeeping | None = None,
         debug: "DebugLog | None" = None,
     ) -> None:
@@ -95,12 +95,12 @@ class Consumer:
         self._handlers = handlers
         self._encode = encode
         self._heartbeat = heartbeat
-        self._lookout = Lookout(store, wakeups.clock) if lookout is None else lookout
+        self._poller = SharedPoller(store, wakeups.clock) if lookout is None else lookout
         self._housekeeping = (
             Housekeeping(store, log, wakeups.clock) if housekeeping is None else housekeeping
         )
         self._rights = rights
-        self._metrics = metrics_of(recorder, settings.queues)
+        self._metrics = create_metrics(recorder, settings.queues)
         self.registration = Registration(
             settings,
             paused=paused,
@@ -135,13 +135,13 @@ class Consumer:
         inflight.slots.start_is_final = self._is_cancellable and not s.batch
         if self._heartbeat is not None:
             inflight.ended = self.registration.ended
-        self._keeper = LeaseKeeper(
+        self._lease_keeper = LeaseKeeper(
             store, inflight, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
-        self._canceller = Cancels(
+        self._canceller = MessageCanceller(
             inflight, self._rules, log, cancellable=self._is_cancellable, ack_first=self._ack_first
         )
-        self._key_claimer = key_claims_of(store, s.policies)
+        self._key_claimer = create_key_claimer(store, s.policies)
         self._shutdown = WorkerShutdown(
             inflight,
             log,
@@ -152,8 +152,10 @@ class Consumer:
         )
         ids = store.correlation_ids
         progress = ProgressWriter(store, log, clock).write
-        holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids, progress)
-        self._fetcher = Fetcher(store, inflight, s, log, self.registration, holder, self._lookout)
+        holder = HandlerServices(
+            self._lease_keeper.extend, self._encode, self._ack_first, log, ids, progress
+        )
+        self._fetcher = Fetcher(store, inflight, s, log, self.registration, holder, self._poller)
         self._flusher = Flusher(
             store,
             inflight,
@@ -169,32 +171,32 @@ class Consumer:
             log,
             interval=s.release_stuck_interval,
             archive=s.retain_in_archive_on_reject,
-            notify_only=s.told_only,
-            released=self._on_released,
-            lookout=self._lookout,
+            notify_only=s.notify_only,
+            on_released=self._on_released,
+            poller=self._poller,
             housekeeping=self._housekeeping,
             metrics=self._metrics,
         )
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log, clock)
-        self._flush_loop = Loop("flush", self._flush_tick, log, clock)
-        self._quarantine_loop = Loop("repeat", self._flusher.repeater.tick, log, clock)
-        self._lease_loop = Loop("lease", self._keeper.tick, log, clock)
+        self._flush_loop = Loop("flush", self._flush, log, clock)
+        self._quarantine_loop = Loop("repeat", self._flusher.quarantine.tick, log, clock)
+        self._lease_loop = Loop("lease", self._lease_keeper.tick, log, clock)
         self._scan_loop = Loop("scan", self._fetcher.ready.scan_in_background, log, clock)
         self._release_loop = Loop("release-stuck", releaser.tick, log, clock)
-        self._first: FirstAcks | None = None
+        self._ack_first_tracker: AckFirstTracker | None = None
         self._starts_loop: Loop | None = None
         listeners = Signals(
-            room=self._fetch_loop.wake,
+            capacity_free=self._fetch_loop.wake,
             shared_poll_done=self._fetch_loop.wake,
             scans_slow=self._scan_loop.wake,
-            outcome_added=self._flusher.outcome_added,
-            flush_now=self._flusher.hurry,
+            outcome_added=self._flusher.on_outcome_added,
+            flush_now=self._flusher.flush_soon,
             flush_due=self._flush_loop.wake,
             outcome_quarantined=self._quarantine_loop.wake,
-            chained=self._wakeups.published,
+            chained=self._wakeups.notify_published,
         )
         if self._ack_first:
-            self._first = FirstAcks(
+            self._ack_first_tracker = AckFirstTracker(
                 store,
                 inflight,
                 self._rules,
@@ -202,11 +204,11 @@ class Consumer:
                 lease=s.release_stuck_timeout,
                 interval=s.flush_interval,
             )
-            self._starts_loop = Loop("starts", self._first.tick, log, clock)
+            self._starts_loop = Loop("starts", self._ack_first_tracker.tick, log, clock)
             listeners = replace(listeners, starts_ended=self._starts_loop.wake)
         if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
             # A written outcome may have held back the next message of its key, or of all keys.
-            listeners = replace(listeners, settled=self._hint)
+            listeners = replace(listeners, settled=self._on_hint)
         # The parts call the loops, and the loops call the parts, so the listeners exist only now.
         signals.connect(listeners)
 
@@ -229,8 +231,10 @@ class Consumer:
         """
         is_healthy = all(loop.healthy for loop in self._loops) and not self._dead_workers
         is_healthy = is_healthy and not any(worker.done() for worker in self._workers)
-        is_healthy = is_healthy and not self.registration.is_held and self._flusher.repeater.healthy
-        return is_healthy and self.inflight.apart_count < MOST_APART
+        is_healthy = (
+            is_healthy and not self.registration.is_held and self._flusher.quarantine.healthy
+        )
+        return is_healthy and self.inflight.quarantined_count < MAX_QUARANTINED
 
     @property
     def health(self) -> "SubscriberHealth":
@@ -240,7 +244,7 @@ class Consumer:
         now = self._wakeups.clock.monotonic()
 
         def get_age(loop: Loop) -> float | None:
-            return None if loop.worked_at is None else now - loop.worked_at
+            return None if loop.succeeded_at is None else now - loop.succeeded_at
 
         return SubscriberHealth(
             queues=tuple(self._settings.queues),
@@ -252,12 +256,12 @@ class Consumer:
         )
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """True if the subscriber is about to stop, or has stopped."""
         return self._stopping
 
     @property
-    def orphaned(self) -> bool:
+    def is_orphaned(self) -> bool:
         """True if the subscriber's event loop was closed before the stop had ended.
 
         `stop` then writes what is left, in the event loop that runs.
@@ -268,7 +272,7 @@ class Consumer:
         """Start the loops and the workers; return at once."""
         if not self._stopping:
             return
-        self._begin(known=self._heartbeat is None)
+        self._start_life(pauses_known=self._heartbeat is None)
         s = self._settings
         self._loop_end = asyncio.create_task(asyncio.Event().wait(), name="sqlbroker-loop-end")
         for number in range(s.max_workers):
@@ -276,9 +280,9 @@ class Consumer:
             self._workers.append(asyncio.create_task(work, name=f"sqlbroker-worker-{number}"))
         for loop in self._loops:
             loop.start(self._wakeups.outages)
-        self._lookout.join(self._fetcher, self._release_loop.wake)
+        self._poller.join(self._fetcher, self._release_loop.wake)
         listen = s.wakeup != "poll"
-        self._wakeups.register(s.queues, self._hint, listen=listen, notify_only=s.told_only)
+        self._wakeups.register(s.queues, self._on_hint, listen=listen, notify_only=s.notify_only)
         if self._heartbeat is not None:
             self._heartbeat.join(self.registration)
         if self._rights is not None:
@@ -288,11 +292,11 @@ class Consumer:
                 get_required_activities(s, ack_first=self._ack_first, archive=archive),
             )
 
-    def _begin(self, *, known: bool) -> None:
+    def _start_life(self, *, pauses_known: bool) -> None:
         """Start a life; `pauses_known` is True if the paused queues are known, or nothing reports
         them.
         """
-        self.registration.begin(known=known)
+        self.registration.start(pauses_known=pauses_known)
         self._build()
         self._stopping = False
         self._stop_task = None
@@ -336,7 +340,7 @@ class Consumer:
         while task is not None and task.cancelling():
             task.uncancel()
         worker.release_current(error)
-        if is_told(deaths):
+        if is_logged(deaths):
             was_cancelled = isinstance(error, asyncio.CancelledError)
             cause = (
                 "was cancelled, but not by the broker" if was_cancelled else f"failed: {error!r}"
@@ -371,11 +375,11 @@ class Consumer:
             self._handle,
             self._log,
             rules=self._rules,
-            hold=self._keeper.renew_for_start,
-            first=self._first,
+            renew=self._lease_keeper.renew_for_start,
+            first=self._ack_first_tracker,
             stopping=lambda: self._stopping,
             must_end=self._must_end_worker,
-            on_idle=self._flusher.hurry,
+            on_idle=self._flusher.flush_soon,
             keys=self._key_claimer,
         )
 
@@ -388,7 +392,7 @@ class Consumer:
     def request_stop(self, graceful_timeout: float | None = None) -> "asyncio.Task[None]":
         """Start the stop in the background and return the task; safe inside a handler."""
         self._stopping = True
-        self.registration.end()
+        self.registration.mark_stopping()
         if self._stop_task is None or _is_cut_off(self._stop_task):
             self._stop_task = asyncio.create_task(self._stop(graceful_timeout))
         return self._stop_task
@@ -404,20 +408,20 @@ class Consumer:
             return
         await asyncio.shield(self.request_stop(graceful_timeout))
 
-    def _hint(self, queues: frozenset[str] = ALL) -> None:
-        self._fetcher.hint(queues)
+    def _on_hint(self, queues: frozenset[str] = ALL) -> None:
+        self._fetcher.on_hint(queues)
         self._fetch_loop.wake()
 
     def _on_released(self) -> None:
         self._fetcher.ready.scan_soon()
         self._scan_loop.wake()
-        self._hint()
+        self._on_hint()
 
     def _cancel_messages(self, requests: Sequence[CancelRequest]) -> None:
-        self._canceller.asked(requests)
+        self._canceller.cancel(requests)
 
     def _on_queues_changed(self) -> None:
-        self._fetcher.reopened()
+        self._fetcher.on_queues_changed()
         self._on_released()
 
     async def _leave(self) -> None:
@@ -426,15 +430,15 @@ class Consumer:
         if self._heartbeat is not None:
             await self._heartbeat.leave(self.registration)
 
-    async def _flush_tick(self) -> float | None:
+    async def _flush(self) -> float | None:
         wait = await self._flusher.tick()
         # Claims pause while too many outcomes wait; this tick may have written some.
-        self.inflight.made_room()
+        self.inflight.on_capacity()
         return wait
 
     async def _stop(self, graceful_timeout: float | None) -> None:
-        self._wakeups.unregister(self._hint)
-        self._lookout.leave(self._fetcher)
+        self._wakeups.unregister(self._on_hint)
+        self._poller.leave(self._fetcher)
         self._release_input()
         _, abandoned = await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
@@ -460,7 +464,7 @@ class Consumer:
 
     def _release_input(self) -> None:
         """Release unstarted rows; each worker ends when it reaches its sentinel."""
-        self.inflight.give_back_waiting()
+        self.inflight.release_waiting()
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
 
@@ -502,14 +506,14 @@ class Consumer:
         wait: float | None = 0.0
         while wait is not None or self.inflight.queued:
             await self.inflight.clock.sleep(wait or 0.0)
-            await self._flusher.empty()
-            wait = await self._flusher.repeater.tick()
+            await self._flusher.flush_all()
+            wait = await self._flusher.quarantine.tick()
 
     async def _end_starts(self, limit: float) -> None:
         deadline = asyncio.get_running_loop().time() + limit
-        if self._first is not None and self._starts_loop is not None:
+        if self._ack_first_tracker is not None and self._starts_loop is not None:
             await self._starts_loop.stop(limit)
-            await self._first.stop(deadline)
+            await self._ack_first_tracker.stop(deadline)
 
     async def _end_unanswered(self, limit: float) -> None:
         deadline = asyncio.get_running_loop().time() + limit

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
-from faststream_sqlbroker.core.text import load_headers, short, visible
+from faststream_sqlbroker.core.text import format_value, load_headers, replace_invisible
 from faststream_sqlbroker.exceptions import SetupError
 
 CORRELATION_ID = "correlation_id"
@@ -47,7 +47,7 @@ def _suppress_errors(step: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-class PerMinute:
+class PerMinuteLimit:
     """A limit on the number of messages per minute."""
 
     def __init__(self, max_count: int = MAX_PER_MINUTE, clock: Clock | None = None) -> None:
@@ -75,7 +75,7 @@ class PerMinute:
         return True
 
 
-OF_THIS_PROCESS = PerMinute()
+PROCESS_LIMIT = PerMinuteLimit()
 """Limit that all brokers of the process share."""
 
 
@@ -88,7 +88,7 @@ class DebugLog:
     """The debug log of a broker, which selects the watched messages from whole batches."""
 
     def __init__(
-        self, header: str, log_debug: LogDebug, clock: Clock, limit: PerMinute = OF_THIS_PROCESS
+        self, header: str, log_debug: LogDebug, clock: Clock, limit: PerMinuteLimit = PROCESS_LIMIT
     ) -> None:
         """Watch messages with `header`, unless the value is none, false, 0 or empty text."""
         self._header = header
@@ -101,7 +101,7 @@ class DebugLog:
 
     # -- watched messages --------------------------------------------------------------------------
 
-    def _asks(self, stored: Any) -> bool:
+    def _is_requested(self, stored: Any) -> bool:
         """Return True if stored headers request the debug log."""
         if stored is None or (isinstance(stored, str) and self._encoded_header not in stored):
             return False
@@ -140,12 +140,12 @@ class DebugLog:
     # -- steps -------------------------------------------------------------------------------------
 
     @_suppress_errors
-    def published(
+    def log_published(
         self, rows: Sequence[NewMessage], ids: Sequence[int | None], duration: float, where: str
     ) -> None:
         """Log inserted `rows`."""
         for row, message_id in zip(rows, ids, strict=True):
-            if not self._asks(row.headers):
+            if not self._is_requested(row.headers):
                 continue
             if message_id is None:
                 queue = _format_name(row.queue)
@@ -160,7 +160,7 @@ class DebugLog:
     def log_claimed(self, rows: Iterable[ClaimedMessage]) -> None:
         """Log leased `rows`."""
         for row in rows:
-            if not self._asks(row.stored_headers):
+            if not self._is_requested(row.stored_headers):
                 continue
             if self._watch(row.id, row.queue, row.stored_headers):
                 text = (
@@ -174,13 +174,15 @@ class DebugLog:
                 self._log_step(row.id, text, row.queue)
 
     @_suppress_errors
-    def decided(self, queue: str, decisions: Mapping[int, str], stored: Mapping[int, Any]) -> None:
+    def log_decisions(
+        self, queue: str, decisions: Mapping[int, str], stored: Mapping[int, Any]
+    ) -> None:
         """Log the decisions of policies on messages without a lease; the claim is not committed
         yet.
         """
         for message_id, text in decisions.items():
             headers = stored.get(message_id)
-            if self._asks(headers) and self._watch(message_id, queue, headers):
+            if self._is_requested(headers) and self._watch(message_id, queue, headers):
                 self._log_step(message_id, f"policies: {text}", queue)
 
     def wrap_handler(self, handle: Handle) -> Handle:
@@ -228,14 +230,14 @@ class DebugLog:
         for settlement in settlements:
             if settlement.id not in self._watched:
                 continue
-            if settlement.id in result.lost:
+            if settlement.id in result.lost_ids:
                 self._log_step(settlement.id, "its lease was lost: nothing was written")
                 self._forget(settlement.id)
-            elif settlement.id in result.settled:
+            elif settlement.id in result.settled_ids:
                 where = "in the archive" if settlement.archive else "and kept nowhere"
-                suffix = f", {where}" if settlement.leaves else ""
+                suffix = f", {where}" if settlement.is_final else ""
                 self._log_step(settlement.id, f"written: {_format_settlement(settlement)}{suffix}")
-                if settlement.leaves:
+                if settlement.is_final:
                     self._forget(settlement.id)
 
     @_suppress_errors
@@ -246,7 +248,7 @@ class DebugLog:
                 self._log_step(row.id, f"its lease was lost, as seen by {phase}", row.queue)
 
 
-def checked_header(name: object) -> str:
+def validate_debug_header(name: object) -> str:
     """Return `name` if a debug header may have this name.
 
     Raises:
@@ -255,7 +257,7 @@ def checked_header(name: object) -> str:
     if not isinstance(name, str) or not _HEADER.fullmatch(name):
         raise SetupError(
             "debug_header is a name such as 'X-Debug', of 1 to 100 letters, digits, dots, hyphens "
-            f"and underscores, got {short(name)}"
+            f"and underscores, got {format_value(name)}"
         )
     return name
 
@@ -279,4 +281,4 @@ def _format_outcome(outcome: Any) -> str:
 
 
 def _format_name(value: object) -> str:
-    return repr(visible(str(value)[:MAX_NAME_LENGTH]))
+    return repr(replace_invisible(str(value)[:MAX_NAME_LENGTH]))

@@ -31,10 +31,10 @@ CANCEL_LIMIT = 10.0
 
 def backoff(failures: int, clock: Clock) -> float:
     """Return the seconds to wait after so many failures in a row (≥ 1)."""
-    return clock.jitter(min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 16)))
+    return clock.add_jitter(min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 16)))
 
 
-def is_told(failures: int) -> bool:
+def is_logged(failures: int) -> bool:
     """Return True if so many failures in a row are logged: the first, second, fourth, and so on."""
     return failures.bit_count() == 1
 
@@ -68,21 +68,21 @@ class Outages:
         """Write the lines to `log`."""
         self._log = log
         self._clock = clock or Clock()
-        self._lasting: dict[str, _Outage] = {}
+        self._outages: dict[str, _Outage] = {}
         """By kind of loop; "" is the outage of all loops."""
         self._ended_at: dict[str, float] = {}
         """End of the last outage of each kind."""
 
     @property
-    def stops_all(self) -> bool:
+    def is_general(self) -> bool:
         """True if an outage stops more than the loops that write outcomes.
 
         Those loops may fail because of a single outcome.
         """
-        outage = self._lasting.get("")
+        outage = self._outages.get("")
         return outage is not None and not WRITE_LOOPS.issuperset(outage.failing.values())
 
-    def failed(
+    def record_failure(
         self, part: Hashable, name: str, error: StoreError, started_at: float | None = None
     ) -> None:
         """Record that `part` has failed and will try again; several parts may share `name`.
@@ -93,14 +93,14 @@ class Outages:
         kind = "" if isinstance(error, TransientStoreError) else name
         # A part fails for one reason at a time, so the new reason replaces the previous one.
         for other_kind in [
-            k for k, outage in self._lasting.items() if k != kind and part in outage.failing
+            k for k, outage in self._outages.items() if k != kind and part in outage.failing
         ]:
             self._end(other_kind, part)
-        outage = self._lasting.get(kind)
+        outage = self._outages.get(kind)
         if outage is None:
             if started_at is not None and started_at <= self._ended_at.get(kind, -1.0):
                 return
-            outage = self._lasting[kind] = _Outage(self._clock.monotonic())
+            outage = self._outages[kind] = _Outage(self._clock.monotonic())
             is_transient = isinstance(error, TransientStoreError) and not isinstance(
                 error, NotConnectedError
             )
@@ -112,26 +112,26 @@ class Outages:
         outage.failing[part] = name
         outage.counts[name] += 1
 
-    def worked(self, part: Hashable) -> None:
+    def record_success(self, part: Hashable) -> None:
         """Record that `part`, which had failed, works again."""
-        for kind in [k for k, outage in self._lasting.items() if part in outage.failing]:
+        for kind in [k for k, outage in self._outages.items() if part in outage.failing]:
             self._end(kind, part)
 
-    def left(self, part: Hashable) -> None:
+    def remove_part(self, part: Hashable) -> None:
         """Remove `part`, which has stopped.
 
         If nothing else failed, the second line says that the outage had not ended.
         """
-        for kind, outage in list(self._lasting.items()):
+        for kind, outage in list(self._outages.items()):
             if part in outage.failing:
                 self._end(kind, part, is_stopped=True)
 
     def _end(self, kind: str, part: Hashable, *, is_stopped: bool = False) -> None:
-        outage = self._lasting[kind]
+        outage = self._outages[kind]
         del outage.failing[part]
         if outage.failing:
             return
-        del self._lasting[kind]
+        del self._outages[kind]
         self._ended_at[kind] = now = self._clock.monotonic()
         duration = now - outage.started_at
         total = outage.counts.total()
@@ -165,12 +165,12 @@ class Loop:
         self._tick = tick
         self._log = log
         self._clock = clock
-        self._wake = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._outages: Outages | None = None
         self._stop_event = asyncio.Event()
         self.failures = 0
-        self.worked_at: float | None = None
+        self.succeeded_at: float | None = None
         """Time when the last successful tick ended (monotonic seconds)."""
 
     @property
@@ -184,7 +184,7 @@ class Loop:
         return self._task is not None and self._task.get_loop().is_closed()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """True if the loop was started, is not stopped, and the event loop is open."""
         return self._task is not None and not self.is_orphaned
 
@@ -193,7 +193,7 @@ class Loop:
         # A new event: a task that was told to stop, and still runs its tick, must not go on.
         self._stop_event = asyncio.Event()
         # The old event may belong to another event loop. The first tick comes at once.
-        self._wake = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self._outages = outages
         self.failures = 0
         self._task = asyncio.create_task(self._run(self._stop_event), name=f"sqlbroker-{self.name}")
@@ -201,13 +201,13 @@ class Loop:
     def wake(self) -> None:
         """Let the next tick come at once."""
         try:
-            self._wake.set()
+            self._wake_event.set()
         except RuntimeError:
             if not self.is_orphaned:
                 raise
             # A task of a closed event loop cannot be woken. The next start must find the event set.
-            self._wake = asyncio.Event()
-            self._wake.set()
+            self._wake_event = asyncio.Event()
+            self._wake_event.set()
 
     def finish(self) -> None:
         """Stop after the running tick, which calls this."""
@@ -218,10 +218,10 @@ class Loop:
         """Stop after the running tick, which is cancelled after `timeout` seconds (None: never)."""
         was_orphaned = self.is_orphaned
         if was_orphaned:
-            self._wake = asyncio.Event()
+            self._wake_event = asyncio.Event()
         else:
             self._stop_event.set()
-            self._wake.set()
+            self._wake_event.set()
         task, self._task = self._task, None
         if task is None:
             return
@@ -235,13 +235,13 @@ class Loop:
             # A driver may hang while it closes a connection; the stop goes on without it.
             await asyncio.wait((task,), timeout=CANCEL_LIMIT)
         if self._outages is not None:
-            self._outages.left(self)
+            self._outages.remove_part(self)
 
     async def _run(self, stop_event: asyncio.Event) -> None:
         while not stop_event.is_set():
             # Cleared before the tick, so that a wake-up during the tick makes the next one come at
             # once.
-            self._wake.clear()
+            self._wake_event.clear()
             wait = await self._run_tick(stop_event)
             if not stop_event.is_set():
                 await self._pause(wait)
@@ -256,16 +256,16 @@ class Loop:
             self._report(error, pause, started_at)
             await self._sleep_unless_stopping(pause, stop_event)
             return 0.0
-        self.worked_at = self._clock.monotonic()
+        self.succeeded_at = self._clock.monotonic()
         if self.failures:
             self.failures = 0
             if self._outages is not None:
-                self._outages.worked(self)
+                self._outages.record_success(self)
         return wait
 
     def _report(self, error: Exception, pause: float, started_at: float) -> None:
         if isinstance(error, StoreError) and self._outages is not None:
-            self._outages.failed(self, f"{self.name} loop", error, started_at)
+            self._outages.record_failure(self, f"{self.name} loop", error, started_at)
             return
         text = (
             f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: "
@@ -286,7 +286,7 @@ class Loop:
             return
         with suppress(TimeoutError):
             async with self._clock.timeout(wait):
-                await self._wake.wait()
+                await self._wake_event.wait()
 
 
 async def retry_until(work: Callable[[], Awaitable[None]], deadline: float, clock: Clock) -> bool:
@@ -310,7 +310,7 @@ async def retry_until(work: Callable[[], Awaitable[None]], deadline: float, cloc
         return False
 
 
-def cancelled() -> bool:
+def is_task_cancelled() -> bool:
     """Return True if the running task is cancelled, or closed after the end of the event loop."""
     try:
         task = asyncio.current_task()

@@ -24,11 +24,11 @@ from faststream_sqlbroker.core.metrics import (
     Labels,
     Metric,
     Recorder,
-    count_settled,
-    settled_as,
+    count_outcomes,
+    get_outcome_labels,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
-from faststream_sqlbroker.flow.loop import Log, is_told
+from faststream_sqlbroker.flow.loop import Log, is_logged
 
 HeldRows = Mapping[int, ClaimedMessage]
 
@@ -36,16 +36,18 @@ HeldRows = Mapping[int, ClaimedMessage]
 class SubscriberMetrics:
     """Metrics that are ignored, for brokers without a recorder."""
 
-    on = False
+    is_enabled = False
     """True if anything is recorded; else the caller need not compute the values."""
 
-    def claimed(self, rows: Sequence[ClaimedMessage]) -> None:
+    def record_claim(self, rows: Sequence[ClaimedMessage]) -> None:
         """Record that a claim has leased `rows`."""
 
-    def claim_took(self, seconds: float) -> None:
+    def record_claim_duration(self, seconds: float) -> None:
         """Record the duration of a claim, whatever the result."""
 
-    def settled(self, parts: Sequence[Settlement], done: Collection[int], held: HeldRows) -> None:
+    def record_settled(
+        self, parts: Sequence[Settlement], done: Collection[int], held: HeldRows
+    ) -> None:
         """Record the settlements of `parts` whose ids are in `done`; `held` still has all rows."""
 
     def record_flush_duration(self, seconds: float) -> None:
@@ -97,7 +99,7 @@ class GuardedRecorder:
             method(metric, *values)
         except Exception as error:  # noqa: BLE001 - an application's own recorder
             self._failures += 1
-            if is_told(self._failures):
+            if is_logged(self._failures):
                 text = (
                     f"the metric {metric.name} could not be recorded ({self._failures} failures "
                     f"until now); messages go on: {error!r}"
@@ -108,7 +110,7 @@ class GuardedRecorder:
 class RecordedMetrics(SubscriberMetrics):
     """Metrics that are passed to a recorder."""
 
-    on = True
+    is_enabled = True
 
     def __init__(self, recorder: Recorder, queues: Sequence[str]) -> None:
         """Record for the subscriber of `queues`."""
@@ -127,24 +129,26 @@ class RecordedMetrics(SubscriberMetrics):
             self._recorder.count(SETTLED, (queue, "acked", ""), 0)
             self._recorder.count(LOST, (queue, "lost"), 0)
 
-    def claimed(self, rows: Sequence[ClaimedMessage]) -> None:
+    def record_claim(self, rows: Sequence[ClaimedMessage]) -> None:
         """Count the rows by queue."""
         self._count(CLAIMED, self._count_by_queue(rows))
 
-    def claim_took(self, seconds: float) -> None:
+    def record_claim_duration(self, seconds: float) -> None:
         """Observe the duration."""
         self._recorder.observe(CLAIM_SECONDS, self._name, seconds)
 
-    def settled(self, parts: Sequence[Settlement], done: Collection[int], held: HeldRows) -> None:
+    def record_settled(
+        self, parts: Sequence[Settlement], done: Collection[int], held: HeldRows
+    ) -> None:
         """Count the settlements by queue, outcome and reason."""
         written = parts if len(parts) == len(done) else [s for s in parts if s.id in done]
         counts: Counter[tuple[str, str, str]]
         if self._single_queue is not None:
             counts = Counter(
-                {(self._single_queue, *labels): n for labels, n in count_settled(written).items()}
+                {(self._single_queue, *labels): n for labels, n in count_outcomes(written).items()}
             )
         else:
-            counts = Counter((_find_queue(s, held), *settled_as(s)) for s in written)
+            counts = Counter((_find_queue(s, held), *get_outcome_labels(s)) for s in written)
         self._count(SETTLED, counts)
         for (queue, outcome, _), n in counts.items():
             if outcome == "retried":
@@ -219,7 +223,7 @@ class DirectMetrics:
         """Record that `settlement` of a message from `queue` is written."""
         if self._recorder is None:
             return
-        outcome, reason = settled_as(settlement)
+        outcome, reason = get_outcome_labels(settlement)
         self._recorder.count(SETTLED, (queue, outcome, reason), 1)
         if outcome == "retried":
             self._recorder.count(RETRIED, (queue,), 1)
@@ -235,7 +239,7 @@ def format_subscriber_name(queues: Iterable[str]) -> str:
     return ",".join(queues)
 
 
-def metrics_of(recorder: Recorder | None, queues: Sequence[str]) -> SubscriberMetrics:
+def create_metrics(recorder: Recorder | None, queues: Sequence[str]) -> SubscriberMetrics:
     """Create the metrics for a subscriber of `queues`."""
     return SubscriberMetrics() if recorder is None else RecordedMetrics(recorder, queues)
 

@@ -69,7 +69,7 @@ def start_coroutine(coroutine: Coroutine[Any, Any, Any]) -> SuspendedCoroutine |
     return SuspendedCoroutine(coroutine, context.run, future)
 
 
-async def closable(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def run_closable(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Await `coroutine` in the running context, so that `abandon_task` can close it."""
     try:
         future = coroutine.send(None)

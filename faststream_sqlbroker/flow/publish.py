@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.database.messages.handler import (
     HandlerTransaction,
-    current,
+    current_transaction,
+    get_joinable_transaction,
     refuse_in_handler,
-    transaction_to_join,
 )
-from faststream_sqlbroker.flow.publish_on_ack import due_queues, join_ack
+from faststream_sqlbroker.flow.publish_on_ack import get_due_queues, join_ack
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Publisher:
             StoreError: the database refused or could not be reached.
         """
         transaction: Any = connection
-        if connection is None and current.get() is not None:
+        if connection is None and current_transaction.get() is not None:
             transaction = self._find_transaction(at_once=at_once)
         if self._limits is None:
             return self._write(rows, connection=transaction)
@@ -77,7 +77,7 @@ class Publisher:
         if at_once:
             refuse_in_handler(store.dialect, store.engine, "with_ack=False", _OR_JOIN)
             return None
-        return transaction_to_join(store.dialect, store.engine)
+        return get_joinable_transaction(store.dialect, store.engine)
 
     async def _write_limited(
         self,
@@ -96,15 +96,17 @@ class Publisher:
             count_connection = connection.connection if self._has_one_writer else None
         admitted = await limits.admit(
             rows,
-            connection=self._counting_on(count_connection),
+            connection=self._get_count_connection(count_connection),
             can_wait=count_connection is None,
             droppable=droppable,
         )
         if admitted is None:
             return await self._write(rows, connection=connection)
-        return spread(admitted, await self._write(only(rows, admitted), connection=connection))
+        return align_ids(
+            admitted, await self._write(filter_admitted(rows, admitted), connection=connection)
+        )
 
-    def _counting_on(self, connection: Any) -> Any:
+    def _get_count_connection(self, connection: Any) -> Any:
         """Return the caller's connection on which to count; None for the broker's own."""
         return connection
 
@@ -114,7 +116,7 @@ class Publisher:
         started_at = self._wakeups.clock.monotonic()
         ids = await self._insert_rows(rows, connection=connection)
         where = "" if connection is None else " in the caller's transaction, not committed yet,"
-        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - started_at, where)
+        self._debug.log_published(rows, ids, self._wakeups.clock.monotonic() - started_at, where)
         return ids
 
     async def _insert_rows(
@@ -122,19 +124,19 @@ class Publisher:
     ) -> list[int | None]:
         if not rows:
             return []
-        due = due_queues(rows)
+        due = get_due_queues(rows)
         if connection is None:
             ids = await self._store.insert(rows)
             if due:
-                self._wakeups.published(due)
+                self._wakeups.notify_published(due)
             return ids
         ids = await self._store.insert_in(connection, rows)
         transaction = _find_sync_transaction(connection)
         if due and transaction is not None:
-            self._wakeups.published_in(transaction, due)
+            self._wakeups.notify_after(transaction, due)
         return ids
 
-    async def wait_for_room(self, queue: str) -> None:
+    async def wait_for_capacity(self, queue: str) -> None:
         """Wait until `queue` has fewer due messages than `max_depth`.
 
         Raises:
@@ -184,10 +186,12 @@ class Publisher:
         if self._limits is None:
             return self._write_sync(rows, connection=connection)
         self._limits.check_payload(rows)
-        admitted = self._limits.admit_sync(rows, connection=self._counting_on(connection))
+        admitted = self._limits.admit_sync(rows, connection=self._get_count_connection(connection))
         if admitted is None:
             return self._write_sync(rows, connection=connection)
-        return spread(admitted, self._write_sync(only(rows, admitted), connection=connection))
+        return align_ids(
+            admitted, self._write_sync(filter_admitted(rows, admitted), connection=connection)
+        )
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         if not rows:
@@ -197,7 +201,7 @@ class Publisher:
         started_at = self._wakeups.clock.monotonic()
         ids = self._store.insert_sync(connection, rows)
         where = " in the caller's transaction, not committed yet,"
-        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - started_at, where)
+        self._debug.log_published(rows, ids, self._wakeups.clock.monotonic() - started_at, where)
         return ids
 
 
@@ -207,12 +211,12 @@ _OR_JOIN = (
 )
 
 
-def only(rows: Sequence[NewMessage], admitted: Sequence[bool]) -> list[NewMessage]:
+def filter_admitted(rows: Sequence[NewMessage], admitted: Sequence[bool]) -> list[NewMessage]:
     """Return the rows that were admitted."""
     return [row for row, is_admitted in zip(rows, admitted, strict=True) if is_admitted]
 
 
-def spread(admitted: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
+def align_ids(admitted: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
     """Return an id per row, with None for the rows that were not admitted."""
     remaining_ids = iter(ids)
     return [next(remaining_ids) if is_admitted else None for is_admitted in admitted]

@@ -109,13 +109,13 @@ class PublishLimits:
             # The usual case is a fresh count that leaves capacity, without waiting callers. Earlier
             # callers may wait for capacity that the caller's own transaction holds back.
             has_line = depth.count_lock.locked()
-            is_known = depth.depth.count_in(self._clock.monotonic()) is None
+            is_known = depth.depth.get_count_delay(self._clock.monotonic()) is None
             if not can_wait if has_line else is_known:
                 is_free = not depth.depth.is_full
             else:
                 is_free = await self._has_capacity(queue, depth, connection)
             if not is_free and depth.limit.when_full == "wait" and can_wait:
-                await self._wait(queue, depth, connection)
+                await self._wait_for_capacity(queue, depth, connection)
                 is_free = True
             self._add_or_refuse(queue, depth, count, is_free=is_free, droppable=droppable)
             if not is_free:
@@ -133,7 +133,7 @@ class PublishLimits:
         for queue, count in self._count_rows(rows).items():
             depth = self._depths[queue]
             now = self._clock.monotonic()
-            if depth.depth.rests(now):
+            if depth.depth.can_skip_count(now):
                 # Full by the estimate of this process, whose messages may be handled already. A
                 # count now would make each publish near a large limit as slow as a count.
                 is_free = True
@@ -147,11 +147,11 @@ class PublishLimits:
 
     def _count_sync(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
         started_at = self._clock.monotonic()
-        if depth.depth.count_in(started_at) is None:
+        if depth.depth.get_count_delay(started_at) is None:
             return
         count = self._store.depths.read_sync(connection, queue, depth.limit.messages)
         now = self._clock.monotonic()
-        depth.depth.counted(count, now, now - started_at)
+        depth.depth.record_count(count, now, now - started_at)
 
     async def wait_for_capacity(self, queue: str) -> None:
         """Wait until `queue` has capacity, whatever `when_full` says.
@@ -164,7 +164,7 @@ class PublishLimits:
         """
         depth = self._depths.get(queue)
         if depth is not None and not await self._has_capacity(queue, depth, None):
-            await self._wait(queue, depth, None)
+            await self._wait_for_capacity(queue, depth, None)
 
     def _count_rows(self, rows: Sequence[NewMessage]) -> Mapping[str, int]:
         """Return the number of `rows` for each queue with a limit."""
@@ -201,17 +201,17 @@ class PublishLimits:
 
     async def _check_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> bool:
         """Return True if there is capacity, after a count if needed; in this caller's turn."""
-        pause = depth.depth.count_in(self._clock.monotonic())
+        pause = depth.depth.get_count_delay(self._clock.monotonic())
         if pause is not None:
             if pause > 0:
                 await self._clock.sleep(pause)
             started_at = self._clock.monotonic()
             count = await self._store.depths.read(queue, depth.limit.messages, connection)
             now = self._clock.monotonic()
-            depth.depth.counted(count, now, now - started_at)
+            depth.depth.record_count(count, now, now - started_at)
         return not depth.depth.is_full
 
-    async def _wait(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
+    async def _wait_for_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
         """Wait until there is capacity.
 
         Raises:
@@ -224,7 +224,7 @@ class PublishLimits:
             async with self._clock.timeout(timeout), depth.count_lock:
                 while not await self._check_capacity(queue, depth, connection):
                     # All other callers wait behind this one: one count serves all of them.
-                    await self._clock.sleep(depth.depth.next_count(self._clock.monotonic()))
+                    await self._clock.sleep(depth.depth.get_recount_delay(self._clock.monotonic()))
         except TimeoutError as error:
             self._record_refused(queue, "raised", 1)
             text = f"{_format_full(queue, depth.limit)}, and no room came within {timeout} s"

@@ -59,9 +59,9 @@ class CurrentDelivery:
     def handled_rows(self) -> list[ClaimedMessage]:
         """Rows that a handler is processing now."""
         rows = (self.delivery,) if isinstance(self.delivery, ClaimedMessage) else self.delivery
-        return [row for row in rows if row.no_chain is not ENDED]
+        return [row for row in rows if row.no_chain_reason is not ENDED]
 
-    def may_start(self) -> bool:
+    def can_start(self) -> bool:
         """Return True if the handler, whose thread begins now, may start."""
         rows = [self.delivery] if isinstance(self.delivery, ClaimedMessage) else self.delivery
         if any(row.lease_lost for row in rows):
@@ -99,7 +99,12 @@ class CurrentDelivery:
         is_current = delivery is row or (
             not isinstance(delivery, ClaimedMessage) and any(item is row for item in delivery)
         )
-        if is_current and row.no_chain is not ENDED and not self.asked and self.task is not None:
+        if (
+            is_current
+            and row.no_chain_reason is not ENDED
+            and not self.asked
+            and self.task is not None
+        ):
             self.asked = True
             self.task.cancel()
 
@@ -113,7 +118,7 @@ class CurrentDelivery:
             while self.task.cancelling():
                 self.task.uncancel()
 
-    def end_cancel(self, error: BaseException | None = None) -> bool:
+    def clear_cancel(self, error: BaseException | None = None) -> bool:
         """Clear an operator's cancel, which must not end the worker, after the handler has ended.
 
         Returns:
@@ -152,7 +157,7 @@ def join_ack(
     elif current is None or first is None:
         refusal = _NONE
     else:
-        refusal = first.no_chain
+        refusal = first.no_chain_reason
     if first is not None and not refusal:
         # A new list, because all rows share the empty default.
         first.chained = [*first.chained, *rows]
@@ -172,7 +177,7 @@ def _find_first_row(current: CurrentDelivery | None) -> ClaimedMessage | None:
     return rows if isinstance(rows, ClaimedMessage) else next(iter(rows), None)
 
 
-def due_queues(rows: Iterable[NewMessage]) -> set[str]:
+def get_due_queues(rows: Iterable[NewMessage]) -> set[str]:
     """Return the queues in which a message is due at once."""
     return {row.queue for row in rows if not row.delay and row.next_attempt_at is None}
 
@@ -183,7 +188,7 @@ def get_filled_queues(settlement: Settlement) -> set[str]:
     return (
         moved_queues
         if settlement.unit is None
-        else moved_queues | due_queues(settlement.unit.on_ack)
+        else moved_queues | get_due_queues(settlement.unit.on_ack)
     )
 
 

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.policies import Header, Policy
 from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     default_retry_strategy,
-    most_attempts,
+    get_max_attempts,
 )
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.settle import SettleRules
@@ -22,7 +22,7 @@ would otherwise come back for ever.
 """
 
 
-def default_max_deliveries(attempts: int | None) -> int:
+def get_default_max_deliveries(attempts: int | None) -> int:
     """Return the default of `max_deliveries` for a strategy's maximum number of attempts."""
     return DELIVERIES_WITHOUT_LIMIT if attempts is None else attempts + SPARE_DELIVERIES
 
@@ -48,7 +48,9 @@ class ConsumerSettings:
     flush_batch_size: int = 500
     release_stuck_interval: float = 60.0
     release_stuck_timeout: float = 600.0
-    max_deliveries: int | None = default_max_deliveries(most_attempts(default_retry_strategy()))
+    max_deliveries: int | None = get_default_max_deliveries(
+        get_max_attempts(default_retry_strategy())
+    )
     """The default belongs to the default retry strategy; `make_settings` computes it for a
     given one.
     """
@@ -71,7 +73,7 @@ class ConsumerSettings:
     forward_key: str | Header | None = None
 
     @property
-    def told_only(self) -> bool:
+    def notify_only(self) -> bool:
         """True if the subscriber polls only when notified (`max_fetch_interval` is infinite).
 
         PostgreSQL's triggers can notify it.

@@ -83,7 +83,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle_queues.clear)  # the threads stay with the parent
 
 
-async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+async def run_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call `function` in a thread; every call gets a thread at once.
 
     A cancellation ends the wait, not the function. The function may use `anyio.from_thread`.
@@ -121,7 +121,7 @@ def _run_calls(calls: _CallQueue) -> None:
         del call  # keep no reference while the thread waits
 
 
-async def own_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+async def run_in_tracked_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a handler, its dependency, or a schedule's function in a thread that can be found later.
 
     The shutdown needs the name of the function for its log. A handler's function is noted in the
@@ -131,13 +131,13 @@ async def own_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: A
     if (delivery := current_delivery.get()) is not None:
         delivery.threads.append(name)
         try:
-            return await in_thread(function, *args, **kwargs)
+            return await run_in_thread(function, *args, **kwargs)
         finally:
             delivery.threads.remove(name)
     task = asyncio.current_task()
     _schedule_functions[task] = name
     try:
-        return await in_thread(function, *args, **kwargs)
+        return await run_in_thread(function, *args, **kwargs)
     finally:
         _schedule_functions.pop(task, None)
 

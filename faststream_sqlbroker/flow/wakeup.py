@@ -21,7 +21,7 @@ from faststream_sqlbroker.flow.loop import Log, Outages, backoff
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
-COALESCE = 0.01
+COALESCE_INTERVAL = 0.01
 """Seconds between two notifications, and between two checks of a caller's transaction."""
 SECOND_HINT = 0.02
 """Seconds after the end of a caller's transaction at which the hint is sent again."""
@@ -53,16 +53,16 @@ class Wakeups:
         self._hints: dict[Hint, frozenset[str]] = {}
         self._notify_only_hints: set[Hint] = set()
         """Hints of subscribers that poll only when notified."""
-        self._pending: set[str] = set()
+        self._pending_queues: set[str] = set()
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._watched: dict[weakref.ref[Any], set[str]] = {}
+        self._watched_transactions: dict[weakref.ref[Any], set[str]] = {}
         """Open transactions of callers, each with the queues it has published into."""
         self._timers: set[Timer] = set()
         self._sent_at = 0.0
         self.channel = store.tables.config.channel
-        self.listening = False
+        self.is_listening = False
         self.on_pauses: Callable[[], None] = lambda: None
         """Called when another process may have paused or resumed a queue."""
 
@@ -94,11 +94,11 @@ class Wakeups:
         return bool(self._notify_only_hints) and len(self._notify_only_hints) == len(self._hints)
 
     @property
-    def awaited(self) -> frozenset[str]:
+    def registered_queues(self) -> frozenset[str]:
         """Queues for which a hint is registered."""
         return frozenset().union(*self._hints.values())
 
-    def look_again(self) -> None:
+    def wake_all(self) -> None:
         """Call all hints of this process, because messages may have arrived anywhere."""
         self._wake_local(ALL)
 
@@ -110,32 +110,32 @@ class Wakeups:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.outages.left(self)
+        self.outages.remove_part(self)
         self._listener = self._sender = self._watcher = None
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self._pending.clear()
-        self._watched.clear()
+        self._pending_queues.clear()
+        self._watched_transactions.clear()
 
-    def published(self, queues: Iterable[str]) -> None:
+    def notify_published(self, queues: Iterable[str]) -> None:
         """Send hints for a committed publish into `queues`."""
         names = frozenset(queues)
         if self._hints:
             self._wake_local(names)
         if self._store.dialect.can_listen and names:
-            self._pending |= names
+            self._pending_queues |= names
             if self._sender is None or self._sender.done():
                 self._sender = asyncio.create_task(self._send(), name="sqlbroker-notify")
 
-    def published_in(self, transaction: Any, queues: Iterable[str]) -> None:
+    def notify_after(self, transaction: Any, queues: Iterable[str]) -> None:
         """Send hints for a publish into `queues` when the caller's `transaction` ends.
 
         There is no signal after COMMIT, so the transaction is checked every 10 ms; the hint goes
         out when it is no longer active, and once more 20 ms later. A rollback costs one spurious
         hint. However often a transaction publishes, each check covers it once.
         """
-        self._watched.setdefault(weakref.ref(transaction), set()).update(queues)
+        self._watched_transactions.setdefault(weakref.ref(transaction), set()).update(queues)
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch(), name="sqlbroker-watch")
 
@@ -145,30 +145,32 @@ class Wakeups:
                 hint(queues & registered)
 
     async def _watch(self) -> None:
-        while self._watched:
-            await self.clock.sleep(COALESCE)
+        while self._watched_transactions:
+            await self.clock.sleep(COALESCE_INTERVAL)
             ended = [
                 ref
-                for ref in self._watched
+                for ref in self._watched_transactions
                 if (transaction := ref()) is None or not transaction.is_active
             ]
             if ended:
-                queues = frozenset().union(*(self._watched.pop(ref) for ref in ended))
-                self.published(queues)
+                queues = frozenset().union(*(self._watched_transactions.pop(ref) for ref in ended))
+                self.notify_published(queues)
                 self._repeat_hint(queues)
 
     def _repeat_hint(self, queues: frozenset[str]) -> None:
         def send() -> None:
             self._timers.discard(timer)
-            self.published(queues)
+            self.notify_published(queues)
 
         timer = self.clock.call_later(SECOND_HINT, send)
         self._timers.add(timer)
 
     async def _send(self) -> None:
-        while self._pending:
-            await self.clock.sleep(max(0.0, self._sent_at + COALESCE - self.clock.monotonic()))
-            queues, self._pending = sorted(self._pending), set()
+        while self._pending_queues:
+            await self.clock.sleep(
+                max(0.0, self._sent_at + COALESCE_INTERVAL - self.clock.monotonic())
+            )
+            queues, self._pending_queues = sorted(self._pending_queues), set()
             self._sent_at = self.clock.monotonic()
             try:
                 await self._store.notify(self.channel, queues)
@@ -181,9 +183,9 @@ class Wakeups:
             closed = asyncio.Event()
             try:
                 async with self._store.listen(self.channel, self._on_notification, closed) as alive:
-                    self.listening = True
+                    self.is_listening = True
                     failures = 0
-                    self.outages.worked(self)
+                    self.outages.record_success(self)
                     # Notifications sent before LISTEN are lost: poll once.
                     self._wake_local(ALL)
                     self.on_pauses()
@@ -199,14 +201,14 @@ class Wakeups:
                 failures += 1
                 pause = backoff(failures, self.clock)
                 if isinstance(error, StoreError):
-                    self.outages.failed(self, "listening for wake-ups", error)
+                    self.outages.record_failure(self, "listening for wake-ups", error)
                 else:
                     text = f"not listening for wake-ups, polling; again in {pause:.1f} s: {error!r}"
                     self._log(logging.WARNING, text)
                 await self.clock.sleep(pause)
             finally:
-                if self.listening:
-                    self.listening = False
+                if self.is_listening:
+                    self.is_listening = False
                     # Such subscribers poll by themselves until notifications arrive again.
                     self._wake_local(ALL)
 

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 
 FORM = "application/x-www-form-urlencoded"
 MAX_FORM_FIELDS = 20
@@ -99,7 +99,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
         or not content_length.isdecimal()
         or int(content_length[:20]) > limits.max_bytes
     ):
-        raise _create_too_large_problem(f"Content-Length {short(content_length)}", limits)
+        raise _create_too_large_problem(f"Content-Length {format_value(content_length)}", limits)
     parts: list[bytes] = []
     size = 0
     try:
@@ -173,7 +173,7 @@ async def read_form(request: Request, limits: BodyLimits) -> dict[str, str]:
         return {}
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != FORM:
-        received = short(media_type) if media_type else "no Content-Type"
+        received = format_value(media_type) if media_type else "no Content-Type"
         raise Problem(415, f"the body must be a form of the type {FORM}, got {received}")
     try:
         pairs = parse_qsl(
@@ -192,6 +192,6 @@ async def read_form(request: Request, limits: BodyLimits) -> dict[str, str]:
     if len(fields) != len(pairs):
         duplicate = next(name for name, times in Counter(n for n, _ in pairs).items() if times > 1)
         raise Problem(
-            400, f"a field may be there once, got {short(duplicate)} twice: leave one out"
+            400, f"a field may be there once, got {format_value(duplicate)} twice: leave one out"
         )
     return fields

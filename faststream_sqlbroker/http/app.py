@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from faststream_sqlbroker.core.checks import flag, one_of, whole_number
+from faststream_sqlbroker.core.checks import validate_bool, validate_choice, validate_integer
 from faststream_sqlbroker.core.stored import Redact
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http import channel_models as models
 from faststream_sqlbroker.http.answers import BodyLimits, Problem
@@ -30,7 +30,7 @@ from faststream_sqlbroker.http.local import LocalOnly
 from faststream_sqlbroker.http.mirror import BODY_FIELDS, INFO_FIELDS, MirrorRoutes
 from faststream_sqlbroker.http.mounting import (
     App,
-    Below,
+    PathPrefix,
     Receive,
     Scope,
     Send,
@@ -41,7 +41,7 @@ from faststream_sqlbroker.http.probes import Probes
 from faststream_sqlbroker.http.proxies import parse_networks
 from faststream_sqlbroker.http.queues import QueueRoutes
 from faststream_sqlbroker.http.service import Service
-from faststream_sqlbroker.http.shield import DOCUMENT_PATH, Shield, create_handlers
+from faststream_sqlbroker.http.shield import DOCUMENT_PATH, SecurityMiddleware, create_handlers
 from faststream_sqlbroker.http.users import Authentication, Role
 
 MIN_SECRET = 16
@@ -72,14 +72,16 @@ class HttpOptions:
 
     def __post_init__(self) -> None:
         """Validate the options."""
-        whole_number("max_body", self.max_body, other=" of bytes")
-        positive_seconds("body_timeout", self.body_timeout)
-        whole_number("max_failures", self.max_failures)
+        validate_integer("max_body", self.max_body, other=" of bytes")
+        parse_positive("body_timeout", self.body_timeout)
+        validate_integer("max_failures", self.max_failures)
         parse_networks(self.proxies)
-        one_of("dashboard", self.dashboard, DASHBOARD_MODES)
-        flag("show_bodies", self.show_bodies)
+        validate_choice("dashboard", self.dashboard, DASHBOARD_MODES)
+        validate_bool("show_bodies", self.show_bodies)
         if self.redact is not None and not callable(self.redact):
-            raise SetupError(f"redact must be a function of a message, got {short(self.redact)}")
+            raise SetupError(
+                f"redact must be a function of a message, got {format_value(self.redact)}"
+            )
         secret = self.csrf_secret
         if secret is not None and (not isinstance(secret, str) or len(secret) < MIN_SECRET):
             raise SetupError(f"csrf_secret must be text of {MIN_SECRET} characters or more")
@@ -87,7 +89,7 @@ class HttpOptions:
     @property
     def limits(self) -> BodyLimits:
         """Limits of request bodies."""
-        return BodyLimits(self.max_body, positive_seconds("body_timeout", self.body_timeout))
+        return BodyLimits(self.max_body, parse_positive("body_timeout", self.body_timeout))
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
@@ -118,7 +120,7 @@ class HttpApp:
         csrf = options.csrf
         local_only = isinstance(auth, LocalOnly)
         self._service = service
-        self._gate = AccessControl(
+        self._access_control = AccessControl(
             [auth.user] if local_only else authentication(auth),
             csrf,
             service,
@@ -133,10 +135,10 @@ class HttpApp:
         admin = self._create_access_rule(Role.ADMIN)
         # Routes are tried in order, so the frequent requests of clients come first.
         if service.jobs is not None:
-            ChannelRoutes(service.jobs, self._gate, options.limits).add_to(api, admin)
+            ChannelRoutes(service.jobs, self._access_control, options.limits).add_to(api, admin)
         self._queues: QueueRoutes | None = None
         if service.queues is not None:
-            self._queues = QueueRoutes(service.queues, self._gate)
+            self._queues = QueueRoutes(service.queues, self._access_control)
             self._queues.add_to(api, admin)
         Probes(service).add_to(api, viewers)
         token = {200: models.CsrfToken}
@@ -150,7 +152,7 @@ class HttpApp:
             dashboard = self._create_dashboard(service, options, csrf)
             api.router.routes += dashboard.create_routes()
             api.add_exception_handler(HTTPException, dashboard.handle_unknown_path)
-        self._app: App = Shield(self._serve_unless_stopped, local_only=local_only)
+        self._app: App = SecurityMiddleware(self._serve_unless_stopped, local_only=local_only)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection."""
@@ -191,7 +193,7 @@ class HttpApp:
             SetupError: `prefix` does not begin with a slash.
         """
         path = parse_prefix(prefix)
-        return Below(path), mount_below(path, self)
+        return PathPrefix(path), mount_below(path, self)
 
     def end_waits(self) -> None:
         """Answer all requests that wait for messages; called by a server that stops."""
@@ -209,10 +211,10 @@ class HttpApp:
 
     async def csrf_token(self, user: Caller) -> Response:
         """What a browser sends with each write."""
-        return JSONResponse({"token": self._gate.create_csrf_token(user)})
+        return JSONResponse({"token": self._access_control.create_csrf_token(user)})
 
     def _create_access_rule(self, role: Role) -> AccessRule:
-        return AccessRule((USER,), partial(self._gate.authorize, role=role))
+        return AccessRule((USER,), partial(self._access_control.authorize, role=role))
 
     def _create_dashboard(
         self, service: Service, options: HttpOptions, csrf: Csrf
@@ -220,14 +222,14 @@ class HttpApp:
         settings = DashboardSettings(
             options.dashboard == "full", options.show_bodies, options.redact
         )
-        return DashboardRoutes(service, self._gate, csrf, options.limits, settings)
+        return DashboardRoutes(service, self._access_control, csrf, options.limits, settings)
 
 
 def probe_app(service: Service) -> App:
     """Create an application of the probes alone, without authentication, for an internal port."""
     api = Api(BodyLimits(0, 0.0), exception_handlers=create_handlers(service.log))
     Probes(service).add_to(api, PUBLIC)
-    return Shield(api, local_only=False)
+    return SecurityMiddleware(api, local_only=False)
 
 
 def authentication(auth: Any) -> list[Authentication]:
@@ -245,5 +247,5 @@ def authentication(auth: Any) -> list[Authentication]:
         return [authenticate]
     raise SetupError(
         "HTTP needs authentication: give BasicAuth([Login(...)]), ProxyAuth(...), a function that "
-        f"returns a User or None, or a list of them; got {short(auth)}"
+        f"returns a User or None, or a list of them; got {format_value(auth)}"
     )

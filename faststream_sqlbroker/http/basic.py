@@ -11,10 +11,10 @@ from time import monotonic
 
 from starlette.requests import HTTPConnection
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.lockout import RightSecrets
+from faststream_sqlbroker.http.lockout import VerifiedSecrets
 from faststream_sqlbroker.http.users import Role, User
 
 COST = 2**14
@@ -27,11 +27,11 @@ HASH_LENGTH = 32
 """Bytes of a hash."""
 MIN_PASSWORD = 8
 """Minimum characters of a password."""
-VERIFIED = 60.0
+VERIFIED_SECONDS = 60.0
 """Seconds for which a verified password is not hashed again."""
 MAX_HASHES = 2
 """Concurrent hashes: each takes 16 MiB and a processor, and anyone can cause one."""
-WAITING = 32
+MAX_WAITING = 32
 """Requests that may wait for a hash; further requests are refused at once."""
 
 
@@ -62,7 +62,7 @@ class StoredPassword:
             dklen=HASH_LENGTH,
         )
 
-    def fits(self, password: str) -> bool:
+    def matches(self, password: str) -> bool:
         """Return True if this is the hash of `password`, in the time of `hash`."""
         return hmac.compare_digest(self.hash(password), self.digest)
 
@@ -80,7 +80,7 @@ def hash_password(password: str) -> str:
     return f"scrypt${stored.cost}${stored.block}${stored.parallel}${salt}${digest}"
 
 
-def stored_password(text: str) -> StoredPassword:
+def parse_password_hash(text: str) -> StoredPassword:
     """Parse a result of `hash_password`.
 
     Raises:
@@ -122,8 +122,10 @@ class Login:
     def __post_init__(self) -> None:
         """Validate the fields."""
         if ":" in User(self.name, self.role).name:
-            raise SetupError(f"a name has no colon in Basic authentication, got {short(self.name)}")
-        stored_password(self.password_hash)
+            raise SetupError(
+                f"a name has no colon in Basic authentication, got {format_value(self.name)}"
+            )
+        parse_password_hash(self.password_hash)
 
     def __repr__(self) -> str:
         return f"Login({self.name!r}, {self.role!r})"
@@ -145,13 +147,13 @@ class BasicAuth:
         self._users: dict[str, tuple[User, StoredPassword]] = {}
         for login in logins:
             if login.name in self._users:
-                raise SetupError(f"two logins have the name {short(login.name)}")
+                raise SetupError(f"two logins have the name {format_value(login.name)}")
             user = User(login.name, login.role)
-            self._users[login.name] = (user, stored_password(login.password_hash))
+            self._users[login.name] = (user, parse_password_hash(login.password_hash))
         if not self._users:
             raise SetupError("BasicAuth needs at least one Login")
         self._decoys = [stored for _, stored in self._users.values()]
-        self._verified = RightSecrets(VERIFIED, monotonic)
+        self._verified = VerifiedSecrets(VERIFIED_SECONDS, monotonic)
         self._hash_slots = asyncio.Semaphore(MAX_HASHES)
         self._waiting = 0
 
@@ -161,7 +163,7 @@ class BasicAuth:
         Raises:
             Problem: too many passwords are being checked (503).
         """
-        login = credentials(connection)
+        login = parse_credentials(connection)
         if login is None:
             return None
         name, password = login
@@ -170,28 +172,28 @@ class BasicAuth:
         decoy = self._decoys[hash(name) % len(self._decoys)]
         user, stored = self._users.get(name, (None, decoy))
         if user is None or not self._verified.has(*login):
-            is_right = await self._fits(stored, password)
+            is_right = await self._check_password(stored, password)
             if user is None or not is_right:
                 # This counts as a guess, even if another authenticator accepts the request.
                 connection.scope[WRONG_PASSWORD] = user is not None
                 return None
-            self._verified.note(*login)
+            self._verified.record(*login)
         return user
 
-    async def _fits(self, stored: StoredPassword, password: str) -> bool:
-        if self._waiting >= WAITING:
-            text = f"{WAITING} passwords are being checked by now: ask again in a second"
+    async def _check_password(self, stored: StoredPassword, password: str) -> bool:
+        if self._waiting >= MAX_WAITING:
+            text = f"{MAX_WAITING} passwords are being checked by now: ask again in a second"
             raise Problem(503, text, {"Retry-After": "1"})
         self._waiting += 1
         try:
             async with self._hash_slots:
                 # OpenSSL releases the GIL, so in a thread the hash does not block the event loop.
-                return await asyncio.to_thread(stored.fits, password)
+                return await asyncio.to_thread(stored.matches, password)
         finally:
             self._waiting -= 1
 
 
-def credentials(connection: HTTPConnection) -> tuple[str, str] | None:
+def parse_credentials(connection: HTTPConnection) -> tuple[str, str] | None:
     """Return name and password of a request, or None."""
     kind, _, value = connection.headers.get("authorization", "").partition(" ")
     try:

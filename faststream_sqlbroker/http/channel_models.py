@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
+from faststream_sqlbroker.core.channels import MAX_TIMEOUT
 from faststream_sqlbroker.http.models import RequestBody, ResponseBody, Rotation
 
 # An example in the form of a token; it opens nothing.
@@ -119,7 +119,7 @@ class JobHeartbeat(BaseModel):
         strict=True, json_schema_extra={"examples": [{"IncrementalTimeout": 600}]}
     )
 
-    IncrementalTimeout: int = Field(0, ge=0, le=LONGEST_TIMEOUT, description="Seconds")
+    IncrementalTimeout: int = Field(0, ge=0, le=MAX_TIMEOUT, description="Seconds")
 
 
 class JobChange(BaseModel):
@@ -132,7 +132,7 @@ class JobChange(BaseModel):
 
     NextState: Literal["INFLIGHT", "DELIVERED", "DEAD"]
     IncrementalTimeout: int = Field(
-        0, ge=0, le=LONGEST_TIMEOUT, description="Seconds; only for a job that is taken by this"
+        0, ge=0, le=MAX_TIMEOUT, description="Seconds; only for a job that is taken by this"
     )
 
 

@@ -15,15 +15,15 @@ from starlette.responses import JSONResponse, Response
 
 from faststream_sqlbroker.core.channels import (
     TRANSITIONS,
-    JobState,
     PullJob,
-    Registered,
+    PullJobState,
+    RegisteredEndpoint,
+    build_queue_name,
     is_allowed,
-    queue_of,
 )
-from faststream_sqlbroker.core.stored import NotACursorError
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.database.pull import Changed
+from faststream_sqlbroker.core.stored import InvalidCursorError
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.database.pull import ChangeResult
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
 from faststream_sqlbroker.http import channel_models as models
 from faststream_sqlbroker.http.answers import (
@@ -189,9 +189,9 @@ class ChannelRoutes:
             channel, consumer, kind=form.type, by=user.name, rotate=form.is_requested
         )
         if registered is None:
-            text = f"there is no channel {short(channel)}: make it with PUT /channel/ID"
+            text = f"there is no channel {format_value(channel)}: make it with PUT /channel/ID"
             raise Problem(404, text)
-        queue = queue_of(channel, registered.id)
+        queue = build_queue_name(channel, registered.id)
         return _create_registration_response(
             registered, {"ID": registered.id, "Type": registered.type, "Queue": queue}
         )
@@ -205,7 +205,7 @@ class ChannelRoutes:
         payload = await read_body(request, self._limits)
         content_type = request.headers.get("content-type")
         if content_type is not None and not _CONTENT_TYPE.fullmatch(content_type):
-            received = short(content_type)
+            received = format_value(content_type)
             text = f"Content-Type must be up to 200 printable ASCII characters, got {received}"
             raise Problem(400, text)
         result = await self._jobs.broadcast(channel, payload, content_type, priority, dedup_id)
@@ -231,11 +231,14 @@ class ChannelRoutes:
         """The jobs that may be taken, the highest priority first."""
         limit = min(limit, MAX_LIMIT)
         try:
-            jobs, next_cursor = await self._jobs.queued(queue_of(channel, consumer), after, limit)
-        except NotACursorError:
+            jobs, next_cursor = await self._jobs.list_queued(
+                build_queue_name(channel, consumer), after, limit
+            )
+        except InvalidCursorError:
             raise Problem(
                 400,
-                f"after must be that of a page's Link header, got {short(after)}: begin without it",
+                f"after must be that of a page's Link header, got {format_value(after)}: begin "
+                "without it",
             ) from None
         headers = {}
         if next_cursor is not None:
@@ -246,7 +249,7 @@ class ChannelRoutes:
 
     async def job(self, channel: ChannelId, consumer: ConsumerId, job: JobId) -> Response:
         """One job with its state."""
-        pull_job = await self._jobs.job(queue_of(channel, consumer), job)
+        pull_job = await self._jobs.get_job(build_queue_name(channel, consumer), job)
         if pull_job is None:
             raise _create_no_job_problem(job)
         return StoredJsonResponse(
@@ -266,19 +269,19 @@ class ChannelRoutes:
         lease: OptionalLease = None,
     ) -> Response:
         """Take a job, or end it."""
-        queue = queue_of(channel, consumer)
-        next_state = JobState(change.NextState)
+        queue = build_queue_name(channel, consumer)
+        next_state = PullJobState(change.NextState)
         has_timeout = "IncrementalTimeout" in change.model_fields_set
         extra_seconds = change.IncrementalTimeout if has_timeout else None
         result = await self._jobs.change(queue, job, next_state, longer=extra_seconds, token=lease)
-        if result.verdict == "not_found":
+        if result.status == "not_found":
             raise _create_no_job_problem(job)
-        if result.verdict == "push":
+        if result.status == "push":
             raise _create_push_problem(queue)
-        if result.verdict == "refused":
+        if result.status == "refused":
             raise Problem(400, _format_refusal(result, next_state, has_timeout))
-        if result.verdict in _REFUSALS:
-            raise Problem(*_REFUSALS[result.verdict])
+        if result.status in _REFUSALS:
+            raise Problem(*_REFUSALS[result.status])
         is_taken = result.lease is not None
         headers = {LEASE_HEADER: str(result.lease)} if is_taken else {}
         return JSONResponse({"Taken": is_taken}, 202, headers)
@@ -293,7 +296,7 @@ class ChannelRoutes:
     ) -> Response:
         """Extend the lease of a job that takes long."""
         extra_seconds = heartbeat.IncrementalTimeout
-        queue = queue_of(channel, consumer)
+        queue = build_queue_name(channel, consumer)
         if not await self._jobs.extend(queue, job, lease, longer=extra_seconds):
             raise Problem(409, LEASE_LOST)
         return Response(status_code=202)
@@ -312,7 +315,7 @@ class ChannelRoutes:
         name = f"{kinds[-1]} {'/'.join(ids)}"
         tokens = [request.headers.get(header, "") for header in token_headers]
         registered = await self._access_control.check_tokens(
-            request, name, tokens, partial(self._jobs.find, *ids)
+            request, name, tokens, partial(self._jobs.find_channel, *ids)
         )
         if registered is None:
             raise Problem(
@@ -322,7 +325,7 @@ class ChannelRoutes:
             )
         consumer = registered[1] if len(registered) > 1 else None
         if consumer is not None and consumer.type != "pull":
-            raise _create_push_problem(queue_of(*ids))
+            raise _create_push_problem(build_queue_name(*ids))
 
 
 _REFUSALS: Mapping[str, tuple[int, str]] = {
@@ -333,7 +336,7 @@ _REFUSALS: Mapping[str, tuple[int, str]] = {
 """Responses to refused changes, by the result of the change."""
 
 
-def _format_refusal(changed: Changed, next_state: JobState, has_timeout: bool) -> str:
+def _format_refusal(changed: ChangeResult, next_state: PullJobState, has_timeout: bool) -> str:
     """Explain why a job cannot change, and which changes are possible."""
     state = changed.state
     assert state is not None  # noqa: S101 - it was found
@@ -363,7 +366,9 @@ def _create_no_job_problem(job: int) -> Problem:
     return Problem(404, f"this consumer has no job '{job}': {text}")
 
 
-def _create_registration_response(registered: Registered, content: dict[str, Any]) -> Response:
+def _create_registration_response(
+    registered: RegisteredEndpoint, content: dict[str, Any]
+) -> Response:
     if registered.new_token is not None:
         content["Token"] = registered.new_token
     return JSONResponse(content, 201 if registered.created else 200)

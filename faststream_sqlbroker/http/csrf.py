@@ -24,7 +24,7 @@ class Csrf:
         """Use `secret`, which all processes that serve one browser must share."""
         self._secret = secret
 
-    def token(self, user: str) -> str:
+    def create_token(self, user: str) -> str:
         """Return the token of a user."""
         return hmac.new(self._secret, b"csrf:" + user.encode(), sha256).hexdigest()
 
@@ -55,7 +55,7 @@ class Csrf:
             raise Problem(403, "a page of another site must not write here")
         token = headers.get(HEADER, field)
         if token is not None:
-            if not hmac.compare_digest(token.encode(), self.token(user).encode()):
+            if not hmac.compare_digest(token.encode(), self.create_token(user).encode()):
                 raise Problem(403, f"{HEADER} is wrong: load the page again, or read csrf-token")
         elif _may_be_browser(headers, method):
             raise Problem(403, f"a write from a browser needs {HEADER}: read it from csrf-token")

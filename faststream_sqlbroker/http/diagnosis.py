@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import Diagnosis
-from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.core.text import replace_invisible
 from faststream_sqlbroker.http.api import AccessRule, Api
 
 LIMIT = 5.0
@@ -46,13 +46,13 @@ class DiagnosisRoutes:
 def render_page(diagnosis: Diagnosis) -> str:
     """Render the diagnosis as HTML; all values are escaped."""
     # Imported late, because the dashboard imports this module.
-    from faststream_sqlbroker.http.dashboard.rendering import environment  # noqa: PLC0415
+    from faststream_sqlbroker.http.dashboard.rendering import create_environment  # noqa: PLC0415
 
     state = "all is well" if diagnosis.ok else "something is wrong"
-    template = environment().get_template("plain_diagnosis.html")
+    template = create_environment().get_template("plain_diagnosis.html")
     return template.render(found=diagnosis, state=state, text=_format_value)
 
 
 def _format_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return visible(text)
+    return replace_invisible(text)

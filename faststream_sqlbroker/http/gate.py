@@ -7,18 +7,18 @@ from time import monotonic
 
 from starlette.requests import HTTPConnection, Request
 
-from faststream_sqlbroker.core.channels import Registered
-from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.core.channels import RegisteredEndpoint
+from faststream_sqlbroker.core.text import replace_invisible
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
-from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
+from faststream_sqlbroker.flow.tasks.queue_jobs import RemoteConsumer
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
-from faststream_sqlbroker.http.basic import WRONG_PASSWORD, credentials
+from faststream_sqlbroker.http.basic import WRONG_PASSWORD, parse_credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.lockout import (
-    Failures,
-    RightSecrets,
+    FailureCounter,
     TokenLookup,
+    VerifiedSecrets,
     are_random,
     compare_tokens,
 )
@@ -33,23 +33,25 @@ from faststream_sqlbroker.http.users import (
     parse_role,
 )
 
-FACTOR = 10
+ADDRESS_FACTOR = 10
 """Failures of an address per `max_failures`, because a company's users may share an address.
 
 It also limits guesses at a user during a lockout, after which the right password is refused as
 well: without this limit an attacker could try as many passwords as the server can compare.
 """
-RECENT = 3600.0
+RECENT_SECONDS = 3600.0
 """Seconds for which a verified password passes a lockout of its address."""
 MAX_TOKEN_QUERIES = 600
 """Random tokens from locked-out addresses that a process may look up in the database per minute."""
 CSRF_FIELD = "csrf"
 """Form field of the token."""
-NO_USER = (
+NO_CREDENTIALS = (
     "the request does not say who you are: send a name and a password by HTTP Basic, or come by "
     "the way by which this server knows its users"
 )
-WRONG = "no user has this name and this password: send others, or ask an administrator for them"
+WRONG_CREDENTIALS = (
+    "no user has this name and this password: send others, or ask an administrator for them"
+)
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
 
 
@@ -69,13 +71,13 @@ class AccessControl:
         self._csrf = csrf
         self._service = service
         self._proxies = proxies
-        self._of_names = Failures(max_failures, monotonic)
-        self._address_failures = Failures(max_failures * FACTOR, monotonic)
-        self._guesses = Failures(max_failures * FACTOR, monotonic)
-        self._passwords = RightSecrets(RECENT, monotonic)
-        self._token_failures = Failures(max_failures, monotonic)
-        self._token_queries = Failures(MAX_TOKEN_QUERIES, monotonic)
-        self._verified_tokens = RightSecrets(inf, monotonic)
+        self._name_failures = FailureCounter(max_failures, monotonic)
+        self._address_failures = FailureCounter(max_failures * ADDRESS_FACTOR, monotonic)
+        self._lockout_guesses = FailureCounter(max_failures * ADDRESS_FACTOR, monotonic)
+        self._verified_passwords = VerifiedSecrets(RECENT_SECONDS, monotonic)
+        self._token_failures = FailureCounter(max_failures, monotonic)
+        self._token_queries = FailureCounter(MAX_TOKEN_QUERIES, monotonic)
+        self._verified_tokens = VerifiedSecrets(inf, monotonic)
 
     async def authorize(self, request: Request, role: Role) -> User:
         """Return the authenticated user, who has at least `role`.
@@ -102,12 +104,12 @@ class AccessControl:
         return user, fields
 
     async def _authorize_user(self, request: Request, role: Role) -> User:
-        login = credentials(request)
+        login = parse_credentials(request)
         if login is None:
             # This is not a guess, so a lockout must not affect users of proxies and sessions.
             user = await self._find_user(request)
             if user is None:
-                raise Problem(401, NO_USER, _CHALLENGE)
+                raise Problem(401, NO_CREDENTIALS, _CHALLENGE)
         else:
             user = await self._log_in(request, *login)
         if not user.may(role):
@@ -125,18 +127,18 @@ class AccessControl:
         self._check_login(*pair, password)
         is_wrong = user is None or request.scope.get(WRONG_PASSWORD, False)
         if is_wrong:
-            self._passwords.note(*pair, password, right=False)
+            self._verified_passwords.record(*pair, password, is_right=False)
             self._address_failures.add(address)
-            self._of_names.add(*pair)
+            self._name_failures.add(*pair)
             self._log_failure(address, name)
         if user is None:
-            raise Problem(401, WRONG, _CHALLENGE)
+            raise Problem(401, WRONG_CREDENTIALS, _CHALLENGE)
         # Another authenticator may have accepted another user.
         if user.name == name and not is_wrong:
-            self._passwords.note(*pair, password)
+            self._verified_passwords.record(*pair, password)
             # Record the name last, so that it is not dropped before the password: guesses are
             # counted by name.
-            self._passwords.note(*pair)
+            self._verified_passwords.record(*pair)
         return user
 
     def _check_login(self, address: str, name: str, password: str) -> None:
@@ -144,16 +146,16 @@ class AccessControl:
 
         Authentication then checks these passwords again.
         """
-        is_right = self._passwords.has(address, name, password)
-        if is_right and not self._guesses.is_exceeded(address, name):
+        is_right = self._verified_passwords.has(address, name, password)
+        if is_right and not self._lockout_guesses.is_exceeded(address, name):
             return
         try:
             self._address_failures.check(address)
-            self._of_names.check(address, name)
+            self._name_failures.check(address, name)
         except Problem:
             # Guesses at a name without a verified password are not counted: callers choose names.
-            if self._passwords.has(address, name):
-                self._guesses.add(address, name)
+            if self._verified_passwords.has(address, name):
+                self._lockout_guesses.add(address, name)
             raise
 
     async def _find_user(self, request: Request) -> User | None:
@@ -166,7 +168,7 @@ class AccessControl:
 
     async def check_tokens(
         self, connection: HTTPConnection, name: str, tokens: Sequence[str], lookup: TokenLookup
-    ) -> list[Registered | None] | None:
+    ) -> list[RegisteredEndpoint | None] | None:
         """Return the result of `lookup` if all tokens match, or None if a token is wrong.
 
         An address that has sent too many wrong tokens is refused. Right tokens still pass, because
@@ -190,7 +192,7 @@ class AccessControl:
         if not (self._verified_tokens.has(name, *tokens) or (is_right and are_random(tokens))):
             # Check again: concurrent guesses all pass the first check before one of them fails.
             self._token_failures.check(address)
-        self._verified_tokens.note(name, *tokens, right=is_right)
+        self._verified_tokens.record(name, *tokens, is_right=is_right)
         if is_right:
             return registered
         self._token_failures.add(address)
@@ -213,23 +215,24 @@ class AccessControl:
             return problem
         return None
 
-    async def create_configured(self, jobs: PullJobs | QueueJobs, kind: str) -> None:
+    async def create_configured(self, jobs: PullJobs | RemoteConsumer, kind: str) -> None:
         """Create the channels or tokens that are configured for `jobs`.
 
         Raises:
             Problem: they cannot be created (503).
         """
         try:
-            await jobs.begin()
+            await jobs.setup()
         except SetupError as error:
             # The message may name a worker, and the caller is not authenticated yet.
             self.log_warning(f"HTTP: the {kind} of the configuration cannot be made: {error}")
             raise Problem(503, f"the {kind} cannot be made: see the server's log") from None
 
     def _log_failure(self, address: str, name: str) -> None:
-        display_name = visible(name[:MAX_NAME])
+        display_name = replace_invisible(name[:MAX_NAME])
         self.log_warning(
-            f"HTTP: a wrong password or token for {display_name!r} from {visible(address)}"
+            f"HTTP: a wrong password or token for {display_name!r} from "
+            f"{replace_invisible(address)}"
         )
 
     def log_warning(self, text: str) -> None:
@@ -238,4 +241,4 @@ class AccessControl:
 
     def create_csrf_token(self, user: User) -> str:
         """Return the CSRF token for writes of `user`."""
-        return self._csrf.token(user.name)
+        return self._csrf.create_token(user.name)

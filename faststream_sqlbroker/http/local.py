@@ -4,12 +4,12 @@ from ipaddress import ip_address
 
 from starlette.requests import HTTPConnection
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.proxies import get_peer, host_name
+from faststream_sqlbroker.http.proxies import get_peer, parse_host_name
 from faststream_sqlbroker.http.users import Role, User
 
-OF_PROXIES = (
+PROXY_HEADERS = (
     "forwarded",
     "via",
     "x-forwarded-for",
@@ -42,15 +42,16 @@ def check_local(connection: HTTPConnection) -> None:
         Problem: the peer or Host is not local, or a proxy is in between (403).
     """
     names = connection.headers.getlist("host")
-    if len(names) != 1 or not is_loopback(host_name(names[0]).strip("[]")):
-        received = short(", ".join(names))
+    if len(names) != 1 or not is_loopback(parse_host_name(names[0]).strip("[]")):
+        received = format_value(", ".join(names))
         raise Problem(403, f"without authentication, Host must be localhost, got {received}")
-    if name := next((name for name in OF_PROXIES if name in connection.headers), None):
+    if name := next((name for name in PROXY_HEADERS if name in connection.headers), None):
         text = f"without authentication, there must be no proxy, got the header {name}"
         raise Problem(403, f"{text}: ask directly, or let the server have users")
     if not is_loopback(get_peer(connection)):
         text = (
-            f"without authentication, only this machine may ask, got {short(get_peer(connection))}"
+            "without authentication, only this machine may ask, got "
+            f"{format_value(get_peer(connection))}"
         )
         raise Problem(403, f"{text}: let the server have users")
 

@@ -7,20 +7,24 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
 
-from faststream_sqlbroker.core.channels import RANDOM_TOKEN, Registered, token_fits
+from faststream_sqlbroker.core.channels import (
+    RANDOM_TOKEN_LENGTH,
+    RegisteredEndpoint,
+    is_token_valid,
+)
 from faststream_sqlbroker.http.answers import Problem
 
 WINDOW = 60.0
 """Seconds per window in which failures are counted."""
 MAX_KEYS = 10_000
 """Maximum keys or secrets to remember; the oldest are dropped."""
-TokenLookup = Callable[[], Awaitable[list[Registered | None]]]
+TokenLookup = Callable[[], Awaitable[list[RegisteredEndpoint | None]]]
 """Loads the registered owners of the tokens, in the order of the request's tokens."""
 _UNKNOWN_HASH = "0" * 64
 """Hash that a token is compared with if its owner does not exist."""
 
 
-class Failures:
+class FailureCounter:
     """Counts failures by key, such as an address, or an address with a user name."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
@@ -63,7 +67,7 @@ class Failures:
         return self._counts
 
 
-class RightSecrets:
+class VerifiedSecrets:
     """Remembers verified secrets as keyed hashes."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -71,20 +75,20 @@ class RightSecrets:
         self._seconds = seconds
         self._clock = clock
         self._key = secrets.token_bytes(32)
-        self._added: dict[bytes, float] = {}
+        self._verified_at: dict[bytes, float] = {}
 
-    def note(self, *secret: str, right: bool = True) -> None:
+    def record(self, *secret: str, is_right: bool = True) -> None:
         """Remember a secret together with its names, or with `is_right=False` forget both."""
         key = self._hash(secret)
-        self._added.pop(key, None)
-        if right:
-            self._added[key] = self._clock()
-        if len(self._added) > MAX_KEYS:
-            del self._added[next(iter(self._added))]
+        self._verified_at.pop(key, None)
+        if is_right:
+            self._verified_at[key] = self._clock()
+        if len(self._verified_at) > MAX_KEYS:
+            del self._verified_at[next(iter(self._verified_at))]
 
     def has(self, *secret: str) -> bool:
         """Return True if the secret was verified recently."""
-        verified_at = self._added.get(self._hash(secret), float("-inf"))
+        verified_at = self._verified_at.get(self._hash(secret), float("-inf"))
         return self._clock() - verified_at < self._seconds
 
     def _hash(self, secret: tuple[str, ...]) -> bytes:
@@ -93,15 +97,15 @@ class RightSecrets:
 
 def are_random(tokens: Sequence[str]) -> bool:
     """Return True if no token can be guessed, because all have the length of generated tokens."""
-    return all(len(token) >= RANDOM_TOKEN for token in tokens)
+    return all(len(token) >= RANDOM_TOKEN_LENGTH for token in tokens)
 
 
-def compare_tokens(tokens: Sequence[str], owners: Sequence[Registered | None]) -> bool:
+def compare_tokens(tokens: Sequence[str], owners: Sequence[RegisteredEndpoint | None]) -> bool:
     """Return True if all tokens match.
 
     All tokens are compared, even for missing owners, so that neither the response nor its timing
     reveals the wrong token.
     """
     hashes = [_UNKNOWN_HASH if owner is None else owner.token_hash for owner in owners]
-    results = [token_fits(*pair) for pair in zip(tokens, hashes, strict=True)]
+    results = [is_token_valid(*pair) for pair in zip(tokens, hashes, strict=True)]
     return all(results)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.http.answers import Problem, describe_kind
 
 MAX_MISTAKES = 3
@@ -39,7 +39,7 @@ def create_problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] |
         if source == "path":
             reason = "a token is for publish or consume"
             text = reason if loc == ["role"] else "its id is a number, as it was answered"
-            return Problem(404, f"there is no {loc[0]} {short(error['input'])}: {text}")
+            return Problem(404, f"there is no {loc[0]} {format_value(error['input'])}: {text}")
         # A field with several types has an error for each type.
         index = next((n for n, part in enumerate(loc) if part in REQUIREMENTS), len(loc) - 1)
         path = _format_path(loc[: index + 1])
@@ -66,7 +66,9 @@ def _format_mistake(
             f": it must {allowed}" if name in REQUIREMENTS else ": give it"
         )
     description = "another text" if isinstance(value, str) else describe_kind(value)
-    return f"{path} must {allowed}, got {description if name in SECRET_FIELDS else short(value)}"
+    if name not in SECRET_FIELDS:
+        description = format_value(value)
+    return f"{path} must {allowed}, got {description}"
 
 
 def _format_requirement(text: str) -> str:

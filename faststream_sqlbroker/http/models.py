@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from faststream_sqlbroker.core.channels import LONGEST_WAIT
+from faststream_sqlbroker.core.channels import MAX_WAIT
 
 MAX_LEASE = 86_400
 """Seconds of a lease; a heartbeat extends the lease."""
@@ -126,7 +126,7 @@ class Reserve(RequestBody):
 
     limit: int = Field(1, ge=1, le=MAX_RESERVED, description="Messages at most")
     wait: float = Field(
-        0, ge=0, le=LONGEST_WAIT, description="Seconds to wait for the first; 0 looks once"
+        0, ge=0, le=MAX_WAIT, description="Seconds to wait for the first; 0 looks once"
     )
     lease_seconds: float = Field(
         60, gt=0, le=MAX_LEASE, description="How long they are yours, by the database's clock"

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 Scope = MutableMapping[str, Any]
@@ -12,7 +12,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Below(str):
+class PathPrefix(str):
     """A path that equals all paths below it.
 
     AsgiFastStream has no mounts: it compares each path of its `asgi_routes` with the request's
@@ -41,7 +41,9 @@ def parse_prefix(prefix: str) -> str:
         SetupError: the prefix does not begin with a slash, or has nothing else.
     """
     if not isinstance(prefix, str) or not prefix.startswith("/") or not prefix.strip("/"):
-        raise SetupError(f"a path to mount at begins with a slash, as /broker, got {short(prefix)}")
+        raise SetupError(
+            f"a path to mount at begins with a slash, as /broker, got {format_value(prefix)}"
+        )
     return prefix.rstrip("/")
 
 

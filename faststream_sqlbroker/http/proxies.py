@@ -13,7 +13,7 @@ from ipaddress import (
 
 from starlette.requests import HTTPConnection
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.users import MAX_NAME, Role, User
@@ -49,7 +49,7 @@ class ProxyAuth:
             SetupError: the header or an address is not valid, or no address is given.
         """
         if not isinstance(header, str) or not header.replace("-", "").isalnum():
-            raise SetupError(f"header must be the name of a header, got {short(header)}")
+            raise SetupError(f"header must be the name of a header, got {format_value(header)}")
         self._header = header
         self._proxies = parse_networks(proxies)
         self._role_of = roles if callable(roles) else roles.get
@@ -85,7 +85,8 @@ def parse_networks(addresses: Iterable[str]) -> list[Network]:
             parsed.append(ip_network(address))
         except ValueError:
             raise SetupError(
-                f"{short(address)} is no address and no network: give '10.0.3.7' or '10.0.3.0/24'"
+                f"{format_value(address)} is no address and no network: give '10.0.3.7' or "
+                "'10.0.3.0/24'"
             ) from None
     return parsed
 
@@ -106,14 +107,14 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 
     An IPv6 socket shows an IPv4 peer as ::ffff:192.0.2.1, which is returned as 192.0.2.1.
     """
-    for host in (text, host_name(text).strip("[]")):
+    for host in (text, parse_host_name(text).strip("[]")):
         with suppress(ValueError):
             parsed = ip_address(host)
             return getattr(parsed, "ipv4_mapped", None) or parsed
     return None
 
 
-def host_name(host: str) -> str:
+def parse_host_name(host: str) -> str:
     """Return the name in a Host header in lower case, without the port."""
     name, colon, port = host.rpartition(":")
     host_part = name if colon and port.isdecimal() else host

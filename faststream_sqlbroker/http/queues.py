@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from faststream_sqlbroker.core.channels import QueueRole
-from faststream_sqlbroker.core.checks import queue_problem
+from faststream_sqlbroker.core.checks import find_queue_error
 from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.reasons import REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.rows import NewMessage as Row
-from faststream_sqlbroker.core.text import clean_text, short
-from faststream_sqlbroker.core.times import delay_seconds
-from faststream_sqlbroker.database.messages.direct_claim import Replaced
-from faststream_sqlbroker.flow.tasks.queue_jobs import LeasedMessage, QueueJobs
+from faststream_sqlbroker.core.text import clean_text, format_value
+from faststream_sqlbroker.core.times import parse_delay
+from faststream_sqlbroker.database.messages.direct_claim import Replacement
+from faststream_sqlbroker.flow.tasks.queue_jobs import LeasedMessage, RemoteConsumer
 from faststream_sqlbroker.http import models
 from faststream_sqlbroker.http.answers import (
     FORM,
@@ -63,13 +63,15 @@ TokenRole = Annotated[QueueRole, Path(description="What the token allows")]
 class QueueRoutes:
     """Handles requests about queues."""
 
-    def __init__(self, get_jobs: Callable[[], QueueJobs], access_control: AccessControl) -> None:
+    def __init__(
+        self, get_jobs: Callable[[], RemoteConsumer], access_control: AccessControl
+    ) -> None:
         """Serve queues; clients authenticate by a token of the queue."""
         self._get_jobs = get_jobs
         self._access_control = access_control
 
     @property
-    def _jobs(self) -> QueueJobs:
+    def _jobs(self) -> RemoteConsumer:
         return self._get_jobs()
 
     def add_to(self, api: Api, admin: AccessRule) -> None:
@@ -131,7 +133,7 @@ class QueueRoutes:
         """Make the token of a queue, or replace it. Only this answer shows the token."""
         await self._access_control.create_configured(self._jobs, "tokens")
         _check_queue_name(queue)
-        registered = await self._jobs.store.tokens.put_queue(
+        registered = await self._jobs.store.tokens.set_queue_token(
             queue, role, by=user.name, rotate=form.is_requested
         )
         content = {"queue": queue, "role": role}
@@ -176,7 +178,7 @@ class QueueRoutes:
                 return await claim_task
             # Release the claimed messages, because no client will read them.
             if claim_task.done():
-                await self._jobs.give_back(queue, await claim_task)
+                await self._jobs.release(queue, await claim_task)
             raise Problem(400, "the client has gone")
         finally:
             disconnect_task.cancel()
@@ -244,8 +246,8 @@ class QueueRoutes:
 
 
 def _check_queue_name(queue: str) -> None:
-    if (issue := queue_problem(queue)) is not None:
-        raise Problem(400, f"{short(queue)} cannot be the name of a queue: {issue}")
+    if (issue := find_queue_error(queue)) is not None:
+        raise Problem(400, f"{format_value(queue)} cannot be the name of a queue: {issue}")
 
 
 def _create_row(queue: str, message: models.NewMessage) -> Row:
@@ -295,16 +297,16 @@ def _encode_body(model: models.Body) -> tuple[bytes, str | None]:
         raise Problem(400, text) from None
 
 
-def _create_replacement(result: models.Body) -> Callable[[ClaimedMessage], Replaced]:
+def _create_replacement(result: models.Body) -> Callable[[ClaimedMessage], Replacement]:
     payload, content_type = _encode_body(result)
 
-    def replace_body(row: ClaimedMessage) -> Replaced:
+    def replace_body(row: ClaimedMessage) -> Replacement:
         # Valid JSON, because some databases store nothing else.
         other_headers = {
             name: value for name, value in _get_json_headers(row).items() if name != CONTENT_TYPE
         }
         headers = {**other_headers, CONTENT_TYPE: content_type} if content_type else other_headers
-        return Replaced(payload, headers)
+        return Replacement(payload, headers)
 
     return replace_body
 
@@ -330,7 +332,7 @@ def _parse_outcome(body: models.Rollback) -> Outcome:
         raise Problem(400, text)
     reason = clean_text(body.reason or "") or REJECTED
     if body.outcome == "retry":
-        return Nack(None if body.delay is None else delay_seconds(body.delay))
+        return Nack(None if body.delay is None else parse_delay(body.delay))
     if body.outcome == "release":
         return Release()
     if body.outcome == "fail":

@@ -127,7 +127,7 @@ class ProbeServer:
         Raises:
             SetupError: no port is free.
         """
-        listener = bound("health_port", *self._address)
+        listener = bind_socket("health_port", *self._address)
         config = uvicorn.Config(
             self._app,
             lifespan="off",
@@ -157,7 +157,7 @@ class ProbeServer:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def bound(option: str, host: str, port: int, last: int = 0) -> socket.socket:
+def bind_socket(option: str, host: str, port: int, last: int = 0) -> socket.socket:
     """Return a socket that listens on the first free port from `port` to `last`.
 
     Raises:
@@ -175,7 +175,7 @@ def bound(option: str, host: str, port: int, last: int = 0) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             if port < last:
-                return bound(option, host, port + 1, last)
+                return bind_socket(option, host, port + 1, last)
             hint = "each process needs a port of its own, with `--workers` too"
         else:
             hint = "give an address of this machine, and a port that this user may take"

@@ -7,7 +7,7 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.overview import JobCounts
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
-from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
+from faststream_sqlbroker.flow.tasks.queue_jobs import RemoteConsumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Service:
     """Returns the jobs by state of each queue."""
     jobs: Callable[[], PullJobs] | None = None
     """Returns the channels; None if channels are not served."""
-    queues: Callable[[], QueueJobs] | None = None
+    queues: Callable[[], RemoteConsumer] | None = None
     """Returns the queues for clients; None if queues are not served."""
     exposition: Callable[[], tuple[bytes, str]] | None = None
     """Returns the content of /metrics and its content type; None without metrics."""

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
-from faststream_sqlbroker.core.text import short, visible
+from faststream_sqlbroker.core.text import format_value, replace_invisible
 from faststream_sqlbroker.exceptions import (
     PublishError,
     QueueFullError,
@@ -22,7 +22,7 @@ from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.local import check_local
 from faststream_sqlbroker.http.mounting import App, Receive, Scope, Send
 
-HEADERS = {
+SECURITY_HEADERS = {
     # No inline scripts or styles, nothing from another host, no frames.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -40,7 +40,7 @@ HEADERS = {
 """Headers of every response, including errors."""
 
 
-class Shield:
+class SecurityMiddleware:
     """Adds security headers; `local_only` refuses requests from other machines."""
 
     def __init__(self, app: App, *, local_only: bool) -> None:
@@ -55,7 +55,9 @@ class Shield:
 
         async def send_with_headers(message: Scope) -> None:
             if message["type"] == "http.response.start":
-                headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                headers = [
+                    (name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
+                ]
                 message = {**message, "headers": [*message.get("headers", ()), *headers]}
             await send(message)
 
@@ -85,7 +87,7 @@ def create_path_problem(request: Request, error: Exception) -> Problem:
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
     root = request.scope.get("root_path", "")
     headers = dict(error.headers or {})
-    path = short(request.scope["path"])
+    path = format_value(request.scope["path"])
     text = f"{error.detail}: {path}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         paths = dict.fromkeys(getattr(route, "path", "") for route in request.app.routes)
@@ -101,7 +103,7 @@ def create_path_problem(request: Request, error: Exception) -> Problem:
         # HEAD has a separate route, which the header does not list.
         if allowed == "GET":
             allowed = headers["Allow"] = "GET, HEAD"
-        text = f"{path} takes {allowed}, got the method {short(request.method)}"
+        text = f"{path} takes {allowed}, got the method {format_value(request.method)}"
     return Problem(error.status_code, text, headers)
 
 
@@ -138,7 +140,7 @@ def log_problem(log: Callable[..., None], request: Request, error: Exception) ->
     """Convert an error to a problem, and log the details of a server error."""
     problem = to_problem(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        path = visible(request.scope["path"][:MAX_LOGGED_PATH])
+        path = replace_invisible(request.scope["path"][:MAX_LOGGED_PATH])
         log(logging.WARNING, f"HTTP: {request.method} {path}: {error}")
     return problem
 

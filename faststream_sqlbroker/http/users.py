@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 MAX_NAME = 100
@@ -35,7 +35,7 @@ def parse_role(value: "Role | str") -> Role:
         return value
     if isinstance(value, str) and value.upper() in Role.__members__:
         return Role[value.upper()]
-    raise SetupError(f"a role is viewer, operator or admin, got {short(value)}")
+    raise SetupError(f"a role is viewer, operator or admin, got {format_value(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class User:
         """Validate both fields."""
         if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME:
             raise SetupError(
-                f"the name of a user is text of 1 to {MAX_NAME} characters, got {short(self.name)}"
+                f"the name of a user is text of 1 to {MAX_NAME} characters, got "
+                f"{format_value(self.name)}"
             )
         object.__setattr__(self, "role", parse_role(self.role))
 

@@ -12,13 +12,13 @@ from opentelemetry.metrics import (
 )
 
 from faststream_sqlbroker.core.metrics import METRICS, Kind, Labels, Metric
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, parse_positive
 
 UNITS = {"seconds": "s", "1 or 0": "1"}
 """The UCUM names of units; other units are exported as annotations, such as {messages}."""
 
 
-def exported_name(metric: Metric) -> str:
+def get_exported_name(metric: Metric) -> str:
     """Return the name of the instrument of `metric`."""
     return f"sqlbroker.{metric.name}"
 
@@ -48,7 +48,7 @@ class SqlBrokerTelemetryMetrics:
         Raises:
             SetupError: `sample_interval` is not a duration greater than 0.
         """
-        self.sample_interval = positive_seconds("sample_interval", sample_interval)
+        self.sample_interval = parse_positive("sample_interval", sample_interval)
         self._attributes: dict[tuple[str, Labels], dict[str, str]] = {}
         self._values: dict[str, Mapping[Labels, float]] = {}
         self._instruments: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class SqlBrokerTelemetryMetrics:
         return attributes
 
     def _make_instrument(self, metric: Metric, meter: Meter) -> None:
-        name = exported_name(metric)
+        name = get_exported_name(metric)
         unit = UNITS.get(metric.unit, f"{{{metric.unit}}}")
         match metric.kind:
             case Kind.COUNTER:

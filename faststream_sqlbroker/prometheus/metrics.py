@@ -13,14 +13,14 @@ from prometheus_client import (
     generate_latest,
 )
 
-from faststream_sqlbroker.core.metrics import METRICS, OF_FLEET, Kind, Labels, Metric
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.metrics import FLEET_GAUGES, METRICS, Kind, Labels, Metric
+from faststream_sqlbroker.core.times import Duration, parse_positive
 
 MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that makes prometheus_client store the values of several processes in files."""
 
 
-def exported_name(metric: Metric, prefix: str = "sqlbroker") -> str:
+def get_exported_name(metric: Metric, prefix: str = "sqlbroker") -> str:
     """Return the scraped name of `metric`; a histogram adds `_bucket`, `_sum`, `_count`."""
     return f"{prefix}_{metric.name}{'_total' if metric.kind is Kind.COUNTER else ''}"
 
@@ -51,7 +51,7 @@ class SqlBrokerPrometheusMetrics:
             ValueError: the registry already has metrics with these names.
             SetupError: `sample_interval` is not a duration greater than 0.
         """
-        self.sample_interval = positive_seconds("sample_interval", sample_interval)
+        self.sample_interval = parse_positive("sample_interval", sample_interval)
         self._registry = registry
         self._registered: dict[str, Any] = {
             metric.name: _register_metric(metric, prefix, registry) for metric in METRICS
@@ -80,7 +80,7 @@ class SqlBrokerPrometheusMetrics:
                 # The files of several processes keep every value. A process without values of the
                 # fleet reports NaN, because an old value would look true while another host reports
                 # the current one.
-                child.set(0.0 if values or metric not in OF_FLEET else float("nan"))
+                child.set(0.0 if values or metric not in FLEET_GAUGES else float("nan"))
         self._label_sets[metric.name] = set(values)
 
     def exposition(self) -> tuple[bytes, str]:
@@ -102,7 +102,7 @@ def _register_metric(metric: Metric, prefix: str, registry: CollectorRegistry) -
         Kind.GAUGE: Gauge,
     }
     options: dict[str, Any] = {"buckets": metric.buckets} if metric.buckets else {}
-    if metric in OF_FLEET:
+    if metric in FLEET_GAUGES:
         # Of several processes on a host, the one that samples changes.
         options["multiprocess_mode"] = "mostrecent"
     return kinds[metric.kind](
@@ -110,6 +110,6 @@ def _register_metric(metric: Metric, prefix: str, registry: CollectorRegistry) -
     )
 
 
-def in_own_registry() -> SqlBrokerPrometheusMetrics:
+def create_private_metrics() -> SqlBrokerPrometheusMetrics:
     """Create metrics that only `/metrics` of their broker shows."""
     return SqlBrokerPrometheusMetrics(CollectorRegistry())

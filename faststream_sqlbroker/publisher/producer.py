@@ -16,11 +16,11 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import PublishError, SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.tasks.requests import (
+    MIN_EXPIRY,
     REPLY_ID,
     REPLY_WITHIN,
-    SHORTEST_EXPIRY,
     Requests,
-    request_timeout,
+    parse_request_timeout,
 )
 from faststream_sqlbroker.parser import SqlBrokerParser
 from faststream_sqlbroker.publisher.rows import make_row
@@ -166,14 +166,14 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             PublishError: as for `publish`.
             StoreError: as for `publish`.
         """
-        timeout = request_timeout(cmd.timeout)
-        address = self._requests.address()
+        timeout = parse_request_timeout(cmd.timeout)
+        address = self._requests.create_address()
         cmd.reply_to = address.queue
         cmd.add_headers({REPLY_ID: address.id, REPLY_WITHIN: timeout})
-        cmd.options.setdefault("expires_in", max(timeout, SHORTEST_EXPIRY))
+        cmd.options.setdefault("expires_in", max(timeout, MIN_EXPIRY))
         correlation_id = cmd.correlation_id
         row = await self._encode_row(cmd, cmd.body, 0)
-        return await self._requests.ask(row, address, correlation_id, timeout)
+        return await self._requests.send(row, address, correlation_id, timeout)
 
     async def write(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert existing `rows` in a single transaction; return the ids, or None for duplicates.
@@ -192,7 +192,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         Raises:
             QueueFullError: the timeout of the limit passed.
         """
-        await self._publisher.wait_for_room(queue)
+        await self._publisher.wait_for_capacity(queue)
 
     def publish_sync(
         self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session"

@@ -9,17 +9,17 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any
 
-from faststream_sqlbroker.core.checks import name_problem, queue_problem
-from faststream_sqlbroker.core.mirror import checked_info
+from faststream_sqlbroker.core.checks import find_name_error, find_queue_error
+from faststream_sqlbroker.core.mirror import validate_info
 from faststream_sqlbroker.core.routing import (
     DESTINATION_HEADER,
     LOOKUP_HEADER,
     PUBLISH_AFTER_HEADER,
-    unix_time,
+    from_unix_time,
 )
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_delay, parse_positive
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 
@@ -40,11 +40,11 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """A NUL character in JSON text, written as an escape; PostgreSQL cannot store it."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which has no UTF-8 encoding."""
-DEEPEST = 30
+MAX_HEADER_DEPTH = 30
 """Maximum nesting of headers; MariaDB reads at most 31 levels of JSON."""
-LONGEST_NAME = 65_535
+MAX_HEADER_NAME = 65_535
 """Maximum bytes of a name within headers; a limit of MySQL."""
-LARGEST = int(sys.float_info.max)
+MAX_NUMBER = int(sys.float_info.max)
 """The largest number in headers; MySQL cannot store larger numbers."""
 MAX_SAFE_LENGTH = sys.float_info.max_10_exp
 """Maximum length of text that cannot contain a number larger than `MAX_NUMBER`."""
@@ -93,22 +93,24 @@ def make_row(
     Raises:
         PublishError: A value cannot be stored; the text names the value and the allowed values.
     """
-    if (problem := queue_problem(queue)) is not None:
-        msg = f"{short(queue)} cannot be the name of a queue: {problem}"
+    if (problem := find_queue_error(queue)) is not None:
+        msg = f"{format_value(queue)} cannot be the name of a queue: {problem}"
         raise PublishError(msg)
     if not isinstance(payload, bytes):
         msg = f"the codec must give bytes, it gave {type(payload).__name__}"
         raise PublishError(msg)
     if reply_to:
-        _parse_name("reply_to", reply_to, queue_problem)
+        _parse_name("reply_to", reply_to, find_queue_error)
     argument_headers = content_type, correlation_id, reply_to
     if not options:  # most messages have none
         return NewMessage(str(queue), payload, _render_all_headers(headers, *argument_headers))
     delay, next_attempt_at = _parse_due_time(options)
     lookup = _parse_name("lookup", options.get("lookup"))
-    info = checked_info(options.get("info"))
+    info = validate_info(options.get("info"))
     if info is not None and lookup is None:
-        raise PublishError(f"info={short(info)} needs lookup=: a message is mirrored by that")
+        raise PublishError(
+            f"info={format_value(info)} needs lookup=: a message is mirrored by that"
+        )
     return NewMessage(
         str(queue),
         payload,
@@ -149,7 +151,7 @@ def _render_content_type(value: str) -> str | None:
 def _render_headers(headers: Any, argument_headers: dict[str, Any]) -> str | None:
     """Render `argument_headers`, overridden by `headers`, as JSON; None if there are none."""
     if headers is not None and not isinstance(headers, Mapping):
-        msg = f"headers must be a mapping of names to JSON values, got {short(headers)}"
+        msg = f"headers must be a mapping of names to JSON values, got {format_value(headers)}"
         raise PublishError(msg)
     merged = {**argument_headers, **(headers or {})}
     if not merged:
@@ -177,7 +179,7 @@ def _encode_headers(headers: Mapping[str, Any]) -> str:
         msg = f"headers must be JSON values (str, int, float, bool, None, list, dict): {error}"
         raise PublishError(msg) from error
     # Nearly all headers are too short to exceed a limit, which is quick to check.
-    if len(text) > MAX_SAFE_LENGTH or text.count("[") + text.count("{") > DEEPEST:
+    if len(text) > MAX_SAFE_LENGTH or text.count("[") + text.count("{") > MAX_HEADER_DEPTH:
         _check_header_limits(headers)
     return text
 
@@ -188,15 +190,20 @@ def _check_header_limits(value: Any, level: int = 1) -> None:
     Raises:
         PublishError: the nesting is too deep, or a name or a number is too large.
     """
-    if isinstance(value, int) and abs(value) > LARGEST:
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
         raise PublishError("a number in headers must be 1.8e308 at most: give it as text")
     if not isinstance(value, Mapping | list | tuple):
         return
-    if level > DEEPEST:
-        raise PublishError(f"headers must have {DEEPEST} levels at most: give the rest as text")
+    if level > MAX_HEADER_DEPTH:
+        raise PublishError(
+            f"headers must have {MAX_HEADER_DEPTH} levels at most: give the rest as text"
+        )
     for name in value if isinstance(value, Mapping) else ():
-        if len(str(name).encode()) > LONGEST_NAME:
-            msg = f"a name in headers must have {LONGEST_NAME} bytes at most, got {short(name)}"
+        if len(str(name).encode()) > MAX_HEADER_NAME:
+            msg = (
+                f"a name in headers must have {MAX_HEADER_NAME} bytes at most, got "
+                f"{format_value(name)}"
+            )
             raise PublishError(msg)
     for item in value.values() if isinstance(value, Mapping) else value:
         _check_header_limits(item, level + 1)
@@ -215,9 +222,10 @@ def _make_header_error(headers: Mapping[str, Any], options: frozenset[str]) -> P
     name = next(
         n for n, v in headers.items() if _is_unstorable(json.dumps({n: v}, ensure_ascii=False))
     )
-    label = name if name in options else f"the header {short(name)}"
+    label = name if name in options else f"the header {format_value(name)}"
     return PublishError(
-        f"{label} must not hold a NUL character or a lone surrogate, got {short(headers[name])}"
+        f"{label} must not hold a NUL character or a lone surrogate, got "
+        f"{format_value(headers[name])}"
     )
 
 
@@ -228,7 +236,7 @@ def _add_destination(headers: Any, options: Mapping[str, Any], lookup: str | Non
     the subscriber that forwards the message then knows that no delay was lost, which it cannot know
     of a row that another program inserted.
     """
-    name = _parse_name("destination", options.get("destination"), queue_problem)
+    name = _parse_name("destination", options.get("destination"), find_queue_error)
     if name is None or not (headers is None or isinstance(headers, Mapping)):
         return headers
     is_delayed = options.get("delay") is not None or options.get("next_attempt_at") is not None
@@ -252,12 +260,12 @@ def _parse_priority(value: object) -> int:
 
 
 def _parse_name(
-    option: str, value: object, problem_of: Callable[[object], str | None] = name_problem
+    option: str, value: object, problem_of: Callable[[object], str | None] = find_name_error
 ) -> str | None:
     if value is None:
         return None
     if (problem := problem_of(value)) is not None:
-        msg = f"{option} cannot be {short(value)}: {problem}"
+        msg = f"{option} cannot be {format_value(value)}: {problem}"
         raise PublishError(msg)
     return str(value)
 
@@ -266,7 +274,7 @@ def _parse_delay(value: Duration | None) -> float | None:
     if value is None:
         return None
     try:
-        return delay_seconds(value)
+        return parse_delay(value)
     except SetupError as error:
         raise PublishError(str(error)) from error
 
@@ -275,7 +283,7 @@ def _parse_expiry(value: Duration | None) -> float | None:
     if value is None:
         return None
     try:
-        return positive_seconds("expires_in", value)
+        return parse_positive("expires_in", value)
     except SetupError as error:
         raise PublishError(str(error)) from error
 
@@ -297,7 +305,7 @@ def _parse_due_time(options: Mapping[str, Any]) -> tuple[float | None, datetime 
 def _parse_relative_time(value: str | timedelta) -> float:
     """Return the seconds from now, by the database's clock, until the next attempt."""
     try:
-        return delay_seconds(value)
+        return parse_delay(value)
     except SetupError as error:
         raise _make_timestamp_error(value) from error
 
@@ -310,7 +318,7 @@ def _parse_timestamp(value: object) -> datetime | None:
         if isinstance(value, datetime) and value.utcoffset() is not None:
             timestamp = value.astimezone(timezone.utc)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            timestamp = unix_time(value)
+            timestamp = from_unix_time(value)
     if timestamp is None:
         raise _make_timestamp_error(value)
     return min(max(timestamp, EARLIEST), LATEST)
@@ -319,6 +327,6 @@ def _parse_timestamp(value: object) -> datetime | None:
 def _make_timestamp_error(value: object) -> PublishError:
     return PublishError(
         "next_attempt_at must be a datetime with a time zone, or Unix seconds, of the years 1 to "
-        f'9999 in UTC, or a time from now like "2h45m", got {short(value)}: '
+        f'9999 in UTC, or a time from now like "2h45m", got {format_value(value)}: '
         "use datetime.now(timezone.utc), time.time(), or delay"
     )

@@ -11,16 +11,16 @@ from typing_extensions import Unpack
 from faststream_sqlbroker.adapter.broker import FastDependsConfig
 from faststream_sqlbroker.adapter.messages import DefaultCodec
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
+from faststream_sqlbroker.core.checks import validate_integer
+from faststream_sqlbroker.core.depth import MaxDepth, validate_depths
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.django import is_django
-from faststream_sqlbroker.database.pool import transactional
+from faststream_sqlbroker.database.django import is_django_connection
+from faststream_sqlbroker.database.pool import ensure_transactional
 from faststream_sqlbroker.database.sync_store import SyncStore
 from faststream_sqlbroker.exceptions import MissingExtraError, PublishError, SetupError
-from faststream_sqlbroker.flow.publish import only, spread
+from faststream_sqlbroker.flow.publish import align_ids, filter_admitted
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
-from faststream_sqlbroker.flow.publish_on_ack import due_queues
+from faststream_sqlbroker.flow.publish_on_ack import get_due_queues
 from faststream_sqlbroker.publisher.producer import encode_sync, make_command_row
 from faststream_sqlbroker.publisher.rows import check_not_one_list
 from faststream_sqlbroker.response import MessageOptions, SqlBrokerPublishCommand
@@ -94,9 +94,9 @@ class SqlProducer:
         self._codec = codec or DefaultCodec()
         self._serializer = FastDependsConfig(serializer=serializer)._serializer  # noqa: SLF001
         self._id_generator = id_generator
-        depths = checked_depths(max_depth)
+        depths = validate_depths(max_depth)
         if max_payload is not None:
-            whole_number("max_payload", max_payload, other=" of bytes, or None")
+            validate_integer("max_payload", max_payload, other=" of bytes, or None")
         self._limits: PublishLimits | None = None
         if depths or max_payload is not None:
             self._limits = PublishLimits(self._store, depths, max_payload, log=_log)
@@ -189,7 +189,7 @@ class SqlProducer:
         if connection is not None and session is not None:
             raise PublishError("give connection= or session=, not both")
         transaction = session if connection is None else connection
-        if transaction is not None and self._store.of_django:
+        if transaction is not None and self._store.uses_django:
             raise PublishError(
                 "this producer writes in the transaction of Django's connection: leave connection= "
                 "and session= out, or make a SqlProducer of an Engine"
@@ -213,20 +213,20 @@ class SqlProducer:
         admitted = self._limits.admit_sync(rows, connection=connection)
         if admitted is None:
             return self._insert(connection, rows)
-        return spread(admitted, self._insert(connection, only(rows, admitted)))
+        return align_ids(admitted, self._insert(connection, filter_admitted(rows, admitted)))
 
     def _insert(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
         if not rows:
             return []
         ids = self._store.insert(connection, rows)
         if self._notify:
-            self._store.notify(connection, sorted(due_queues(rows)))
+            self._store.notify(connection, sorted(get_due_queues(rows)))
         return ids
 
 
 def _check_database(database: Any) -> Any:
     """Return `database` as an Engine with transactions, or as a connection of Django."""
-    if is_django(database):
+    if is_django_connection(database):
         return database
     engine = _create_engine(database) if isinstance(database, str | URL) else database
     if not isinstance(engine, Engine) or engine.dialect.is_async:
@@ -237,7 +237,7 @@ def _check_database(database: Any) -> Any:
             "SqlProducer needs a synchronous Engine, its URL, or a connection of Django such as "
             f"django.db.connection, got {got}{driver}"
         )
-    return transactional(engine, None)
+    return ensure_transactional(engine, None)
 
 
 def _create_engine(url: str | URL) -> Engine:

@@ -27,10 +27,10 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.flow.tasks.requests import (
+    MIN_EXPIRY,
     REPLY_ID,
     REPLY_WITHIN,
-    SHORTEST_EXPIRY,
-    request_timeout,
+    parse_request_timeout,
 )
 from faststream_sqlbroker.handler_calls import ensure_name
 from faststream_sqlbroker.payload_names import make_names_unique
@@ -74,7 +74,7 @@ class ReplyPublisher(FakePublisher):
         self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
     ) -> Any:
         """Send the answer, unless a reply comes too late."""
-        if self._expires_in is not None and self._expires_in < SHORTEST_EXPIRY:
+        if self._expires_in is not None and self._expires_in < MIN_EXPIRY:
             return None
         return await super()._publish(cmd, _extra_middlewares=_extra_middlewares)
 
@@ -262,7 +262,7 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         **options: Unpack[RequestOptions],
     ) -> "SqlBrokerMessage":
         """Publish a request to this publisher's queue, or to `queue`; see `SqlBroker.request`."""
-        cmd = make_request(message, queue or self.queue, request_timeout(timeout), options)
+        cmd = make_request(message, queue or self.queue, parse_request_timeout(timeout), options)
         reply: SqlBrokerMessage = await self._basic_request(
             self._complete_command(cmd), producer=self._outer_config.producer
         )

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.checks import validate_choice
 from faststream_sqlbroker.exceptions import SetupError
 
 PARTITION_SIZES = ("day", "week", "month")
@@ -16,7 +16,7 @@ PARTITIONS_AHEAD = 4
 """Number of partitions that are created after the current one."""
 
 
-def partition_start(time: datetime, size: str) -> datetime:
+def get_partition_start(time: datetime, size: str) -> datetime:
     """Return the start of the partition that contains `time`."""
     day = time.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
     if size == "week":
@@ -24,18 +24,18 @@ def partition_start(time: datetime, size: str) -> datetime:
     return day.replace(day=1) if size == "month" else day
 
 
-def next_partition_start(start: datetime, size: str) -> datetime:
+def get_next_partition_start(start: datetime, size: str) -> datetime:
     """Return the start of the partition after the partition that begins at `start`."""
     max_days = {"day": 1, "week": 7, "month": 31}[size]
-    return partition_start(start + timedelta(days=max_days), size)
+    return get_partition_start(start + timedelta(days=max_days), size)
 
 
-def partitions_wanted(now: datetime, size: str) -> list[tuple[datetime, datetime]]:
+def list_required_partitions(now: datetime, size: str) -> list[tuple[datetime, datetime]]:
     """Return start and end of the current partition, and of the next `PARTITIONS_AHEAD`."""
-    start = partition_start(now, size)
+    start = get_partition_start(now, size)
     ranges = []
     for _ in range(PARTITIONS_AHEAD + 1):
-        end = next_partition_start(start, size)
+        end = get_next_partition_start(start, size)
         ranges.append((start, end))
         start = end
     return ranges
@@ -86,7 +86,7 @@ class SqlBrokerSchemaConfig:
         if self.schema is not None:
             check_name("schema", self.schema)
         if self.archive_partitions is not None:
-            one_of("archive_partitions", self.archive_partitions, PARTITION_SIZES)
+            validate_choice("archive_partitions", self.archive_partitions, PARTITION_SIZES)
             if self.message_archive_table_name is None:
                 raise SetupError(
                     "archive_partitions needs an archive: give message_archive_table_name, or "

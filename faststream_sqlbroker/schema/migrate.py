@@ -9,7 +9,7 @@ from sqlalchemy import Connection, event, inspect, text
 from faststream_sqlbroker.exceptions import MissingExtraError, SchemaError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.functions import install_functions
-from faststream_sqlbroker.schema.partitions import is_partitioned, need_postgresql
+from faststream_sqlbroker.schema.partitions import check_dialect, is_partitioned
 from faststream_sqlbroker.schema.tables import (
     Tables,
     build_default_partition,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HEAD = "0001"
 """The latest version in `versions/`."""
-MIGRATED = ("postgresql", "mysql", "sqlite")
+MIGRATION_DIALECTS = ("postgresql", "mysql", "sqlite")
 """Dialects with a folder under `migrations/`; MariaDB uses MySQL's."""
 
 
@@ -39,14 +39,14 @@ def create_all(connection: Connection, tables: Tables) -> None:
     Raises:
         SchemaError: a table of that name belongs to another program.
     """
-    need_postgresql(connection.dialect.name, tables.config)
+    check_dialect(connection.dialect.name, tables.config)
     # Lock before any read: on MySQL a transaction that has read a table holds its metadata lock.
     # Waiting here with that lock would block the DDL of the process that holds this lock.
     _lock_creation(connection)
     disable_type_quotes(connection)
     _check_foreign_tables(connection, tables)
     is_new = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
-    for table in tables.for_dialect(connection.dialect.name).ours:
+    for table in tables.for_dialect(connection.dialect.name).broker_tables:
         table.create(connection, checkfirst=True)
         columns = {
             column["name"]
@@ -107,7 +107,7 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
         MissingExtraError: Alembic is not installed.
     """
     config = config or SqlBrokerSchemaConfig()
-    need_postgresql(connection.dialect.name, config)
+    check_dialect(connection.dialect.name, config)
     _check_foreign_tables(connection, build_tables(config))
     migrate(config, connection=connection)
     create_notify_trigger(connection, build_tables(config))
@@ -115,18 +115,18 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
         install_functions(connection, config)
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Return the migrations, oldest first: the version, and the file name without the suffix.
 
     Raises:
         MissingExtraError: Alembic is not installed.
     """
-    _, script = _script()
+    _, script = _load_script()
     steps = reversed(list(script.walk_revisions()))
     return {step.revision: Path(step.path).stem for step in steps}
 
 
-def render(
+def render_migrations(
     dialect_name: str,
     config: SqlBrokerSchemaConfig | None = None,
     *,
@@ -167,7 +167,7 @@ def migrate(
 
     They start after the current version, or after `since`.
     """
-    alembic_config, script = _script()
+    alembic_config, script = _load_script()
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415
 
     def get_steps(revision: Any, _context: Any) -> Any:
@@ -194,7 +194,7 @@ def migrate(
             context.run_migrations()
 
 
-def _script() -> "tuple[Config, ScriptDirectory]":
+def _load_script() -> "tuple[Config, ScriptDirectory]":
     try:
         from alembic.config import Config  # noqa: PLC0415
         from alembic.script import ScriptDirectory  # noqa: PLC0415

@@ -16,9 +16,9 @@ from sqlalchemy.schema import CreateIndex
 from faststream_sqlbroker.exceptions import NotSupportedError, SchemaError
 from faststream_sqlbroker.schema.config import (
     SqlBrokerSchemaConfig,
-    next_partition_start,
-    partition_start,
-    partitions_wanted,
+    get_next_partition_start,
+    get_partition_start,
+    list_required_partitions,
 )
 from faststream_sqlbroker.schema.tables import build_tables, list_indexes
 
@@ -106,13 +106,13 @@ def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str 
     Raises:
         SchemaError: the archive has no partitions.
     """
-    archive = archive_of(config)
+    archive = get_archive(config)
     if not is_partitioned(connection, archive):
         raise SchemaError(format_not_partitioned(archive))
     _set_lock_timeout(connection)
     existing = list_partitions(connection, archive)
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
-    for start, end in partitions_wanted(now, str(config.archive_partitions)):
+    for start, end in list_required_partitions(now, str(config.archive_partitions)):
         if any(
             partition.end > start and (partition.start is None or partition.start < end)
             for partition in existing
@@ -151,7 +151,7 @@ def drop_partition(
         before: Every row of the partition is older than this.
         empty: Drop only a partition without rows.
     """
-    archive = archive_of(config)
+    archive = get_archive(config)
     _set_lock_timeout(connection)
     for partition in list_partitions(connection, archive):
         if partition.end > before:
@@ -199,8 +199,8 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
         NotSupportedError: the database is not PostgreSQL.
         sqlalchemy.exc.DBAPIError: a lock was not free in time, or the user is not the owner.
     """
-    need_postgresql(connection.dialect.name, config)
-    archive = archive_of(config)
+    check_dialect(connection.dialect.name, config)
+    archive = get_archive(config)
     name = _quote_name(archive)
     kind = connection.execute(text(_IS_PARTITIONED), {"archive": name}).scalar()
     if kind is None:
@@ -226,7 +226,7 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
     return True
 
 
-def need_postgresql(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
+def check_dialect(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
     """Refuse databases other than PostgreSQL if the archive is to have partitions.
 
     Raises:
@@ -241,8 +241,8 @@ def need_postgresql(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
 
 def _compute_first_end(connection: Connection, size: str) -> str:
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
-    current_end = next_partition_start(partition_start(now, size), size)
-    return next_partition_start(current_end, size).isoformat()
+    current_end = get_next_partition_start(get_partition_start(now, size), size)
+    return get_next_partition_start(current_end, size).isoformat()
 
 
 def _build_key(connection: Connection, archive: Table) -> None:
@@ -331,7 +331,7 @@ def _has_default_rows(
     return connection.execute(query, {"start": start, "end": end}).first() is not None
 
 
-def archive_of(config: SqlBrokerSchemaConfig) -> Table:
+def get_archive(config: SqlBrokerSchemaConfig) -> Table:
     """Return the archive with partitions.
 
     Raises:

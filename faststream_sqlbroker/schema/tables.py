@@ -67,7 +67,7 @@ class Tables:
     version: Table
 
     @property
-    def ours(self) -> tuple[Table, ...]:
+    def broker_tables(self) -> tuple[Table, ...]:
         """All tables except Alembic's."""
         archive = () if self.archive is None else (self.archive,)
         return (self.message, *archive, self.policy_state)
@@ -143,11 +143,11 @@ def include_tables(
     return tables
 
 
-def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
+def build_ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
     """Return the statements that create the tables, in order."""
     tables = tables.for_dialect(dialect_name)
     statements: list[ExecutableDDLElement] = []
-    for table in tables.ours:
+    for table in tables.broker_tables:
         statements.append(CreateTable(table))
         has_partitions = table is tables.archive and tables.config.archive_partitions is not None
         if has_partitions and dialect_name == "postgresql":

@@ -69,7 +69,7 @@ def _find_foreign(inspector: Any, tables: Tables) -> list[str]:
     return errors
 
 
-def differences(connection: Connection, tables: Tables) -> list[str]:
+def find_differences(connection: Connection, tables: Tables) -> list[str]:
     """Return the differences, each with the statement that fixes the difference.
 
     Each difference is a single line. Columns and indexes that are not the broker's are ignored, and
@@ -81,7 +81,7 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
     if foreign:
         return foreign
     errors: list[str] = []
-    for table in tables.for_dialect(connection.dialect.name).ours:
+    for table in tables.for_dialect(connection.dialect.name).broker_tables:
         if not _can_read_definition(inspector, table):
             continue
         if inspector.has_table(table.name, schema=table.schema):
@@ -95,7 +95,7 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
     return errors
 
 
-def advice(differences: Sequence[str]) -> str:
+def format_advice(differences: Sequence[str]) -> str:
     """Format the result of `find_differences` together with the remedy."""
     upgrade = (
         "`sqlbroker migrate` or faststream_sqlbroker.schema.migrate.upgrade(connection), "

@@ -13,18 +13,18 @@ from typing import Literal
 from faststream import AckPolicy
 
 from faststream_sqlbroker.core.checks import (
-    checked_queue,
-    name_problem,
-    queue_problem,
-    whole_number,
+    find_name_error,
+    find_queue_error,
+    validate_integer,
+    validate_queue,
 )
 from faststream_sqlbroker.core.policies import Header, check_ack_first, check_ordered
-from faststream_sqlbroker.core.retry import most_attempts
+from faststream_sqlbroker.core.retry import get_max_attempts
 from faststream_sqlbroker.core.routing import Destination
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
+from faststream_sqlbroker.flow.settings import ConsumerSettings, get_default_max_deliveries
 
 _MIN_LEASE = 0.1
 """Seconds. A renewal, due after a third of the lease, must reach the database in time."""
@@ -48,10 +48,10 @@ def parse_queue_names(queues: object) -> tuple[str, ...]:
     if not names:
         raise SetupError("queues is empty: give at least one queue name")
     for name in names:
-        checked_queue(name)
+        validate_queue(name)
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise SetupError(f"queue {short(name)} is given twice: name each queue once")
+            raise SetupError(f"queue {format_value(name)} is given twice: name each queue once")
     return names
 
 
@@ -59,11 +59,12 @@ def check_dead_letter_queue(value: object, queues: Sequence[str]) -> None:
     """Raise SetupError unless `value` is None or the name of a queue that is not in `queues`."""
     if value is None:
         return
-    if (problem := queue_problem(value)) is not None:
-        raise SetupError(f"{short(value)} cannot be the dead_letter_queue: {problem}")
+    if (problem := find_queue_error(value)) is not None:
+        raise SetupError(f"{format_value(value)} cannot be the dead_letter_queue: {problem}")
     if value in queues:
         raise SetupError(
-            f"dead_letter_queue {short(value)} is a queue of this subscriber, to which its dead "
+            f"dead_letter_queue {format_value(value)} is a queue of this subscriber, to which "
+            "its dead "
             "letters would come back for ever: name another queue"
         )
 
@@ -79,8 +80,9 @@ def split_weights(queues: object) -> tuple[object, tuple[int, ...] | None]:
     for name, weight in queues.items():
         if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= MAX_WEIGHT:
             raise SetupError(
-                f"the weight of queue {short(name)} must be a whole number from 1 to "
-                f"{MAX_WEIGHT}, got {short(weight)}: a queue of weight 5 is claimed from five "
+                f"the weight of queue {format_value(name)} must be a whole number from 1 to "
+                f"{MAX_WEIGHT}, got {format_value(weight)}: a queue of weight 5 is claimed from "
+                "five "
                 "times as much as one of weight 1"
             )
     return tuple(queues), tuple(queues.values())
@@ -134,12 +136,12 @@ def check_retry_strategy(value: object) -> None:
 
 def parse_optional_duration(name: str, value: Duration | None) -> float | None:
     """Convert a duration to seconds, 0 or more; None stays None."""
-    return None if value is None else seconds_or_zero(name, value)
+    return None if value is None else parse_non_negative(name, value)
 
 
 def check_durations(settings: ConsumerSettings) -> None:
     """Raise SetupError for durations that cannot work together."""
-    if settings.told_only and (settings.policies or settings.wakeup == "poll"):
+    if settings.notify_only and (settings.policies or settings.wakeup == "poll"):
         other = "wakeup='poll'" if settings.wakeup == "poll" else "policies"
         raise SetupError(
             f"max_fetch_interval=None and {other} do not go together: what they wait for is not "
@@ -199,11 +201,12 @@ def check_forwarding(
     if target is None:
         return
     if not isinstance(target, Destination):
-        if (problem := queue_problem(target)) is not None:
-            raise SetupError(f"forward_to cannot be {short(target)}: {problem}")
+        if (problem := find_queue_error(target)) is not None:
+            raise SetupError(f"forward_to cannot be {format_value(target)}: {problem}")
         if target in settings.queues:
             raise SetupError(
-                f"forward_to={short(target)} is a queue of the subscriber itself, where messages "
+                f"forward_to={format_value(target)} is a queue of the subscriber itself, where "
+                "messages "
                 "would go round for ever: give another queue"
             )
     elif not settings.retain_in_archive_on_reject:
@@ -232,12 +235,13 @@ def parse_destinations(value: object, settings: ConsumerSettings) -> tuple[str, 
     if not isinstance(settings.forward_to, Destination):
         raise SetupError(
             "destinations says where forward_to=DESTINATION may lead, got "
-            f"destinations={short(value)} and forward_to={short(settings.forward_to)}: leave it "
+            f"destinations={format_value(value)} and "
+            f"forward_to={format_value(settings.forward_to)}: leave it "
             "out"
         )
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise SetupError(
-            f'destinations must be a list of names such as ["invoices"], got {short(value)}'
+            f'destinations must be a list of names such as ["invoices"], got {format_value(value)}'
         )
     names = tuple(value)
     if not names:
@@ -245,11 +249,11 @@ def parse_destinations(value: object, settings: ConsumerSettings) -> tuple[str, 
             "destinations is empty, so that nothing could be moved: name a queue, or leave it out"
         )
     for name in names:
-        if (problem := queue_problem(name)) is not None:
-            raise SetupError(f"destinations cannot hold {short(name)}: {problem}")
+        if (problem := find_queue_error(name)) is not None:
+            raise SetupError(f"destinations cannot hold {format_value(name)}: {problem}")
         if name in settings.queues:
             raise SetupError(
-                f"destinations holds {short(name)}, a queue of the subscriber itself, where "
+                f"destinations holds {format_value(name)}, a queue of the subscriber itself, where "
                 "messages would stay for ever: leave it out"
             )
     return tuple(dict.fromkeys(names))
@@ -262,13 +266,14 @@ def check_forward_key(value: object, settings: ConsumerSettings) -> None:
     if settings.forward_to is None:
         raise SetupError(
             "forward_key is the key with which forward_to moves messages to the next queue, got "
-            f"forward_key={short(value)} without forward_to: add it, or leave forward_key out"
+            f"forward_key={format_value(value)} without forward_to: add it, or leave forward_key "
+            "out"
         )
     if isinstance(value, Header):
         return
-    if (problem := name_problem(value)) is not None:
+    if (problem := find_name_error(value)) is not None:
         raise SetupError(
-            f"forward_key cannot be {short(value)}: {problem}; give a text, or "
+            f"forward_key cannot be {format_value(value)}: {problem}; give a text, or "
             'faststream_sqlbroker.Header("name")'
         )
 
@@ -288,7 +293,7 @@ def check_batch_options(settings: ConsumerSettings) -> None:
     max_records = settings.batch_max_records
     if max_records is None:
         return
-    whole_number("batch_max_records", max_records, other=" or None for fetch_batch_size")
+    validate_integer("batch_max_records", max_records, other=" or None for fetch_batch_size")
     if not settings.batch:
         raise SetupError(f"batch_max_records={max_records} is for batch handlers: add batch=True")
     if max_records > settings.fetch_batch_size:
@@ -338,7 +343,7 @@ def warn_about_surprises(settings: ConsumerSettings) -> None:
 def _warn_about_patterns(queues: Sequence[str]) -> None:
     for queue in filter(_PATTERN.search, queues):
         _warn(
-            f"queue {short(queue)} is a name and no pattern: this subscriber gets what is "
+            f"queue {format_value(queue)} is a name and no pattern: this subscriber gets what is "
             "published to exactly this queue. Name each queue, as in "
             'subscriber("logs.info", "logs.error")'
         )
@@ -346,7 +351,7 @@ def _warn_about_patterns(queues: Sequence[str]) -> None:
 
 def warn_unused_strategy(settings: ConsumerSettings) -> None:
     """Warn about a retry strategy that is never used."""
-    if most_attempts(settings.retry_strategy) != 1:
+    if get_max_attempts(settings.retry_strategy) != 1:
         _warn(
             "retry_strategy is never asked with AckPolicy.ACK_FIRST, the message is gone before "
             "the handler starts: leave it out, or choose another policy"
@@ -376,8 +381,8 @@ def parse_max_deliveries(value: int | Literal["auto"] | None, attempts: int | No
         SetupError: The value is not valid.
     """
     if value == "auto":
-        return default_max_deliveries(attempts)
+        return get_default_max_deliveries(attempts)
     if value is None:
         return float("inf")
-    whole_number("max_deliveries", value, other=', "auto", or None for no limit')
+    validate_integer("max_deliveries", value, other=', "auto", or None for no limit')
     return value

@@ -43,7 +43,7 @@ def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
         return
     row = rows[0]
     if _is_settled_by(error, row.outcome, retry=retry) and is_body_refused(error, raw):
-        row.settle_anew(Nack(error=error) if retry else Reject(INVALID_BODY, error))
+        row.replace_outcome(Nack(error=error) if retry else Reject(INVALID_BODY, error))
 
 
 def _is_settled_by(error: Exception, outcome: Outcome | None, *, retry: bool) -> bool:

@@ -15,12 +15,18 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.core.checks import advice, flag, one_of, refuse_unknown, whole_number
-from faststream_sqlbroker.core.policies import Header, Policy, checked_policies
-from faststream_sqlbroker.core.retry import RetryStrategyProto, most_attempts
+from faststream_sqlbroker.core.checks import (
+    build_hints,
+    reject_unknown_options,
+    validate_bool,
+    validate_choice,
+    validate_integer,
+)
+from faststream_sqlbroker.core.policies import Header, Policy, validate_policies
+from faststream_sqlbroker.core.retry import RetryStrategyProto, get_max_attempts
 from faststream_sqlbroker.core.routing import Destination
-from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
-from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
+from faststream_sqlbroker.core.times import Duration, parse_non_negative, parse_positive
+from faststream_sqlbroker.flow.settings import ConsumerSettings, get_default_max_deliveries
 from faststream_sqlbroker.subscriber import checks
 
 
@@ -149,22 +155,22 @@ class SubscriberSettings(ConsumerSettings):
         self._set("queues", checks.parse_queue_names(self.queues))
         checks.check_dead_letter_queue(self.dead_letter_queue, self.queues)
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
-            whole_number(name, getattr(self, name))
+            validate_integer(name, getattr(self, name))
         if self.max_prefetch_bytes is not None:
-            whole_number(
+            validate_integer(
                 "max_prefetch_bytes", self.max_prefetch_bytes, other=" or None for no limit"
             )
         checks.check_factor("max_not_processed_factor", self.max_not_processed_factor)
         for name in _FLAGS:
-            flag(name, getattr(self, name))
+            validate_bool(name, getattr(self, name))
         self._set("forward_headers", checks.parse_header_names(self.forward_headers))
-        one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
-        self._set("policies", checked_policies(self.policies))
+        validate_choice("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
+        self._set("policies", validate_policies(self.policies))
         checks.check_ack_policy(self.ack_policy)
         checks.check_retry_strategy(self.retry_strategy)
         self._convert_durations()
         if self.max_deliveries is not None:
-            whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
+            validate_integer("max_deliveries", self.max_deliveries, other=" or None for no limit")
         checks.check_batch_options(self)
         checks.check_durations(self)
         checks.check_ack_timing(self, self.ack_policy)
@@ -177,15 +183,15 @@ class SubscriberSettings(ConsumerSettings):
         if self.max_fetch_interval is None:
             self._set("max_fetch_interval", inf)
         for name in sorted(_DURATIONS - {"min_fetch_interval"}):
-            if name == "max_fetch_interval" and self.told_only:
+            if name == "max_fetch_interval" and self.notify_only:
                 continue
             value = getattr(self, name)
             if value is not None or not _is_optional(name):
-                self._set(name, positive_seconds(name, value))
+                self._set(name, parse_positive(name, value))
         name = "min_fetch_interval"
         value = getattr(self, name)
         # None selects the default, which is not None.
-        self._set(name, 0.0 if value is None else seconds_or_zero(name, value))
+        self._set(name, 0.0 if value is None else parse_non_negative(name, value))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -206,11 +212,11 @@ def make_settings(
         UnknownOptionError: An unknown option; also a TypeError.
         SetupError: A value is not valid.
     """
-    refuse_unknown("a subscriber", options, _HINTS, _FOREIGN_OPTIONS)
+    reject_unknown_options("a subscriber", options, _HINTS, _FOREIGN_OPTIONS)
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
     if "retry_strategy" in values:
-        attempts = most_attempts(values["retry_strategy"])
-        values.setdefault("max_deliveries", default_max_deliveries(attempts))
+        attempts = get_max_attempts(values["retry_strategy"])
+        values.setdefault("max_deliveries", get_default_max_deliveries(attempts))
     names, weights = checks.split_weights(queues)
     settings = SubscriberSettings(queues=checks.parse_queue_names(names), weights=weights, **values)
     if values.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
@@ -218,7 +224,7 @@ def make_settings(
     return settings
 
 
-def changed(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
+def replace_settings(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
     """Return `settings` with `changes`, without repeating the warnings of the decorator."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -232,7 +238,7 @@ def _is_optional(name: str) -> bool:
 _HINTS: dict[str, Any] = get_type_hints(SubscriberOptions)
 _FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
 _DURATIONS = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
-_FOREIGN_OPTIONS = advice(
+_FOREIGN_OPTIONS = build_hints(
     ("max_not_persisted_factor", "leave it out, claims stop by themselves while outcomes wait"),
     (
         "batch_max_accumulation_timeout_factor batch_timeout_ms",

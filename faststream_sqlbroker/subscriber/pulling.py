@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from faststream_sqlbroker.adapter.messages import ParserComposition, process_msg
 from faststream_sqlbroker.core.outcome import Abandon, Nack, Skip
-from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
+from faststream_sqlbroker.core.rows import ClaimedMessage, HandlerServices
 from faststream_sqlbroker.exceptions import (
     LeaseLostError,
     NotSupportedError,
@@ -30,9 +30,9 @@ from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.tasks.direct_claim import (
     DirectClaimer,
     DirectClaimRequest,
-    as_claimed,
+    return_claimed,
 )
-from faststream_sqlbroker.flow.tasks.held import Held, Renewal
+from faststream_sqlbroker.flow.tasks.held import HeldMessage, LeaseRenewal
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.message import SqlBrokerMessage
 from faststream_sqlbroker.parser import SqlBrokerParser
@@ -81,9 +81,9 @@ class PulledMessage(SqlBrokerMessage):
         StoreError: nothing was written. Try again.
     """
 
-    _held: Held
+    _held: HeldMessage
 
-    def set_held(self, held: Held) -> None:
+    def set_held(self, held: HeldMessage) -> None:
         """Set the lease that the outcome is written through."""
         self._held = held
 
@@ -101,12 +101,12 @@ class PulledMessage(SqlBrokerMessage):
         try:
             if not await self._held.settle(outcome):
                 # Another outcome was written first.
-                self.raw_message.settle_anew(self._held.ended)
+                self.raw_message.replace_outcome(self._held.outcome)
                 self.committed = None
                 self.note_outcome()
         except StoreError:
             # Another outcome may be chosen now.
-            self.raw_message.settle_anew(None)
+            self.raw_message.replace_outcome(None)
             self.committed = None
             raise
 
@@ -149,20 +149,22 @@ class Pulling:
             queues=settings.queues,
             lease=self._lease,
             rules=settings.settle_rules,
-            most_deliveries=inf if settings.max_deliveries is None else settings.max_deliveries,
+            max_deliveries=inf if settings.max_deliveries is None else settings.max_deliveries,
             remove=False,
             listen=settings.wakeup != "poll",
         )
         ids = claimer.correlation_ids
-        self._holder = Holder(self._extend, encode, ack_first=False, log=log, correlation_ids=ids)
+        self._holder = HandlerServices(
+            self._extend, encode, ack_first=False, log=log, correlation_ids=ids
+        )
         default_parser = PullingParser()
         default_parser.log = log
         self._middlewares = middlewares
         self._parser = ParserComposition(parser, default_parser.parse_message)
         self._decoder = decoder
         max_duration = min(MAX_LEASES * self._lease, settings.max_lease or inf)
-        self.renewal = Renewal(claimer, self._outages, log, self._lease, max_duration)
-        self._iterated: WeakSet[Held] = WeakSet()
+        self.renewal = LeaseRenewal(claimer, self._outages, log, self._lease, max_duration)
+        self._iterated: WeakSet[HeldMessage] = WeakSet()
         """Messages returned by iterations, which a stop releases."""
         self._timeouts: set[asyncio.Timeout] = set()
         """Timeouts that `pause` and `stop` expire early."""
@@ -214,7 +216,7 @@ class Pulling:
         Raises:
             StoreError: the database refused a statement.
         """
-        leased_message: Held | None = None
+        leased_message: HeldMessage | None = None
         try:
             while (
                 leased_message := await self._retry_outages("claim of an iteration", self._claim)
@@ -223,18 +225,18 @@ class Pulling:
                 message = await self._make_message(leased_message)
                 yield message
                 try:
-                    if leased_message.open:
+                    if leased_message.is_open:
                         await self._retry_outages("ack of an iteration", message.ack)
                 except LeaseLostError as error:
                     self._log(logging.WARNING, str(error), message_id=leased_message.row.id)
                 # A stop ends the retries of the ack, so the message may still be leased.
-                await leased_message.give_back()
+                await leased_message.release()
         finally:
             # The iterator was closed, or something failed.
             if leased_message is not None:
-                await leased_message.give_back()
+                await leased_message.release()
 
-    async def _claim(self, wait: float | None = None) -> Held | None:
+    async def _claim(self, wait: float | None = None) -> HeldMessage | None:
         clock = self._clock.callers
         deadline = None if wait is None else clock.monotonic() + wait
         while not self._stopped:
@@ -242,21 +244,21 @@ class Pulling:
                 async with clock.timeout_at(None if self._resumed.is_set() else deadline):
                     await self._resumed.wait()
                 remaining = None if deadline is None else max(0.0, deadline - clock.monotonic())
-                row = await self._claimer.take(self._request, remaining, as_claimed)
+                row = await self._claimer.claim(self._request, remaining, return_claimed)
                 return None if row is None else self._make_held(row)
             if deadline is not None and clock.monotonic() >= deadline:
                 return None
         return None
 
-    def _make_held(self, row: ClaimedMessage) -> Held:
-        row.holder = self._holder
-        return Held(row, self._request, self._claimer, _LEASE_HINT)
+    def _make_held(self, row: ClaimedMessage) -> HeldMessage:
+        row.services = self._holder
+        return HeldMessage(row, self._request, self._claimer, _LEASE_HINT)
 
     async def _extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
         extended = await self._claimer.extend(rows, max(seconds, self._lease))
         return all(row.id in extended for row in rows)
 
-    async def _make_message(self, leased_message: Held) -> PulledMessage:
+    async def _make_message(self, leased_message: HeldMessage) -> PulledMessage:
         try:
             message = await process_msg(
                 msg=leased_message.row,
@@ -287,12 +289,12 @@ class Pulling:
                 result = await function()
             except TransientStoreError as error:
                 failures += 1
-                self._outages.failed(self, name, error)
+                self._outages.record_failure(self, name, error)
                 async with self._allow_interrupt():
                     await self._clock.sleep(backoff(failures, self._clock))
             else:
                 if failures:
-                    self._outages.worked(self)
+                    self._outages.record_success(self)
                 return result
         return None
 
@@ -306,8 +308,8 @@ class Pulling:
         self._interrupt()
         await self.renewal.stop()
         for leased_message in list(self._iterated):
-            await leased_message.give_back()
-        self._outages.left(self)
+            await leased_message.release()
+        self._outages.remove_part(self)
 
 
 def _check_pulled(message: object) -> PulledMessage:

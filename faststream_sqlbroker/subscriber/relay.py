@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from faststream import BaseMiddleware
 from typing_extensions import override
 
-from faststream_sqlbroker.core.routing import OWN_HEADERS
+from faststream_sqlbroker.core.routing import ROUTING_HEADERS
 from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, REPLY_WITHIN
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
@@ -16,7 +16,7 @@ from faststream_sqlbroker.response import SqlBrokerPublishCommand
 if TYPE_CHECKING:
     from faststream.response import PublishCommand
 
-MESSAGE_HEADERS = {CONTENT_TYPE, CORRELATION_ID, REPLY_TO, REPLY_ID, REPLY_WITHIN, *OWN_HEADERS}
+MESSAGE_HEADERS = {CONTENT_TYPE, CORRELATION_ID, REPLY_TO, REPLY_ID, REPLY_WITHIN, *ROUTING_HEADERS}
 """Headers of the message itself, which its answer does not inherit."""
 
 

@@ -36,7 +36,7 @@ def check_transaction(
                 "and there is none: add transactional=True to its subscriber"
             )
             raise SetupError(msg)
-    if transactional and store.handler_places < 1:
+    if transactional and store.handler_slots < 1:
         msg = (
             "transactional=True takes a connection for each handler that runs, and the engine's "
             "pool has none to spare: raise pool_size or max_overflow"

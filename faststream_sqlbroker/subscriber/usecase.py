@@ -17,14 +17,14 @@ from faststream_sqlbroker.control_exceptions import ControlException, apply_unac
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.outcome import Nack, Reject
 from faststream_sqlbroker.core.routing import Destination
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.deliver.delivery import Handle
-from faststream_sqlbroker.flow.deliver.forward import Forward
-from faststream_sqlbroker.flow.fleet.rights import activities_of
-from faststream_sqlbroker.flow.loop import cancelled
+from faststream_sqlbroker.flow.deliver.forward import ForwardHandler
+from faststream_sqlbroker.flow.fleet.rights import get_activities
+from faststream_sqlbroker.flow.loop import is_task_cancelled
 from faststream_sqlbroker.handler_calls import (
     adapt_handler,
     check_not_generator,
@@ -39,9 +39,9 @@ from faststream_sqlbroker.subscriber.config import (
     QueueSubscriberSpecification,
 )
 from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
-from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
+from faststream_sqlbroker.subscriber.options import SubscriberSettings, replace_settings
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import SkipMiddleware
-from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
+from faststream_sqlbroker.subscriber.pipeline.choice import CompiledHandler
 from faststream_sqlbroker.subscriber.pulling import (
     PulledMessage,
     Pulling,
@@ -101,7 +101,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._consumer: Consumer | None = None
         self._pulling: Pulling | None = None
         self._is_paused = False
-        self._pipeline: Pipeline | None = None
+        self._pipeline: CompiledHandler | None = None
         names = config.settings.forward_headers
         self._forward_headers = ForwardHeaders(None if names is True else names) if names else None
         self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
@@ -236,7 +236,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             NotSupportedError: wakeup="listen" on a database or driver without this feature.
         """
         consumer = self._consumer
-        if consumer is not None and (consumer.stopping or consumer.orphaned):
+        if consumer is not None and (consumer.is_stopping or consumer.is_orphaned):
             # A handler requested the stop, or the event loop ended without a stop.
             await self.stop()
         if self.running and self._consumer is not None:
@@ -267,7 +267,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             return frozenset()
         archive: bool = self._outer_config.store.dialect.has_archive  # type: ignore[attr-defined]
         acks_first = self.ack_policy is AckPolicy.ACK_FIRST and self.forward_to is None
-        return activities_of(self.config.settings, ack_first=acks_first, archive=archive)
+        return get_activities(self.config.settings, ack_first=acks_first, archive=archive)
 
     def _make_consumer(self) -> Consumer:
         outer: Any = self._outer_config
@@ -281,13 +281,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         else:
             # Messages are moved in batches. A default policy of the broker applies only to
             # handlers.
-            handle = Forward(
+            handle = ForwardHandler(
                 settings,
                 self._log_of_loops,
                 outer.heartbeat.destinations.named,
                 outer.wakeups.clock,
             )
-            settings, ack_first = changed(settings, batch=True), False
+            settings, ack_first = replace_settings(settings, batch=True), False
         consumer: Consumer = (outer.make_consumer or Consumer)(
             store=outer.store,
             wakeups=outer.wakeups,
@@ -308,8 +308,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         )
         return consumer
 
-    def _make_pipeline(self) -> Pipeline:
-        self._pipeline = Pipeline(self, REPLACED)
+    def _make_pipeline(self) -> CompiledHandler:
+        self._pipeline = CompiledHandler(self, REPLACED_METHODS)
         self._log_of_loops(logging.DEBUG, self._pipeline.describe())
         return self._pipeline
 
@@ -354,7 +354,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             raise SetupError(_NO_ARCHIVE)
         if not self._outer_config.prefix:
             return settings
-        return changed(
+        return replace_settings(
             settings,
             queues=self.queues,
             forward_to=self.forward_to,
@@ -383,7 +383,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     @override
     async def consume(self, msg: Any) -> Any:
         """Run FastStream's pipeline on a row or a batch; the outcome is on the row afterwards."""
-        transaction = current.get()
+        transaction = current_transaction.get()
         try:
             if transaction is None:
                 return await self.process_message(msg)
@@ -398,7 +398,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
         CriticalLogMiddleware has already logged the error.
         """
-        if isinstance(error, GeneratorExit) and cancelled():
+        if isinstance(error, GeneratorExit) and is_task_cancelled():
             raise error
         if isinstance(error, ControlException):
             # Without FastStream's acknowledgement (MANUAL) the exception was not applied yet.
@@ -456,7 +456,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             SetupError: `timeout` is not a valid duration, or negative.
             StoreError: the database refused the statement or could not be reached.
         """
-        wait = None if timeout is None else seconds_or_zero("timeout", timeout)
+        wait = None if timeout is None else parse_non_negative("timeout", timeout)
         return await self._get_pulling("get_one").get_one(wait)
 
     @override
@@ -520,7 +520,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
 
 
-REPLACED = {
+REPLACED_METHODS = {
     name: getattr(QueueSubscriber, name)
     for name in ("consume", "process_message", "get_log_context")
 }
@@ -552,7 +552,7 @@ def _check_wakeups(settings: SubscriberSettings, store: Any) -> None:
             "wakeup='auto', which polls here"
         )
         raise NotSupportedError(msg)
-    if settings.told_only:
+    if settings.notify_only:
         msg = (
             "max_fetch_interval=None needs PostgreSQL through asyncpg, not through PgBouncer "
             "without a listen_url, and a pool of more than one connection; this is "

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from faststream_sqlbroker.adapter.testing import CallRecorder, EnterType, TestBroker
 from faststream_sqlbroker.broker.broker import SqlBroker
-from faststream_sqlbroker.broker.pipelines import refuse_endless_dead_letters
+from faststream_sqlbroker.broker.pipelines import check_dead_letter_loop
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.publisher import sync_producer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -135,7 +135,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                 for broker in self.brokers
             }
             for config in configs.values():
-                database.add(config)
+                database.create_tables(config)
             tables = list(dict.fromkeys(config.message_table_name for config in configs.values()))
             self._pump = pump = Pump(clock, database, tables)
             clock.add_pump(pump)
@@ -224,7 +224,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         if self.with_real:
             return
         _connect_producer(broker)
-        refuse_endless_dead_letters(broker.subscribers)
+        check_dead_letter_loop(broker.subscribers)
         self._check_transactions(broker)
         planned_schedulers = {member.scheduler for member in pump.members}
         if broker._scheduler not in planned_schedulers:  # noqa: SLF001

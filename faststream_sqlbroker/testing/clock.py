@@ -27,7 +27,7 @@ IDLE_TURNS = 25
 """Turns of the event loop without any work after which everything is idle: code that a timer or an
 event wakes comes to its next call of the store, or its next pause, within a few turns.
 """
-STUCK = 5.0
+REAL_TIME_LIMIT = 5.0
 """Maximum real seconds that a handler, or a call of the store, may take while time is advanced."""
 
 
@@ -144,12 +144,12 @@ class VirtualClock:
         try:
             for pump in self._pumps:
                 await pump.finish_running(time_follows=True)
-            await self._settle()
+            await self._run_until_idle()
             while (next_time := self._get_next_time()) is not None and next_time <= end:
                 self._set_time(next_time)
-                await self._settle()
+                await self._run_until_idle()
             self._set_time(end)
-            await self._settle()
+            await self._run_until_idle()
         finally:
             self._advancing = None
 
@@ -176,14 +176,14 @@ class VirtualClock:
             if call is not None:
                 call()
 
-    async def _settle(self) -> None:
+    async def _run_until_idle(self) -> None:
         """Do all due work until there is no more."""
         await self.wait_until_idle()
         has_worked = True
         while has_worked:
             has_worked = False
             for pump in self._pumps:
-                has_worked = await pump.run_due(limit=STUCK) or has_worked
+                has_worked = await pump.run_due(limit=REAL_TIME_LIMIT) or has_worked
             await self.wait_until_idle()
 
     async def wait_until_idle(self) -> None:
@@ -192,7 +192,7 @@ class VirtualClock:
         Raises:
             TimeoutError: after 5 seconds of real time.
         """
-        deadline = asyncio.get_running_loop().time() + STUCK
+        deadline = asyncio.get_running_loop().time() + REAL_TIME_LIMIT
         idle_turns = 0
         while idle_turns < IDLE_TURNS:
             change_count = self._change_count
@@ -241,7 +241,7 @@ class VirtualClock:
                 await self._changed.wait()
         except TimeoutError:
             raise TimeoutError(
-                f"{subject} has not ended within {STUCK:.0f} s of real time"
+                f"{subject} has not ended within {REAL_TIME_LIMIT:.0f} s of real time"
             ) from None
 
     def is_waiting_for_time(self, task: "asyncio.Task[Any]", *, within: bool = False) -> bool:

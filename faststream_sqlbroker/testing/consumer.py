@@ -9,7 +9,7 @@ from typing_extensions import override
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.deliver.worker_ends import Workers
-from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
+from faststream_sqlbroker.subscriber.options import SubscriberSettings, replace_settings
 from faststream_sqlbroker.testing.database import LiveRow
 
 
@@ -29,9 +29,9 @@ class SteppedConsumer(Consumer):
         Unless `time_passes`, no batch waits to be filled, which would take forever.
         """
         if not time_passes:
-            settings = changed(settings, batch_max_wait=None)
+            settings = replace_settings(settings, batch_max_wait=None)
         # Each delivery has its own task, and so its own context.
-        self.settings = settings = changed(settings, task_per_message=False)
+        self.settings = settings = replace_settings(settings, task_per_message=False)
         super().__init__(settings=settings, **options)
         self._pump = pump
         self._writing = asyncio.Lock()
@@ -42,7 +42,7 @@ class SteppedConsumer(Consumer):
     @property
     def queues(self) -> tuple[str, ...]:
         """Queues that are not paused."""
-        return () if self._stopping else self.registration.open
+        return () if self._stopping else self.registration.open_queues
 
     def iter_live(self) -> Iterator[LiveRow]:
         """Yield the live messages of the open queues, by due time, priority, id."""
@@ -57,9 +57,9 @@ class SteppedConsumer(Consumer):
         """Start without an event loop."""
         if not self._stopping:
             return
-        self._begin(known=True)
+        self._start_life(pauses_known=True)
         if self._heartbeat is not None:
-            self._heartbeat.know(self.registration)
+            self._heartbeat.add_passive(self.registration)
         self._pump.add(self)
 
     @override
@@ -81,9 +81,9 @@ class SteppedConsumer(Consumer):
     def abandon(self) -> None:
         """Stop at the end of the test: nothing is written any more."""
         self._stopping = True
-        self.registration.end()
+        self.registration.mark_stopping()
         if self._heartbeat is not None:
-            self._heartbeat.forget(self.registration)
+            self._heartbeat.remove_passive(self.registration)
 
     async def claim(self, now: int) -> float | None:
         """Claim a message, or a batch; return the seconds until the next poll, if known."""
@@ -96,9 +96,9 @@ class SteppedConsumer(Consumer):
         ]
         poll_delay: float | None = 0.0
         # The age of the last complete read is measured in real time.
-        self._fetcher.look_at_all()
+        self._fetcher.reset_position()
         for _ in range(MAX_CLAIM_TRIES):
-            limit = self.inflight.missing or settings.run_size
+            limit = self.inflight.missing_count or settings.run_size
             count, poll_delay = await self._fetcher.claim_now(ready_pairs, limit)
             if count or poll_delay != 0:
                 break
@@ -111,7 +111,7 @@ class SteppedConsumer(Consumer):
     async def release_waiting(self) -> None:
         """Release rows that are claimed and not taken by a worker yet."""
         if self.list_waiting():
-            self.inflight.give_back_waiting()
+            self.inflight.release_waiting()
             await self.write_outcomes()
 
     async def deliver(self) -> None:
@@ -124,18 +124,18 @@ class SteppedConsumer(Consumer):
     async def write_outcomes(self) -> None:
         """Write all outcomes."""
         async with self._writing:
-            self._flusher.hurry()
-            await self._flusher.empty()
+            self._flusher.flush_soon()
+            await self._flusher.flush_all()
             for _ in range(MAX_WRITE_TRIES):
-                if await self._flusher.repeater.tick() is None:
+                if await self._flusher.quarantine.tick() is None:
                     break
-            if self._first is not None:
-                await self._first.write()
+            if self._ack_first_tracker is not None:
+                await self._ack_first_tracker.write_ended()
 
     async def renew_leases(self) -> None:
         """Renew old leases."""
         if self.inflight.held:
-            await self._keeper.tick()
+            await self._lease_keeper.tick()
 
 
 MAX_CLAIM_TRIES = 100

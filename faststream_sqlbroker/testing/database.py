@@ -127,13 +127,13 @@ class TestDatabase:
         """Return True if `connection` belongs to the engine that the test has given."""
         return self.is_external and connection.engine.pool is self.engine.pool
 
-    def add(self, config: SqlBrokerSchemaConfig) -> None:
+    def create_tables(self, config: SqlBrokerSchemaConfig) -> None:
         """Create the missing tables of a configuration."""
         if config in self._configs:
             return
         self._configs.add(config)
         tables = build_tables(config)
-        names = {table.name for table in (*tables.ours, tables.version)}
+        names = {table.name for table in (*tables.broker_tables, tables.version)}
         with closing(sqlite3.connect(self.path)) as connection:
             if not self.is_external:
                 connection.execute("PRAGMA synchronous=OFF")

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.times import from_microseconds
-from faststream_sqlbroker.database.messages.handler import only_writer
+from faststream_sqlbroker.database.messages.handler import get_only_writer
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, ReplyAddress, Requests
@@ -107,7 +107,7 @@ class FakePublisher(Publisher):
 
         Messages published in a handler's transaction wait for its COMMIT.
         """
-        if only_writer(self._store.dialect, self._store.engine) is not None:
+        if get_only_writer(self._store.dialect, self._store.engine) is not None:
             return
         for message_id in ids:
             if message_id is not None and message_id in self.records:
@@ -115,7 +115,7 @@ class FakePublisher(Publisher):
         await self.pump.deliver_published(ids, self.table)
 
     @override
-    def _counting_on(self, connection: Any) -> Any:
+    def _get_count_connection(self, connection: Any) -> Any:
         """Count in the test's private database on separate connections."""
         return connection if self.pump.database.is_external else None
 
@@ -188,7 +188,7 @@ class TestRequests(Requests):
         self._shielded = ShieldedCalls()
 
     @override
-    async def ask(
+    async def send(
         self, row: NewMessage, address: ReplyAddress, correlation_id: str | None, timeout: float
     ) -> ClaimedMessage:
         """Send a request as `Requests` does, but wait only for the first attempt.
@@ -223,7 +223,7 @@ class TestRequests(Requests):
             msg = f"no reply to the request to queue {row.queue!r} within {timeout} s"
             raise TimeoutError(msg) from error
         # Replies to other requests, which run at the same time, stay.
-        for reply in await self._store.replies.read(address.queue):
+        for reply in await self._store.replies.read_replies(address.queue):
             if _is_for(reply, address, correlation_id):
                 await self._store.replies.remove([reply.id])
                 reply.claimed_monotonic = self._clock.monotonic()

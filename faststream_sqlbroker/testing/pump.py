@@ -53,7 +53,7 @@ class HandlerFailure:
 
 
 @dataclass(eq=False)
-class Delivery:
+class RunningDelivery:
     """One run of a handler."""
 
     consumer: SteppedConsumer
@@ -98,7 +98,7 @@ class _ChainLengths:
         self._last_ids = last_ids
         self._lengths: dict[tuple[str, int], int] = {}
 
-    def add(self, delivery: Delivery, last_id: int) -> int:
+    def add(self, delivery: RunningDelivery, last_id: int) -> int:
         """Return the length of the chain that ends with `delivery`; `last_id` is the table's
         current one.
         """
@@ -126,7 +126,7 @@ class Pump:
         """What is published once its transaction is committed."""
         self.members: list[BrokerMember] = []
         self._consumers: list[SteppedConsumer] = []
-        self._deliveries: dict[asyncio.Task[None], Delivery] = {}
+        self._deliveries: dict[asyncio.Task[None], RunningDelivery] = {}
         self._claiming = asyncio.Lock()
         self._shielded = ShieldedCalls()
         self._blocked_consumers: set[SteppedConsumer] = set()
@@ -152,7 +152,7 @@ class Pump:
         return any(
             queue in consumer.settings.queues
             for consumer in self._consumers
-            if not consumer.stopping
+            if not consumer.is_stopping
         )
 
     def is_delivery(self, task: "asyncio.Task[Any] | None") -> bool:
@@ -224,19 +224,19 @@ class Pump:
         """
         while (running := self._list_running(time_follows)) or self.held_publishes.is_committing:
             if running:
-                await self._wait_for(running[0], clocks.STUCK, time_follows=time_follows)
-                await self.run_due(limit=clocks.STUCK)
+                await self._wait_for(running[0], clocks.REAL_TIME_LIMIT, time_follows=time_follows)
+                await self.run_due(limit=clocks.REAL_TIME_LIMIT)
             else:
                 await asyncio.sleep(POLL_INTERVAL)
 
-    def _list_running(self, time_follows: bool) -> list[Delivery]:
+    def _list_running(self, time_follows: bool) -> list[RunningDelivery]:
         return [
             delivery
             for delivery in self._deliveries.values()
             if self._is_running(delivery, time_follows)
         ]
 
-    def _is_running(self, delivery: Delivery, time_follows: bool) -> bool:
+    def _is_running(self, delivery: RunningDelivery, time_follows: bool) -> bool:
         """Return True if the delivery continues without time that passes."""
         task = delivery.task
         return not task.done() and not self.clock.is_waiting_for_time(task, within=time_follows)
@@ -310,7 +310,7 @@ class Pump:
                 "to each other in a circle, or a retry has no delay"
             )
 
-    async def _deliver_next(self, limit: float | None) -> Delivery | None:
+    async def _deliver_next(self, limit: float | None) -> RunningDelivery | None:
         """Deliver the first due message; return the delivery, or None if no message may start."""
         async with self._claiming:
             claimed = await self._shielded.run(self._claim_next(), self._release_claims)
@@ -321,7 +321,7 @@ class Pump:
             # A batch that waits for messages takes the claimed ones.
             while (
                 joined_batch
-                and consumer.inflight.first_gathering is not None
+                and consumer.inflight.first_pending_batch is not None
                 and consumer.list_waiting()
             ):
                 await asyncio.sleep(0)
@@ -333,7 +333,7 @@ class Pump:
         for consumer in self._consumers:
             await consumer.release_waiting()
 
-    async def _claim_next(self) -> tuple[SteppedConsumer, Delivery | None] | None:
+    async def _claim_next(self) -> tuple[SteppedConsumer, RunningDelivery | None] | None:
         """Claim the first due message; return the subscriber, and the waiting delivery that takes
         it.
 
@@ -373,19 +373,19 @@ class Pump:
             if poll_delay is not None and poll_delay > 0:
                 self._poll_at[consumer] = now + round(poll_delay * 1_000_000)
 
-    def _join_batch(self, consumer: SteppedConsumer) -> Delivery | None:
+    def _join_batch(self, consumer: SteppedConsumer) -> RunningDelivery | None:
         """Return the batch whose worker takes the claimed rows next, if any."""
-        gathering = consumer.inflight.first_gathering
+        gathering = consumer.inflight.first_pending_batch
         if gathering is None or gathering.task not in self._deliveries:
             return None
         delivery = self._deliveries[gathering.task]
-        delivery.add(consumer.list_waiting()[: gathering.missing])
+        delivery.add(consumer.list_waiting()[: gathering.missing_count])
         return delivery
 
-    def _start(self, consumer: SteppedConsumer) -> Delivery:
+    def _start(self, consumer: SteppedConsumer) -> RunningDelivery:
         rows = consumer.list_waiting() if consumer.settings.batch else consumer.list_waiting()[:1]
         task = asyncio.create_task(self._deliver(consumer), name=consumer.title)
-        delivery = self._deliveries[task] = Delivery(consumer, task)
+        delivery = self._deliveries[task] = RunningDelivery(consumer, task)
         delivery.add(rows)
         task.add_done_callback(self._on_task_done)
         return delivery
@@ -410,7 +410,7 @@ class Pump:
             for row in delivery.rows:
                 self._record_attempt(row, delivery)
 
-    def _record_attempt(self, row: ClaimedMessage, delivery: Delivery) -> None:
+    def _record_attempt(self, row: ClaimedMessage, delivery: RunningDelivery) -> None:
         outcome = row.outcome
         error = getattr(outcome, "error", None)
         if delivery.failure is None and isinstance(error, TimeoutError):
@@ -431,7 +431,7 @@ class Pump:
         self._failures.append(delivery.failure)
 
     async def _wait_for(
-        self, delivery: Delivery, limit: float | None, *, time_follows: bool = False
+        self, delivery: RunningDelivery, limit: float | None, *, time_follows: bool = False
     ) -> None:
         """Wait until the delivery has ended, or waits for time to pass."""
         clock = self.clock
@@ -475,7 +475,7 @@ class Pump:
             if member.notified_at != now:
                 # Nothing polls: at each time, each waiting caller checks once.
                 member.notified_at = now
-                member.wakeups.look_again()
+                member.wakeups.wake_all()
 
     def get_next_time(self) -> int | None:
         """Return the time of the next event after now, in microseconds since 1970."""
@@ -494,7 +494,7 @@ class Pump:
                 yield member.fires_at
             if member.pause_ends_at is not None:
                 yield member.pause_ends_at + 1
-            awaited = member.wakeups.awaited
+            awaited = member.wakeups.registered_queues
             yield from (
                 row.next_time
                 for row in self.database.list_live(member.table)
@@ -511,7 +511,7 @@ class Pump:
         """Implement `SqlBroker.drain`."""
         if self.clock.is_delivering():
             raise SetupError("drain waits until no handler runs: call it in the test itself")
-        await self.run_due(limit=clocks.STUCK)
+        await self.run_due(limit=clocks.REAL_TIME_LIMIT)
         await self.finish_running()
         attempts, self._attempts = self._attempts, []
         failures, self._failures = self._failures, []

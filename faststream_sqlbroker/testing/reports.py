@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 from faststream.message import decode_message
 
 from faststream_sqlbroker.adapter.testing import CallRecorder
-from faststream_sqlbroker.call_assertions import naming_what_waits
+from faststream_sqlbroker.call_assertions import add_waiting_messages
 from faststream_sqlbroker.core.times import from_microseconds
 
 
@@ -31,7 +31,7 @@ def _build_assertion(name: str) -> Callable[..., None]:
 
     @wraps(check)
     def assertion(mock: ReportingMock, /, *args: Any, **kwargs: Any) -> None:
-        with naming_what_waits(mock):
+        with add_waiting_messages(mock):
             check(mock, *args, **kwargs)
 
     return assertion

@@ -30,7 +30,7 @@ from pyspark_sqlbroker.analytics.results import (
     to_result,
 )
 from pyspark_sqlbroker.load.decode import get_header
-from pyspark_sqlbroker.moments import Moment, parse_moment
+from pyspark_sqlbroker.moments import TimeInput, parse_time
 
 HOUR_SECONDS = 3600
 """Seconds."""
@@ -178,7 +178,9 @@ def list_failures(df: DataFrame, *other_columns: str) -> DataFrame:
     return lines.withColumn("error_type", _extract_error_type("line"))
 
 
-def failed_with(queue: str, reason: str | None = None, error_type: str | None = None) -> Column:
+def build_failure_condition(
+    queue: str, reason: str | None = None, error_type: str | None = None
+) -> Column:
     """Build the condition that a message failed in this queue and did not complete there since.
 
     Failures are those of `top_errors`.
@@ -206,7 +208,7 @@ def failed_with(queue: str, reason: str | None = None, error_type: str | None = 
 
 
 def dlq_age(
-    df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | None = None
+    df: DataFrame, as_of: TimeInput | None = None, *, live: DataFrame | None = None
 ) -> DataFrame:
     """Count dead letters by age.
 
@@ -232,7 +234,7 @@ def dlq_age(
     Raises:
         SetupError: `as_of` is no time, or columns are missing.
     """
-    as_of_time = parse_moment("as_of", as_of)
+    as_of_time = parse_time("as_of", as_of)
     require_columns(df, "dlq_age", "queue", "state", "headers", "archived_at")
     queue = F.coalesce(_get_origin("queue"), F.col("queue")).alias("queue")
     archived_rows = (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.checks import validate_integer
+from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.columns import Field
 
@@ -162,7 +162,9 @@ def to_columns(by: str | Sequence[str]) -> tuple[str, ...]:
 
 def limit_rows(frame: DataFrame, limit: int | None) -> DataFrame:
     """Return the first rows; None is all."""
-    return frame if limit is None else frame.limit(whole_number("limit", limit, other=" or None"))
+    return (
+        frame if limit is None else frame.limit(validate_integer("limit", limit, other=" or None"))
+    )
 
 
 def parse_width(every: Duration, name: str = "every") -> int:
@@ -171,7 +173,7 @@ def parse_width(every: Duration, name: str = "every") -> int:
     Raises:
         SetupError: it is no duration, or shorter than a millisecond.
     """
-    micros = round(positive_seconds(name, every) * MICROSECONDS)
+    micros = round(parse_positive(name, every) * MICROSECONDS)
     if micros < 1000:  # noqa: PLR2004 - a millisecond
         raise SetupError(f"{name} must be 1 millisecond or more, got {every!r}")
     return micros

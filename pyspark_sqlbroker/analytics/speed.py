@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.checks import validate_integer
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.analytics.results import (
@@ -153,7 +153,7 @@ def _check_group_columns(result: str, by: Sequence[str]) -> None:
 
 
 def _measure_latency(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
-    whole_number("accuracy", accuracy, most=MAX_ACCURACY)
+    validate_integer("accuracy", accuracy, maximum=MAX_ACCURACY)
     microseconds = {name: F.unix_micros(F.col(name)) for name in _TIME_COLUMNS}
     # A producer whose clock is ahead may have written a created_at later than the other times.
     created = F.when(

@@ -6,7 +6,7 @@ from pyspark_sqlbroker.databases.mysql import MySQL
 from pyspark_sqlbroker.databases.postgresql import PostgreSQL
 from pyspark_sqlbroker.databases.sqlite import SQLite
 
-__all__ = ("ArchiveDatabase", "database_of")
+__all__ = ("ArchiveDatabase", "get_database")
 
 _CLASSES: dict[str, type[ArchiveDatabase]] = {
     "postgresql": PostgreSQL,
@@ -15,6 +15,6 @@ _CLASSES: dict[str, type[ArchiveDatabase]] = {
 }
 
 
-def database_of(address: Address) -> ArchiveDatabase:
+def get_database(address: Address) -> ArchiveDatabase:
     """Return the dialect of the database at `address`."""
     return _CLASSES[address.kind](address)

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Insert, Table, inspect
 
-from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, from_microseconds
+from faststream_sqlbroker.core.times import MAX_TIMESTAMP, MIN_TIMESTAMP, from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import Address
 from pyspark_sqlbroker.load.columns import Field
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
-LONGEST_WAIT = 86_400
+MAX_IDLE_SECONDS = 86_400
 """Seconds that a connection may be idle while Spark works."""
 
 
@@ -115,13 +115,13 @@ class ArchiveDatabase(ABC):
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         """Open a connection; errors of database and Spark in the block become `StoreError`."""
-        with store_errors(), self.open() as connection:
+        with convert_store_errors(), self.open() as connection:
             yield connection
 
     @contextmanager
     def open(self) -> Iterator[Connection]:
         """Open a connection in autocommit, closed at the end."""
-        engine = self.address.engine()
+        engine = self.address.create_engine()
         with engine.connect() as connection:
             # Statements contain literals; a % in one would be taken for a parameter.
             autocommit = connection.execution_options(no_parameters=True)
@@ -154,14 +154,14 @@ class ArchiveDatabase(ABC):
         return f"{self.quote(name)} IN ({', '.join(self.format_text(value) for value in values)})"
 
     @abstractmethod
-    def moment(self, value: datetime) -> str:
+    def format_time(self, value: datetime) -> str:
         """Format an aware datetime as a literal to compare columns of timestamps with."""
 
     @abstractmethod
     def build_microseconds(self, expression: str) -> str:
         """Return SQL for a column of timestamps as exact microseconds since 1970 (UTC)."""
 
-    def column(self, field: Field) -> str:
+    def build_jdbc_column(self, field: Field) -> str:
         """Return SQL by which JDBC selects `field`; as microseconds if times are not native."""
         name = self.quote(field.name)
         if field.type == "timestamp" and not self.native_timestamps:
@@ -191,11 +191,11 @@ class ArchiveDatabase(ABC):
     def build_clock(self) -> str:
         """Return SQL for the database's clock as microseconds since 1970 (UTC)."""
 
-    def now(self, connection: Connection) -> datetime:
+    def get_time(self, connection: Connection) -> datetime:
         """Return the time of the database's clock."""
-        return from_microseconds(int(self.scalar(connection, f"SELECT {self.build_clock()}")))
+        return from_microseconds(int(self.fetch_scalar(connection, f"SELECT {self.build_clock()}")))
 
-    def scalar(self, connection: Connection, statement: str) -> Any:
+    def fetch_scalar(self, connection: Connection, statement: str) -> Any:
         """Return the only value of the only row of a statement without binds."""
         return connection.exec_driver_sql(statement).scalar()
 
@@ -249,7 +249,9 @@ class ArchiveDatabase(ABC):
     def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
         """Estimate the size of a table by the statistics."""
 
-    def predicates(self, connection: Connection, rows: TableRange, max_count: int) -> list[str]:
+    def build_predicates(
+        self, connection: Connection, rows: TableRange, max_count: int
+    ) -> list[str]:
         """Return at most `max_count` conditions that together match every row once."""
         return self._cut_range(connection, rows, max_count) if max_count > 1 else ["1=1"]
 
@@ -303,7 +305,7 @@ class ArchiveDatabase(ABC):
         if None in (low, high):
             return None
         if None in (later, earlier):  # then there are few rows
-            number = int(self.scalar(connection, f"SELECT count(*) {source}"))
+            number = int(self.fetch_scalar(connection, f"SELECT count(*) {source}"))
             return ValueSlice(int(low), int(high), number)
         distances = [
             distance
@@ -326,7 +328,7 @@ class ArchiveDatabase(ABC):
         if rows.column == "id":
             return str(bound)
         # PostgreSQL has times outside of Python's range.
-        return self.moment(from_microseconds(min(max(bound, FIRST_MOMENT), LAST_MOMENT)))
+        return self.format_time(from_microseconds(min(max(bound, MIN_TIMESTAMP), MAX_TIMESTAMP)))
 
 
 def build_ranges(column: str, cuts: Sequence[str]) -> list[str]:

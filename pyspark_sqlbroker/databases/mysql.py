@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Insert, Table, text
 from sqlalchemy.dialects import mysql
 
-from pyspark_sqlbroker.databases.base import LONGEST_WAIT, ArchiveDatabase, TableSize
+from pyspark_sqlbroker.databases.base import MAX_IDLE_SECONDS, ArchiveDatabase, TableSize
 from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.moments import format_utc
 
@@ -20,7 +20,7 @@ class MySQL(ArchiveDatabase):
 
     def configure_session(self, connection: Connection) -> None:
         """Let the connection stay idle while Spark works."""
-        connection.exec_driver_sql(f"SET SESSION wait_timeout = {LONGEST_WAIT}")
+        connection.exec_driver_sql(f"SET SESSION wait_timeout = {MAX_IDLE_SECONDS}")
 
     def begin(self, connection: Connection) -> None:
         """Begin without the gap locks of REPEATABLE READ, in which parallel writers deadlock."""
@@ -43,7 +43,7 @@ class MySQL(ArchiveDatabase):
             f"BINARY) IN ({exact})"
         )
 
-    def moment(self, value: datetime) -> str:
+    def format_time(self, value: datetime) -> str:
         """Format in UTC, like the columns."""
         return f"'{format_utc(value)}'"
 
@@ -51,11 +51,13 @@ class MySQL(ArchiveDatabase):
         """Convert without any time zone."""
         return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {expression})"
 
-    def column(self, field: Field) -> str:
+    def build_jdbc_column(self, field: Field) -> str:
         """Select MySQL's JSON as text; MariaDB's JSON is text."""
         name = self.quote(field.name)
         return (
-            f"CAST({name} AS CHAR) AS {name}" if field.name == "headers" else super().column(field)
+            f"CAST({name} AS CHAR) AS {name}"
+            if field.name == "headers"
+            else super().build_jdbc_column(field)
         )
 
     def build_value(self, field: Field) -> str:

@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql
 
 from pyspark_sqlbroker.databases.base import (
     BLOCKS,
-    LONGEST_WAIT,
+    MAX_IDLE_SECONDS,
     ArchiveDatabase,
     TableRange,
     TableSize,
@@ -31,7 +31,7 @@ class PostgreSQL(ArchiveDatabase):
     def configure_session(self, connection: Connection) -> None:
         """Set the idle timeout, and formats of times with the same meaning for every reader."""
         connection.exec_driver_sql(
-            f"SELECT set_config('idle_session_timeout', '{LONGEST_WAIT}s', false), "
+            f"SELECT set_config('idle_session_timeout', '{MAX_IDLE_SECONDS}s', false), "
             "set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)"
         )
 
@@ -43,7 +43,7 @@ class PostgreSQL(ArchiveDatabase):
         """Format as an escape string, which does not depend on standard_conforming_strings."""
         return "E'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
-    def moment(self, value: datetime) -> str:
+    def format_time(self, value: datetime) -> str:
         """Format with the offset, so that the connection's time zone has no effect."""
         return f"timestamptz '{format_utc(value)}+00'"
 
@@ -55,10 +55,14 @@ class PostgreSQL(ArchiveDatabase):
         exact = f"(extract(epoch FROM {expression}) * 1000000)::bigint"
         return f"CASE {expression} {infinities} ELSE {exact} END"
 
-    def column(self, field: Field) -> str:
+    def build_jdbc_column(self, field: Field) -> str:
         """Select JSON as text: otherwise LIKE and = could not be pushed down."""
         name = self.quote(field.name)
-        return f"{name}::text AS {name}" if field.name == "headers" else super().column(field)
+        return (
+            f"{name}::text AS {name}"
+            if field.name == "headers"
+            else super().build_jdbc_column(field)
+        )
 
     def build_value(self, field: Field) -> str:
         """Select JSON as text."""

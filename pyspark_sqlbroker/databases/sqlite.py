@@ -50,7 +50,7 @@ class SQLite(ArchiveDatabase):
         """Escape the quote, which is the only special character."""
         return "'" + value.replace("'", "''") + "'"
 
-    def moment(self, value: datetime) -> str:
+    def format_time(self, value: datetime) -> str:
         """Format as microseconds, like the columns."""
         return str(to_microseconds(value))
 
@@ -58,11 +58,13 @@ class SQLite(ArchiveDatabase):
         """Return the column itself, which holds microseconds."""
         return expression
 
-    def column(self, field: Field) -> str:
+    def build_jdbc_column(self, field: Field) -> str:
         """Select headers as text: SQLite stores a bare number of another program as a number."""
         name = self.quote(field.name)
         return (
-            f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)
+            f"CAST({name} AS TEXT) AS {name}"
+            if field.name == "headers"
+            else super().build_jdbc_column(field)
         )
 
     def build_value(self, field: Field) -> str:
@@ -109,9 +111,9 @@ class SQLite(ArchiveDatabase):
 
     def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
         """Return the size of the complete file; rows are estimated by the distance of the ids."""
-        pages = int(self.scalar(connection, "PRAGMA page_count") or 0)
-        bytes_ = int(self.scalar(connection, "PRAGMA page_size") or 0) * pages
+        pages = int(self.fetch_scalar(connection, "PRAGMA page_count") or 0)
+        bytes_ = int(self.fetch_scalar(connection, "PRAGMA page_size") or 0) * pages
         statement = (
             f"SELECT coalesce(max(id) - min(id) + 1, 0) FROM {self.quote_table(name, schema)}"
         )
-        return TableSize(int(self.scalar(connection, statement)), bytes_)
+        return TableSize(int(self.fetch_scalar(connection, statement)), bytes_)

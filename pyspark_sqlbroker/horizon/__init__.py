@@ -12,7 +12,7 @@ from datetime import timedelta
 from sqlalchemy import URL, Connection
 from sqlalchemy.exc import OperationalError
 
-from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
+from faststream_sqlbroker.core.times import Duration, parse_non_negative, parse_positive
 from faststream_sqlbroker.exceptions import NotSupportedError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.horizon import mysql, postgresql
@@ -71,9 +71,9 @@ def find_horizon(
     query = HorizonQuery(
         database,
         connection,
-        timedelta(seconds=seconds_or_zero("safety_lag", safety_lag)),
-        timedelta(seconds=seconds_or_zero("margin", margin)),
-        positive_seconds("patience", patience),
+        timedelta(seconds=parse_non_negative("safety_lag", safety_lag)),
+        timedelta(seconds=parse_non_negative("margin", margin)),
+        parse_positive("patience", patience),
         sleep,
     )
     if database.kind == "postgresql":
@@ -103,17 +103,17 @@ def _find_by_lock(query: HorizonQuery) -> Horizon:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         except OperationalError as error:
             return query.create_lagging(
-                database.now(connection), f"a writer has its lock ({error.orig})"
+                database.get_time(connection), f"a writer has its lock ({error.orig})"
             )
     try:
         # On a read-only file BEGIN IMMEDIATE succeeds without a lock, and only a write fails. This
         # write changes nothing.
-        version = int(database.scalar(connection, "PRAGMA user_version"))
+        version = int(database.fetch_scalar(connection, "PRAGMA user_version"))
         connection.exec_driver_sql(f"PRAGMA user_version = {version}")
-        clock = database.now(connection)
+        clock = database.get_time(connection)
     except OperationalError as error:
         return query.create_lagging(
-            database.now(connection), f"the file cannot be locked ({error.orig})"
+            database.get_time(connection), f"the file cannot be locked ({error.orig})"
         )
     finally:
         if not connection.invalidated:

@@ -26,7 +26,7 @@ REPLICATION_VARIABLES_SQL = (
 )
 
 
-def moment_of(local: str) -> str:
+def build_timestamp(local: str) -> str:
     """Convert a DATETIME in the server's time zone to seconds since 1970, in a session of that
     zone.
 
@@ -58,7 +58,7 @@ TRANSACTIONS_SQL = (
 ).format(
     others="trx_mysql_thread_id <> CONNECTION_ID() "
     "AND (trx_rows_modified > 0 OR trx_query IS NOT NULL OR trx_mysql_thread_id = 0)",
-    start=moment_of("trx_started"),
+    start=build_timestamp("trx_started"),
 )
 
 
@@ -66,7 +66,7 @@ def find_horizon(query: HorizonQuery) -> Horizon:
     """Return the start of the oldest statement or transaction that may still write."""
     connection = query.connection
     database = query.database
-    clock = database.now(connection)
+    clock = database.get_time(connection)
     replicated = [str(row[0]) for row in connection.exec_driver_sql(REPLICATION_VARIABLES_SQL)]
     if replicated:
         reason = (
@@ -138,7 +138,7 @@ def _has_prepared_transactions(connection: Connection) -> bool:
 def _read_statements(query: HorizonQuery, clock: datetime) -> tuple[int, datetime, bool]:
     """Return the number of statements, the oldest start, and True if the server replicates."""
     connection = query.connection
-    is_mariadb = "MariaDB" in str(query.database.scalar(connection, "SELECT VERSION()"))
+    is_mariadb = "MariaDB" in str(query.database.fetch_scalar(connection, "SELECT VERSION()"))
     age = "CEIL(time_ms * 1000)" if is_mariadb else "(time + 1) * 1000000"
     max_age, count, is_replicating = connection.exec_driver_sql(
         STATEMENTS_SQL.format(age=age)

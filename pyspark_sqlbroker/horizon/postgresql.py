@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon.base import Horizon, HorizonQuery, format_seconds, get_earlier
 
 SESSIONS_SQL = """
@@ -65,7 +65,7 @@ POLL_INTERVAL = 0.05
 
 def find_horizon(query: HorizonQuery, primary: str | URL | None) -> Horizon:
     """Return the horizon of a standby, by the primary, or of a primary itself."""
-    if query.database.scalar(query.connection, RECOVERY_SQL):
+    if query.database.fetch_scalar(query.connection, RECOVERY_SQL):
         return _find_on_standby(query, primary)
     return _find_on_primary(query)
 
@@ -77,10 +77,10 @@ def _find_on_primary(query: HorizonQuery) -> Horizon:
     # Race: the order matters. The clock is read first. PREPARE moves a transaction from the
     # sessions to the prepared transactions, so the sessions are read first: a transaction that
     # appears in neither has committed, or began after the clock was read.
-    clock = database.now(connection)
+    clock = database.get_time(connection)
     oldest, writing, hidden = connection.exec_driver_sql(SESSIONS_SQL).one()
-    prepared = database.scalar(connection, PREPARED_SQL)
-    subscribed = database.scalar(connection, SUBSCRIPTIONS_SQL)
+    prepared = database.fetch_scalar(connection, PREPARED_SQL)
+    subscribed = database.fetch_scalar(connection, SUBSCRIPTIONS_SQL)
     oldest_start = clock if oldest is None else min(clock, from_microseconds(oldest))
     horizon = _create_horizon(query, oldest_start - query.margin, writing)
     if hidden:
@@ -118,16 +118,16 @@ def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
     """Return the primary's horizon after its replay here; else a lag behind the replay."""
     if primary is None:
         return _find_by_replay(query)
-    primary_database = database_of(parse_address(primary))
+    primary_database = get_database(parse_address(primary))
     if primary_database.kind != "postgresql":
         raise SetupError(
             f"primary is a {primary_database.kind} database: give the primary of this PostgreSQL "
             "standby"
         )
     with primary_database.connect() as connection:
-        if primary_database.scalar(connection, RECOVERY_SQL):
+        if primary_database.fetch_scalar(connection, RECOVERY_SQL):
             raise SetupError("primary is a standby itself: give the server that it follows")
-        if primary_database.scalar(connection, IDENTITY_SQL) != query.database.scalar(
+        if primary_database.fetch_scalar(connection, IDENTITY_SQL) != query.database.fetch_scalar(
             query.connection, IDENTITY_SQL
         ):
             raise SetupError(
@@ -135,7 +135,7 @@ def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
                 "follows"
             )
         horizon = _find_on_primary(replace(query, database=primary_database, connection=connection))
-        position = str(primary_database.scalar(connection, WAL_POSITION_SQL))
+        position = str(primary_database.fetch_scalar(connection, WAL_POSITION_SQL))
     _wait_for_replay(query, position)
     source = "primary" if horizon.source == "transactions" else horizon.source
     return Horizon(
@@ -146,7 +146,7 @@ def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
 def _wait_for_replay(query: HorizonQuery, position: str) -> None:
     deadline = time.monotonic() + query.max_wait
     statement = f"SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"
-    while not query.database.scalar(query.connection, statement):
+    while not query.database.fetch_scalar(query.connection, statement):
         if time.monotonic() > deadline:
             raise TransientStoreError(
                 f"the standby has not replayed the primary's position {position} within "
@@ -160,13 +160,13 @@ def _find_by_replay(query: HorizonQuery) -> Horizon:
     database = query.database
     connection = query.connection
     statement = f"SELECT {database.build_microseconds('pg_last_xact_replay_timestamp()')}"
-    replayed = database.scalar(connection, statement)
+    replayed = database.fetch_scalar(connection, statement)
     if replayed is None:
         raise TransientStoreError(
             "this standby has replayed no transaction since it started: try again after the "
             "primary's next commit, or let the primary be asked (primary= of Spark's readers)"
         )
-    replayed_at = min(database.now(connection), from_microseconds(replayed))
+    replayed_at = min(database.get_time(connection), from_microseconds(replayed))
     reason = (
         f"this is a standby, which has replayed what was committed by {replayed_at.isoformat()}"
     )

@@ -131,7 +131,7 @@ class DeltaWriter:
         text = self._require_table().metadata().configuration.get(_SOURCE)
         return None if text is None else dict(json.loads(text))
 
-    def schema(self) -> StructType:
+    def get_schema(self) -> StructType:
         """Return the table's schema as Spark's."""
         return StructType.fromJson(json.loads(self._require_table().schema().to_json()))
 
@@ -154,7 +154,7 @@ class DeltaWriter:
 
     def add_columns(self, schema: StructType) -> None:
         """Add the missing columns, before a commit of files with more columns."""
-        existing = set(self.schema().names)
+        existing = set(self.get_schema().names)
         new = [
             field for field in Schema.from_json(schema.json()).fields if field.name not in existing
         ]
@@ -172,7 +172,7 @@ class DeltaWriter:
         files = list[DataFile]()
         with undo_on_error(self.folders.delete, folder):
             written = self.folders.write(frame, folder)
-            for name, status in sorted(self.folders.files(folder).items()):
+            for name, status in sorted(self.folders.list_files(folder).items()):
                 if name in written:
                     files.append(DataFile(name, status.size, status.modified))
                 else:  # Spark's mark of success, Hadoop's checksums, files of a failed task
@@ -228,7 +228,7 @@ class DeltaWriter:
         self.folders.sync([LOG])
         self.load()
 
-    def states(self) -> list[bytes]:
+    def read_states(self) -> list[bytes]:
         """Read the loaded table's state; of an older lake, the changes that make up a state, in
         order.
 
@@ -335,7 +335,7 @@ class DeltaWriter:
         sizes = {
             name: status.size
             for folder in {file.path.rpartition("/")[0] for file in files}
-            for name, status in self.folders.files(folder).items()
+            for name, status in self.folders.list_files(folder).items()
         }
         for file in files:
             if sizes.get(file.path) != file.size:

@@ -33,7 +33,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class State:
+class LakeState:
     """Windows, spans and files of a version of a lake.
 
     Attributes:
@@ -52,9 +52,9 @@ class State:
         """End of the first span; None without spans."""
         return self.covered[0][1] if self.covered else None
 
-    def merge(self, change: "State") -> "State":
+    def merge(self, change: "LakeState") -> "LakeState":
         """Return the state after a commit with this change."""
-        return State(
+        return LakeState(
             {**self.entries, **change.entries},
             tuple(merge_spans([*self.covered, *change.covered])),
             {**self.digests, **change.digests},
@@ -74,7 +74,7 @@ class State:
         return json.dumps(content).encode()
 
 
-def parse_state(packed: bytes, size: str, path: str) -> State:
+def parse_state(packed: bytes, size: str, path: str) -> LakeState:
     """Parse a state that `LakeState.pack` has written.
 
     Raises:
@@ -92,7 +92,7 @@ def parse_state(packed: bytes, size: str, path: str) -> State:
             parse_window(name, size)
             entries[name] = Entry(parse_checksums(entry["lake"]), parse_checksums(entry["source"]))
         spans = merge_spans(_parse_span(pair) for pair in content["covered"])
-        return State(entries, tuple(spans), dict(content["files"]))
+        return LakeState(entries, tuple(spans), dict(content["files"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"the state {path} of an export is damaged ({error!r}): restore it from a copy; or "

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, insert, null, or_, select, update
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.jobs import Job, job_info
-from faststream_sqlbroker.core.loaded_windows import LOADED, RowSum, window_of
+from faststream_sqlbroker.core.jobs import Job, dump_job
+from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE, RowSum, parse_window
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import StoreError
@@ -99,7 +99,7 @@ def find_rows(connection: Connection, tables: Tables, message_filter: MessageFil
     return matched
 
 
-def remove_rows(
+def delete_messages(
     connection: Connection, tables: Tables, message_filter: MessageFilter
 ) -> tuple[int, MatchedRows]:
     """Remove live rows that are not leased, then rows of the archive.
@@ -154,17 +154,17 @@ def subtract_from_records(
     }
     c = table.c
     for names in _split(sorted(by_name)):
-        upper_bound = LOADED[:-1] + chr(ord(LOADED[-1]) + 1)
+        upper_bound = LOADED_SCOPE[:-1] + chr(ord(LOADED_SCOPE[-1]) + 1)
         query = select(c.scope, c.key, c.info, c.counter).where(
-            c.scope >= LOADED, c.scope < upper_bound, c.key.in_(names)
+            c.scope >= LOADED_SCOPE, c.scope < upper_bound, c.key.in_(names)
         )
         for scope, *row in connection.execute(query).all():
-            record = window_of(*row)
+            record = parse_window(*row)
             if record.lake_id != lake_id:
                 continue
-            remaining = record.left - by_name[record.name]
-            new_record = replace(record, left=remaining, version=record.version + 1)
-            values: dict[str, Any] = {"info": new_record.info(), "counter": new_record.version}
+            remaining = record.remaining - by_name[record.name]
+            new_record = replace(record, remaining=remaining, version=record.version + 1)
+            values: dict[str, Any] = {"info": new_record.to_json(), "counter": new_record.version}
             if not remaining.rows:
                 values["due_at"] = null()
             conditions = (c.scope == scope, c.key == record.name, c.counter == record.version)
@@ -186,14 +186,14 @@ class ErasureAudit:
 
     def start(self, expected: int, path: str | None) -> None:
         """Write the record before rows are removed, "running" until `finish`."""
-        now = self._database.now(self._connection)
+        now = self._database.get_time(self._connection)
         self.id = f"{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
         arguments = {} if path is None else {"lake": path}
         self._job = replace(self._job, expected=expected, arguments=arguments)
         values = {"created_at": now, "expires_at": now + _AUDIT_RETENTION, "due_at": null()}
         self._connection.execute(
             insert(self._table).values(
-                scope=_AUDIT_SCOPE, key=self.id, info=job_info(self._job), **values
+                scope=_AUDIT_SCOPE, key=self.id, info=dump_job(self._job), **values
             )
         )
 
@@ -201,7 +201,7 @@ class ErasureAudit:
         """Record the counts of the removed rows."""
         arguments = {**self._job.arguments, **counts}
         done = sum(counts.values())
-        now = self._database.now(self._connection)
+        now = self._database.get_time(self._connection)
         finished_job = replace(
             self._job, state="ended", done=done, skipped=leased, arguments=arguments, ended_at=now
         )
@@ -209,7 +209,7 @@ class ErasureAudit:
         self._connection.execute(
             update(self._table)
             .where(c.scope == _AUDIT_SCOPE, c.key == self.id)
-            .values(info=job_info(finished_job))
+            .values(info=dump_job(finished_job))
         )
 
 

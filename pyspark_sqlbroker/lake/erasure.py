@@ -15,29 +15,29 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.checks import validate_integer
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
-from pyspark_sqlbroker.lake.entries import Entry, State
+from pyspark_sqlbroker.lake.entries import Entry, LakeState
 from pyspark_sqlbroker.lake.erased_rows import (
     ErasureAudit,
     MatchedRows,
     MessageFilter,
+    delete_messages,
     find_rows,
-    remove_rows,
     subtract_from_records,
 )
 from pyspark_sqlbroker.lake.files import undo_on_error
 from pyspark_sqlbroker.lake.lake import FILE_NAME, Lake
-from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, compute_window_checksums
+from pyspark_sqlbroker.lake.row_checksums import NO_ROWS, RowChecksums, compute_window_checksums
 from pyspark_sqlbroker.lake.verify import find_changes
 from pyspark_sqlbroker.lake.windows import ExportWindow
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ErasedFiles:
     timestamp: int
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def erase_messages(
     spark: SparkSession | None,
     url: str | URL,
@@ -140,15 +140,15 @@ def erase_messages(
         NotSupportedError: Spark Connect.
     """
     requested = _parse_filter(ids, keys)
-    hours = int(seconds_or_zero("keep", keep) // 3600)
+    hours = int(parse_non_negative("keep", keep) // 3600)
     lake = _open_lake(spark, path, storage_options)
-    database = database_of(parse_address(url))
+    database = get_database(parse_address(url))
     config = SqlBrokerSchemaConfig(
         message_table_name=message_table, message_archive_table_name=table, schema=schema
     )
     tables = build_tables(config, dialect_name=database.kind)
     with database.connect() as connection:
-        for required_table in tables.ours:
+        for required_table in tables.broker_tables:
             database.require_table(connection, required_table.name, required_table.schema)
         if lake is not None:
             lake.select(database, source, table, schema)
@@ -166,7 +166,7 @@ def erase_messages(
 
 def _parse_filter(ids: Iterable[int], keys: Iterable[str]) -> MessageFilter:
     message_filter = MessageFilter(
-        frozenset(whole_number("ids", number) for number in ids), frozenset(keys)
+        frozenset(validate_integer("ids", number) for number in ids), frozenset(keys)
     )
     if not message_filter.ids and not message_filter.keys:
         raise SetupError("give ids= or keys= of the messages to erase")
@@ -227,7 +227,7 @@ def _erase(
 ) -> EraseResult:
     # Race: the database first, so that an export that plans after the lake's commit finds no row to
     # add.
-    live, matched = remove_rows(connection, tables, selected)
+    live, matched = delete_messages(connection, tables, selected)
     rows = 0
     files = set[str]()
     if lake is not None:
@@ -342,7 +342,7 @@ def erase_rows(
         # Race: read the time before the commit. A file that is staged later may be part of the next
         # commit.
         timestamp = lake.folders.get_time()
-    lake.commit(State(entries), staged, files)
+    lake.commit(LakeState(entries), staged, files)
     return ErasedFiles(sum(row_checksums.rows for row_checksums in removed.values()), timestamp)
 
 
@@ -361,7 +361,7 @@ def _compare_checksums(
     remaining: Mapping[ExportWindow, RowChecksums],
 ) -> None:
     for window in sorted({*total, *remaining}):
-        actual = remaining.get(window, NOTHING) + removed.get(window, NOTHING)
+        actual = remaining.get(window, NO_ROWS) + removed.get(window, NO_ROWS)
         if actual != total[window]:
             raise ExportMismatchError(
                 window.name, str(total[window]), str(actual), "Nothing was erased: run it again"
@@ -381,9 +381,9 @@ def _build_entries(
     entries = dict[str, Entry]()
     for window in sorted({*removed, *archived}):
         if (entry := lake.get_entry(window)) is not None:
-            counts = archived.get(window, NOTHING).counts
+            counts = archived.get(window, NO_ROWS).counts
             entries[window.name] = Entry(
-                entry.lake - removed.get(window, NOTHING), entry.source - counts
+                entry.lake - removed.get(window, NO_ROWS), entry.source - counts
             )
     return entries
 

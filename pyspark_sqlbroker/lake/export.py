@@ -11,17 +11,17 @@ from typing import Any, Literal
 from pyspark.sql import SparkSession
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.checks import one_of, whole_number
-from faststream_sqlbroker.core.loaded_windows import checked_lake
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.checks import validate_choice, validate_integer
+from faststream_sqlbroker.core.loaded_windows import validate_lake
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import find_horizon
-from pyspark_sqlbroker.lake.entries import Entry, State
+from pyspark_sqlbroker.lake.entries import Entry, LakeState
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.records import Records, open_records
-from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, count_windows
+from pyspark_sqlbroker.lake.records import WindowRecords, open_records
+from pyspark_sqlbroker.lake.row_checksums import NO_ROWS, RowChecksums, count_windows
 from pyspark_sqlbroker.lake.transfer import (
     TransferJob,
     WindowBatch,
@@ -40,9 +40,9 @@ from pyspark_sqlbroker.lake.windows import (
     subtract_spans,
 )
 from pyspark_sqlbroker.load.selection import ARCHIVE, describe_source, find_oldest, select_rows
-from pyspark_sqlbroker.moments import Moment
-from pyspark_sqlbroker.session import need_driver
-from pyspark_sqlbroker.store_errors import store_errors, wrap_callback
+from pyspark_sqlbroker.moments import TimeInput
+from pyspark_sqlbroker.session import require_driver
+from pyspark_sqlbroker.store_errors import convert_store_errors, wrap_callback
 
 logger = getLogger("faststream_sqlbroker.spark")
 
@@ -103,15 +103,15 @@ class ExportResult:
         return sum(window.rows for window in self.windows if window.action in ("exported", "again"))
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def export_archive(
     spark: SparkSession,
     url: str | URL,
     path: str,
     *,
     window: Literal["day", "hour"] = "day",
-    since: Moment | None = None,
-    until: Moment | None = None,
+    since: TimeInput | None = None,
+    until: TimeInput | None = None,
     table: str = "message_archive",
     schema: str | None = None,
     queues: Iterable[str] | None = None,
@@ -202,20 +202,20 @@ def export_archive(
             read or written.
         NotSupportedError: Spark Connect.
     """
-    one_of("window", window, tuple(WINDOW_LENGTHS))
-    one_of("verify", verify, ("checksums", "counts"))
-    recheck_seconds = seconds_or_zero("recheck", recheck)
-    if checked_lake("record_as", record_as) is not None and queues is not None:
+    validate_choice("window", window, tuple(WINDOW_LENGTHS))
+    validate_choice("verify", verify, ("checksums", "counts"))
+    recheck_seconds = parse_non_negative("recheck", recheck)
+    if validate_lake("record_as", record_as) is not None and queues is not None:
         raise SetupError(
             "record_as= needs an export of all queues, as retention compares whole windows: leave "
             "queues= out"
         )
-    whole_number("rows_per_commit", rows_per_commit)
+    validate_integer("rows_per_commit", rows_per_commit)
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
     if selection.since is not None:
         selection = selection.between(floor_to_window(selection.since, window), selection.until)
-    database = database_of(parse_address(url))
-    need_driver(spark, database.jdbc_driver, database.kind)
+    database = get_database(parse_address(url))
+    require_driver(spark, database.jdbc_driver, database.kind)
     lake = Lake(spark, path, storage_options)
     job = TransferJob(lake, database, url, selection, verify == "checksums", options)
     with database.connect() as connection:
@@ -227,7 +227,7 @@ def export_archive(
             **describe_source(database.address, selection, source),
             "window": window,
         }
-        lake.retry_on_conflict(lambda: lake.begin(source_description, secrets.token_hex(8)))
+        lake.retry_on_conflict(lambda: lake.prepare(source_description, secrets.token_hex(8)))
         lake.sweep()
         changes = _find_changes(lake)
         for name, issue in changes.files.items():
@@ -254,7 +254,7 @@ def _find_changes(lake: Lake) -> LakeChanges:
     def compare() -> None:
         results.append(find_changes(lake, CHECKED_BYTES))
         if results[-1].verified:
-            lake.commit(State(), compared=results[-1].verified)
+            lake.commit(LakeState(), compared=results[-1].verified)
 
     lake.retry_on_conflict(compare)
     return results[-1]
@@ -262,7 +262,7 @@ def _find_changes(lake: Lake) -> LakeChanges:
 
 def _open_records(
     lake: Lake, name: str | None, url: str | URL, message_table: str, schema: str | None
-) -> AbstractContextManager[Records | None]:
+) -> AbstractContextManager[WindowRecords | None]:
     if name is None:
         return nullcontext()
     return open_records(name, lake.id, url, message_table, schema)
@@ -282,7 +282,7 @@ class ExportRun:
         self,
         job: TransferJob,
         connection: Connection,
-        records: Records | None,
+        records: WindowRecords | None,
         rows_per_commit: int,
         changes: LakeChanges,
         on_window: Callable[[ExportedWindow], Any] | None,
@@ -315,12 +315,12 @@ class ExportRun:
         # A process that died, or another program, may have left files that are not on the disk yet.
         job.lake.table.sync()
         counts = count_windows(job.database, self.connection, job.selection, spans, job.lake.size)
-        recorded = [window for window in self.job.lake.windows() if _is_within(window, spans)]
+        recorded = [window for window in self.job.lake.list_windows() if _is_within(window, spans)]
         windows = sorted({*counts, *recorded})
         self._total = len({*self.done, *(window.name for window in windows)})
         skipped = [window for window in windows if self._may_have_unrecorded_rows(window)]
         for window in skipped:
-            self._record(window, "damaged", Entry(NOTHING, NOTHING))
+            self._record(window, "damaged", Entry(NO_ROWS, NO_ROWS))
         skipped_spans = merge_spans((window.start, window.end) for window in skipped)
         # A batch is read as one span, so it must not contain windows between two spans.
         for span in spans:
@@ -357,7 +357,7 @@ class ExportRun:
                 pending = []
                 rows = 0
             if is_recorded:
-                self._recheck(window, counts.get(window, NOTHING))
+                self._recheck(window, counts.get(window, NO_ROWS))
         self._export_windows(pending, rows, cut_spans([span], exported_until, None))
 
     def _export_windows(
@@ -367,7 +367,7 @@ class ExportRun:
         lake = self.job.lake
         if not windows:
             if any(subtract_spans(span, lake.state.covered) for span in covered):
-                lake.commit(State(covered=tuple(covered)))
+                lake.commit(LakeState(covered=tuple(covered)))
             return
         late_windows = {span for span in windows if lake.is_covered(span)}
         for span in sorted(late_windows):
@@ -418,7 +418,7 @@ def _plan_spans(run: ExportRun, window: str, horizon: datetime, recheck: float) 
     oldest = find_oldest(run.job.database, run.connection, selection)
     spans = plan_spans(lake.state.covered, window, selection, oldest, horizon, recheck)
     if run.records is not None:
-        intact_windows = [window for window in lake.windows() if run.is_intact(window)]
+        intact_windows = [window for window in lake.list_windows() if run.is_intact(window)]
         spans += [
             (window.start, window.end) for window in run.records.find_unrecorded(intact_windows)
         ]

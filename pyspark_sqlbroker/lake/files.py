@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
-from pyspark_sqlbroker.drivers import java_of
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.drivers import get_java
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 T = TypeVar("T")
 
@@ -87,20 +87,20 @@ class Folders:
         """Return the full path of `path`."""
         return f"{self.root}/{path}"
 
-    def names(self, path: str = "") -> list[str]:
+    def list_names(self, path: str = "") -> list[str]:
         """Return the names of a folder's entries, in order; none if there is no such folder."""
-        location = self._at(path)
+        location = self._get_location(path)
         if not self._system.exists(location):
             return []
         return sorted(str(entry.getPath().getName()) for entry in self._system.listStatus(location))
 
-    def files(self, path: str) -> dict[str, FileStatus]:
+    def list_files(self, path: str) -> dict[str, FileStatus]:
         """Return all files below a folder by path; none if there is no such folder."""
         files = dict[str, FileStatus]()
         start = len(str(self._root.toUri().getPath()).rstrip("/")) + 1
-        pending = [self._at(path)]
+        pending = [self._get_location(path)]
         while pending:
-            for entry in self._listed(pending.pop()):
+            for entry in self._iter_entries(pending.pop()):
                 if entry.isDirectory():
                     pending.append(entry.getPath())
                     continue
@@ -114,19 +114,19 @@ class Folders:
         A folder without files has a time, too, except in an object store. In milliseconds since
         1970.
         """
-        location = self._at(path)
+        location = self._get_location(path)
         if not self._system.exists(location):
             return 0
         timestamps = [int(self._system.getFileStatus(location).getModificationTime())]
         pending = [location]
         while pending:
-            for entry in self._listed(pending.pop()):
+            for entry in self._iter_entries(pending.pop()):
                 timestamps.append(int(entry.getModificationTime()))
                 if entry.isDirectory():
                     pending.append(entry.getPath())
         return max(timestamps)
 
-    def _listed(self, folder: Any) -> Iterator[Any]:
+    def _iter_entries(self, folder: Any) -> Iterator[Any]:
         """Yield the entries of a folder; in an object store all files below, as that is one
         request.
         """
@@ -144,11 +144,11 @@ class Folders:
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all contents, if existing."""
-        self._system.delete(self._at(path), True)
+        self._system.delete(self._get_location(path), True)
 
     def sha256(self, path: str) -> str:
         """Return the SHA-256 of a file as hexadecimal digits; the file is read as a stream."""
-        stream = self._system.open(self._at(path))
+        stream = self._system.open(self._get_location(path))
         try:
             digest = getattr(self._java, "org.apache.commons.codec.digest.DigestUtils")
             return str(digest.sha256Hex(stream))
@@ -157,7 +157,7 @@ class Folders:
 
     def get_time(self) -> int:
         """Return the file system's time, in milliseconds since 1970, by creating a file."""
-        probe = self._at(f"data/.{uuid.uuid4().hex}.tmp")
+        probe = self._get_location(f"data/.{uuid.uuid4().hex}.tmp")
         try:
             self._system.create(probe, True).close()
             return int(self._system.getFileStatus(probe).getModificationTime())
@@ -171,7 +171,7 @@ class Folders:
     def write(self, frame: DataFrame, folder: str) -> set[str]:
         """Write rows as Parquet to a folder; return the paths of the files."""
         frame.write.option("compression", "zstd").parquet(self.get_full_path(folder))
-        return {path for path in self.files(folder) if path.endswith(".parquet")}
+        return {path for path in self.list_files(folder) if path.endswith(".parquet")}
 
     def read(
         self,
@@ -208,7 +208,7 @@ class Folders:
         for path in sorted(full_paths | parents, reverse=True):
             _sync_path(path)
 
-    def _at(self, path: str) -> Any:
+    def _get_location(self, path: str) -> Any:
         return self._path(self._root, path) if path else self._root
 
 
@@ -251,7 +251,7 @@ def check_path(root: str) -> None:
         )
 
 
-@store_errors()
+@convert_store_errors()
 def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
     """Read the JSON object in the file at `path`; None if there is no file.
 
@@ -289,7 +289,7 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
     return content
 
 
-@store_errors()
+@convert_store_errors()
 def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
     """Replace the file at `path` by `content` atomically, and create the folder.
 
@@ -356,7 +356,7 @@ def _rename_over(spark: SparkSession, java: Any, temporary: Any, location: Any) 
 
 def _open_path(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
     """Return Java, the path as a Java object, and the file system."""
-    java = java_of(spark)
+    java = get_java(spark)
     if java is None:
         raise NotSupportedError(
             "files are listed and written by Spark's own Java, which Spark Connect does not show: "

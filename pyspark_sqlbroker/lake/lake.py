@@ -20,13 +20,13 @@ from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.delta import DATA, LOG, STATES, DataFile, DeltaWriter
-from pyspark_sqlbroker.lake.entries import Entry, State, parse_state
+from pyspark_sqlbroker.lake.entries import Entry, LakeState, parse_state
 from pyspark_sqlbroker.lake.files import FileStatus, undo_on_error
 from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
+    NO_ROWS,
     RowChecksums,
+    build_checksum_columns,
     build_window_start,
-    figure_columns,
 )
 from pyspark_sqlbroker.lake.s3 import open_folders
 from pyspark_sqlbroker.lake.windows import (
@@ -40,8 +40,8 @@ from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from pyspark_sqlbroker.load.selection import (
     ARCHIVE,
     Selection,
+    check_same_source,
     describe_source,
-    refuse_other_rows,
     select_rows,
 )
 
@@ -77,7 +77,7 @@ MAX_PLANS = 20
 logger = getLogger("faststream_sqlbroker.spark")
 
 
-def lake_schema(size: str) -> StructType:
+def build_lake_schema(size: str) -> StructType:
     """Return the columns of a lake: the archive's, then `date` and, for hours, `hour`."""
     return StructType([*ARCHIVE_SCHEMA.fields, *_WINDOW_FIELDS[size]])
 
@@ -134,7 +134,7 @@ class Lake:
 
     def _load_state(self) -> None:
         self.source: dict[str, Any] | None = None
-        self.state = State()
+        self.state = LakeState()
         self.files: list[DataFile] = []
         if not self.table.exists:
             return
@@ -143,7 +143,7 @@ class Lake:
             raise SetupError(
                 f"{self.folders.root} is a Delta table that no export has made: give another path"
             )
-        for packed in self.table.states():
+        for packed in self.table.read_states():
             change = parse_state(packed, self.size, self.table.state_path)
             self.state = self.state.merge(change)
         self.files = self.table.list_files()
@@ -194,10 +194,10 @@ class Lake:
             ARCHIVE, table or source["table"], schema or source["schema"], queues=source["queues"]
         )
         selected_source = describe_source(database.address, selection, name)
-        refuse_other_rows(f"{self.folders.root} is the export", source, selected_source, hint)
+        check_same_source(f"{self.folders.root} is the export", source, selected_source, hint)
         return selection
 
-    def begin(self, source: Mapping[str, Any], lake_id: str) -> None:
+    def prepare(self, source: Mapping[str, Any], lake_id: str) -> None:
         """Create the table if there is none, and add missing columns.
 
         Raises:
@@ -205,9 +205,13 @@ class Lake:
         """
         if not self.table.exists:
             # An export that was killed while it made the table has left a log without a commit.
-            unknown = [name for name in self.folders.names() if name not in (DATA, STATES, LOG)]
+            unknown = [
+                name for name in self.folders.list_names() if name not in (DATA, STATES, LOG)
+            ]
             unknown += [
-                name for name in self.folders.files(LOG) if name.endswith((".json", ".parquet"))
+                name
+                for name in self.folders.list_files(LOG)
+                if name.endswith((".json", ".parquet"))
             ]
             if unknown:
                 self.load()  # another process may have made the table since it was checked
@@ -217,15 +221,15 @@ class Lake:
                     "path; an export never writes between files that it does not know"
                 )
         if not self.table.exists:
-            self.table.create(lake_schema(source["window"]), {**source, "id": lake_id})
+            self.table.create(build_lake_schema(source["window"]), {**source, "id": lake_id})
             self._load_state()
-        refuse_other_rows(
+        check_same_source(
             f"{self.folders.root} is the export",
             self.require_source(),
             source,
             "give each export its own path",
         )
-        self.table.add_columns(lake_schema(self.size))
+        self.table.add_columns(build_lake_schema(self.size))
         self._load_state()
 
     def get_entry(self, window: ExportWindow) -> Entry | None:
@@ -235,9 +239,9 @@ class Lake:
     def get_checksums(self, window: ExportWindow) -> RowChecksums:
         """Return the checksums recorded for a window; zeros without a record."""
         entry = self.get_entry(window)
-        return NOTHING if entry is None else entry.lake
+        return NO_ROWS if entry is None else entry.lake
 
-    def windows(self) -> list[ExportWindow]:
+    def list_windows(self) -> list[ExportWindow]:
         """Return the recorded windows, in order."""
         return sorted(parse_window(name, self.size) for name in self.state.entries)
 
@@ -294,7 +298,7 @@ class Lake:
         names = [field.name for field in _WINDOW_FIELDS[self.size]]
         for name in names:
             frame = frame.withColumn(name, values[name])
-        frame = frame.select(*lake_schema(self.size).names)
+        frame = frame.select(*build_lake_schema(self.size).names)
         files = self.table.stage(frame.sortWithinPartitions(*names, "queue", "id"))
         with undo_on_error(self.discard, files):
             measured, checksums = self._compute_file_stats(files)
@@ -317,7 +321,7 @@ class Lake:
         if not files:
             return measured, checksums
         grouped = self.read_with_file_names(files).groupBy(FILE_NAME, build_window_start(self.size))
-        for row in grouped.agg(*bounds, *figure_columns(checksums=True)).collect():
+        for row in grouped.agg(*bounds, *build_checksum_columns(checksums=True)).collect():
             name, start, low, high, first, last, *values = row
             row_checksums = RowChecksums(*map(int, values))
             window = ExportWindow(from_microseconds(start), self.size)
@@ -340,7 +344,7 @@ class Lake:
 
     def commit(
         self,
-        change: State,
+        change: LakeState,
         add: Sequence[DataFile] = (),
         remove: Sequence[DataFile] = (),
         *,
@@ -390,18 +394,18 @@ class Lake:
         itself if it is empty, is older than a day by the file system's clock. The next commit
         forgets the SHA-256 of files that are gone.
         """
-        names = set(self.folders.names(DATA))
+        names = set(self.folders.list_names(DATA))
         known_paths = {file.path for file in self.files}
         if (
             self.state.digests.keys() - known_paths
         ):  # other programs have merged files, and removed some
-            known_paths |= self.folders.files(DATA).keys()
+            known_paths |= self.folders.list_files(DATA).keys()
         digests = {
             path: digest for path, digest in self.state.digests.items() if path in known_paths
         }
         self.state = replace(self.state, digests=digests)
         limit = self.folders.get_time() - ORPHAN_AGE_MS
-        for name, status in self.folders.files(STATES).items():
+        for name, status in self.folders.list_files(STATES).items():
             if status.modified < limit and self.table.is_older_state(name):
                 self.folders.delete(name)
         removed = list[str]()
@@ -434,7 +438,7 @@ class Lake:
             True: timestamp - hours * 3_600_000,
             False: timestamp - max(hours, CHECKPOINT_RETENTION_HOURS) * 3_600_000,
         }
-        for name, status in self.folders.files("").items():
+        for name, status in self.folders.list_files("").items():
             staged_by_export = name.startswith(f"{DATA}/")
             # Anything else below the root is not the table's, such as a lake of its own.
             of_table = staged_by_export or ("/" not in name and name.endswith(".parquet"))
@@ -472,7 +476,7 @@ class Lake:
         return {
             name: status
             for folder in folders
-            for name, status in self.folders.files(folder).items()
+            for name, status in self.folders.list_files(folder).items()
         }
 
     def _find_file_issue(
@@ -509,7 +513,7 @@ class Lake:
             for name, number in rows.groupBy(FILE_NAME).count().collect()
         }
 
-    def span_of(self, file: DataFile) -> Span | None:
+    def get_file_span(self, file: DataFile) -> Span | None:
         """Return the span of a file's windows; None if the log has no times."""
         if file.times is None:
             return None
@@ -522,6 +526,6 @@ class Lake:
         files = [file for file in self.files if file.path in requested_paths]
         return [
             window
-            for window in self.windows()
+            for window in self.list_windows()
             if any(file.may_hold(window.start, window.end) for file in files)
         ]

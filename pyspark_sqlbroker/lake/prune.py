@@ -8,22 +8,22 @@ from typing import Any
 from pyspark.sql import SparkSession
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import (
     DELETE_CHUNK,
+    ArchivePartitions,
+    ArchiveRowIds,
     Partition,
-    Partitions,
-    Rows,
     delete_rows,
     list_oldest,
     list_rows,
 )
 from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
+    NO_ROWS,
     RowChecksums,
     count_windows,
     query_checksums,
@@ -37,8 +37,8 @@ from pyspark_sqlbroker.lake.windows import (
     subtract_spans,
 )
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
-from pyspark_sqlbroker.moments import FIRST
-from pyspark_sqlbroker.store_errors import store_errors, wrap_callback
+from pyspark_sqlbroker.moments import MIN_TIME
+from pyspark_sqlbroker.store_errors import convert_store_errors, wrap_callback
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class _PruneRun:
     def count_dropped_rows(self, window: ExportWindow) -> int:
         """Count the rows of a window that were dropped with partitions."""
         return sum(
-            self.partition_windows.get(part, {}).get(window.name, NOTHING).rows
+            self.partition_windows.get(part, {}).get(window.name, NO_ROWS).rows
             for part in self.dropped
         )
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def prune_archive(
     url: str | URL,
     *,
@@ -149,14 +149,16 @@ def prune_archive(
         NotSupportedError: Spark Connect.
     """
     _check_options(exported, older_than, spark, queues)
-    seconds = None if older_than is None else seconds_or_zero("older_than", older_than)
-    database = database_of(parse_address(url))
+    seconds = None if older_than is None else parse_non_negative("older_than", older_than)
+    database = get_database(parse_address(url))
     with database.connect() as connection:
-        cutoff = None if seconds is None else database.now(connection) - timedelta(seconds=seconds)
+        cutoff = (
+            None if seconds is None else database.get_time(connection) - timedelta(seconds=seconds)
+        )
         if exported is None or spark is None:
             # Times before the year 1 have no counterpart in Python.
             selection = select_rows(
-                ARCHIVE, table, schema, since=FIRST, until=cutoff, queues=queues
+                ARCHIVE, table, schema, since=MIN_TIME, until=cutoff, queues=queues
             )
             rows = _prune_by_age(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
@@ -206,13 +208,13 @@ def _prune_exported(
     spans: Sequence[Span] = run.lake.state.covered
     if cutoff is not None:
         spans = cut_spans(spans, None, floor_to_window(cutoff, run.lake.size))
-    partitions = Partitions(run.database, run.connection, run.selection)
+    partitions = ArchivePartitions(run.database, run.connection, run.selection)
     counts = count_windows(run.database, run.connection, run.selection, spans, run.lake.size)
     windows = sorted(counts)
     if not dry_run:
         run.lake.table.sync()  # other programs may have written files, too
     run.damaged_windows = _find_damaged_windows(run.lake, windows)
-    candidates = partitions.find()
+    candidates = partitions.find_partitions()
     if not candidates or dry_run:
         refused_windows = [
             window
@@ -238,7 +240,7 @@ def _exclude_windows(spans: Sequence[Span], windows: Sequence[ExportWindow]) -> 
 
 def _drop_partitions(
     run: _PruneRun,
-    partitions: Partitions,
+    partitions: ArchivePartitions,
     candidates: list[Partition],
     spans: Sequence[Span],
     windows: Sequence[ExportWindow],
@@ -262,7 +264,7 @@ def _assign_partitions(run: _PruneRun, window: ExportWindow, partitions: list[Pa
         return False
     for partition in partitions:
         if partition.start < window.end and partition.end > window.start:
-            checksums = rows.select_between(partition.start, partition.end).figures
+            checksums = rows.select_between(partition.start, partition.end).checksums
             run.partition_windows.setdefault(partition, {})[window.name] = checksums
     return True
 
@@ -290,7 +292,7 @@ def _prune_window(
     return refused is None
 
 
-def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[Rows, str | None]:
+def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[ArchiveRowIds, str | None]:
     """Return the window's rows in the database, and the reason against their removal."""
     rows = list_rows(run.database, run.connection, run.selection.between(window.start, window.end))
     if not rows.ids:
@@ -298,11 +300,11 @@ def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[Rows, str | Non
     if window.name in run.damaged_windows:
         return rows, "its files are missing or are not those that were verified"
     entry = run.lake.get_entry(window)
-    if entry is not None and rows.figures == entry.source:
+    if entry is not None and rows.checksums == entry.source:
         return rows, None
     # After a prune that died, or a retried dead letter, the database has fewer rows than at the
     # export: all of them must be in the lake.
-    missing = rows.count_lacking(run.lake.iter_identities(window))
+    missing = rows.count_missing(run.lake.iter_identities(window))
     if not missing:
         return rows, None
     return rows, f"{missing} of its rows are not in the export: {window.repair_hint}"

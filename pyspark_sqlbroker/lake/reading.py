@@ -6,10 +6,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def read_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> DataFrame:
@@ -38,7 +38,7 @@ def read_export(
             "windows "
             "again with sqlbroker archive repair, if the database still has them"
         )
-    schema = lake.table.schema()
+    schema = lake.table.get_schema()
     paths = [file.path for file in lake.files]
     if not paths:
         return spark.createDataFrame([], schema)

@@ -13,23 +13,23 @@ from sqlalchemy import URL, Connection, Table, insert, null, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from faststream_sqlbroker.core.loaded_windows import (
-    DIFFERS,
-    LOADED,
+    DIFFERING_SCOPE,
+    LOADED_SCOPE,
     LoadedWindow,
     RowSum,
-    window_of,
+    parse_window,
 )
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.types import clock
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.lake.row_checksums import RowChecksums
 from pyspark_sqlbroker.lake.windows import ExportWindow
 
 
-class Records:
+class WindowRecords:
     """The records of a lake in the policy state of a database."""
 
     def __init__(
@@ -54,11 +54,11 @@ class Records:
         self._records: dict[str, LoadedWindow] = {}
         self._changed_names: set[str] = set()
         c = table.c
-        scopes = (LOADED + lake, DIFFERS + lake)
+        scopes = (LOADED_SCOPE + lake, DIFFERING_SCOPE + lake)
         statement = select(c.scope, c.key, c.info, c.counter).where(c.scope.in_(scopes))
         for scope, *row in connection.execute(statement):
-            record = self._records[row[0]] = window_of(*row)
-            if scope == DIFFERS + lake:
+            record = self._records[row[0]] = parse_window(*row)
+            if scope == DIFFERING_SCOPE + lake:
                 self._changed_names.add(record.name)
             self._check_lake(record)
 
@@ -68,8 +68,8 @@ class Records:
                 f"record_as={self._lake!r} is the name of another lake, which has recorded window "
                 f"{record.name}: give this lake another name; or, if the other is gone, DELETE "
                 "FROM "
-                f"{self._table.fullname} WHERE scope IN ('{LOADED}{self._lake}', "
-                f"'{DIFFERS}{self._lake}')"
+                f"{self._table.fullname} WHERE scope IN ('{LOADED_SCOPE}{self._lake}', "
+                f"'{DIFFERING_SCOPE}{self._lake}')"
             )
 
     def find_unrecorded(self, windows: list[ExportWindow]) -> set[ExportWindow]:
@@ -84,11 +84,11 @@ class Records:
         """Stop retention from removing rows of these windows until new records are written."""
         c = self._table.c
         for name in names:
-            conditions = (c.scope == LOADED + self._lake, c.key == name)
+            conditions = (c.scope == LOADED_SCOPE + self._lake, c.key == name)
             # Race: the counter rises, so that an export that has read the record before cannot
             # overwrite it.
             values: dict[str, Any] = {
-                "scope": DIFFERS + self._lake,
+                "scope": DIFFERING_SCOPE + self._lake,
                 "due_at": null(),
                 "counter": c.counter + 1,
             }
@@ -108,15 +108,19 @@ class Records:
         """
         rows = RowSum(source.rows, source.ids)
         record = self._records.get(window.name)
-        if record is not None and record.left == rows and window.name not in self._changed_names:
+        if (
+            record is not None
+            and record.remaining == rows
+            and window.name not in self._changed_names
+        ):
             return
         version = 0 if record is None else record.version + 1
         new = LoadedWindow(window.name, window.start, window.end, rows, self._lake_id, version)
         values: dict[str, Any] = {
-            "scope": LOADED + self._lake,
+            "scope": LOADED_SCOPE + self._lake,
             "created_at": clock(),
             "due_at": new.end if rows.rows else null(),
-            "info": new.info(),
+            "info": new.to_json(),
             "counter": version,
         }
         try:
@@ -140,7 +144,7 @@ class Records:
             self._connection.execute(insert(self._table).values(key=new.name, **values))
             return
         c = self._table.c
-        scopes = (LOADED + self._lake, DIFFERS + self._lake)
+        scopes = (LOADED_SCOPE + self._lake, DIFFERING_SCOPE + self._lake)
         conditions = (c.scope.in_(scopes), c.key == new.name, c.counter == previous.version)
         self._connection.execute(update(self._table).where(*conditions).values(**values))
 
@@ -152,18 +156,18 @@ def open_records(
     url: str | URL,
     message_table: str,
     schema: str | None,
-) -> Iterator[Records]:
+) -> Iterator[WindowRecords]:
     """Open the records of `lake` on a separate connection, in autocommit."""
     config = SqlBrokerSchemaConfig(
         message_table_name=message_table, message_archive_table_name=None, schema=schema
     )
-    database = database_of(parse_address(url))
+    database = get_database(parse_address(url))
     table = build_tables(config, dialect_name=database.kind).policy_state
-    engine = database.address.engine()
+    engine = database.address.create_engine()
     connection = engine.connect()
     try:
         database.configure_session(connection)
-        yield Records(database, connection, table, lake, lake_id)
+        yield WindowRecords(database, connection, table, lake, lake_id)
     finally:
         # The server may have closed it.
         with suppress(DBAPIError):

@@ -41,7 +41,7 @@ logger = getLogger("faststream_sqlbroker.spark")
 
 
 @dataclass(frozen=True)
-class Rows:
+class ArchiveRowIds:
     """Ids and times of rows, in the order of `archived_at` and id; 16 bytes each.
 
     Attributes:
@@ -53,17 +53,17 @@ class Rows:
     times: "array[int]" = field(default_factory=lambda: array("q"))
 
     @property
-    def figures(self) -> RowChecksums:
+    def checksums(self) -> RowChecksums:
         """Their number and sums."""
         return RowChecksums(len(self.ids), sum(self.ids), sum(self.times))
 
-    def select_between(self, start: datetime, end: datetime) -> "Rows":
+    def select_between(self, start: datetime, end: datetime) -> "ArchiveRowIds":
         """Return the rows archived in [start, end)."""
         first = bisect_left(self.times, to_microseconds(start))
         last = bisect_left(self.times, to_microseconds(end))
-        return Rows(self.ids[first:last], self.times[first:last])
+        return ArchiveRowIds(self.ids[first:last], self.times[first:last])
 
-    def count_lacking(self, pairs: Iterable[tuple[int, int]]) -> int:
+    def count_missing(self, pairs: Iterable[tuple[int, int]]) -> int:
         """Count the rows that are not among `pairs` of id and time; needs a byte a row."""
         is_found = bytearray(len(self.ids))
         for id_, time in pairs:
@@ -75,13 +75,15 @@ class Rows:
         return is_found.count(0)
 
 
-def list_rows(database: ArchiveDatabase, connection: Connection, selection: Selection) -> Rows:
+def list_rows(
+    database: ArchiveDatabase, connection: Connection, selection: Selection
+) -> ArchiveRowIds:
     """List the selected rows.
 
     They are queried in pages of 100 000, of some 20 MB at most while a page is read; the result
     takes 16 bytes a row. A row that is added meanwhile may be left out, and is then not deleted.
     """
-    rows = Rows()
+    rows = ArchiveRowIds()
     while _append_rows(database, connection, selection, rows, PAGE_ROWS) == PAGE_ROWS:
         pass
     return rows
@@ -89,12 +91,12 @@ def list_rows(database: ArchiveDatabase, connection: Connection, selection: Sele
 
 def list_window(
     database: ArchiveDatabase, connection: Connection, selection: Selection, window: ExportWindow
-) -> Rows:
+) -> ArchiveRowIds:
     """List the selected rows of a window by their own times, which no index serves.
 
     They come by one statement, in pieces of at most 1000.
     """
-    rows = Rows()
+    rows = ArchiveRowIds()
     condition = f"{build_start_expression(database, window.size)} = {to_microseconds(window.start)}"
     connection.exec_driver_sql("BEGIN")  # PostgreSQL sends pieces in a transaction only
     try:
@@ -107,9 +109,9 @@ def list_window(
 
 def list_oldest(
     database: ArchiveDatabase, connection: Connection, selection: Selection, number: int
-) -> Rows:
+) -> ArchiveRowIds:
     """List the first `number` of the selected rows, or all if there are fewer."""
-    rows = Rows()
+    rows = ArchiveRowIds()
     _append_rows(database, connection, selection, rows, number)
     return rows
 
@@ -118,7 +120,7 @@ def _append_rows(
     database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
-    rows: Rows,
+    rows: ArchiveRowIds,
     limit: int,
     extra_condition: str = "",
 ) -> int:
@@ -129,7 +131,7 @@ def _append_rows(
         clause for clause in (selection.build_condition(database), extra_condition) if clause
     ]
     if rows.ids:
-        last_time = database.moment(from_microseconds(rows.times[-1]))
+        last_time = database.format_time(from_microseconds(rows.times[-1]))
         conditions.append(
             f"{time} >= {last_time} AND ({time} > {last_time} OR {id_} > {rows.ids[-1]})"
         )
@@ -137,7 +139,7 @@ def _append_rows(
     previous_count = len(rows.ids)
     for row in connection.exec_driver_sql(
         f"SELECT {id_}, {database.build_microseconds(time)} FROM "
-        f"{selection.name(database)}{condition} "
+        f"{selection.get_table_name(database)}{condition} "
         f"ORDER BY {time}, {id_} LIMIT {limit}",
         execution_options={"stream_results": limit == NO_LIMIT},
     ):
@@ -147,7 +149,7 @@ def _append_rows(
 
 
 def delete_rows(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: Rows
+    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: ArchiveRowIds
 ) -> int:
     """Delete exactly `rows`, none that came later; return how many still existed."""
     count = 0
@@ -155,9 +157,12 @@ def delete_rows(
     for first in range(0, len(rows.ids), DELETE_CHUNK):
         ids = rows.ids[first : first + DELETE_CHUNK]
         times = rows.times[first : first + DELETE_CHUNK]
-        low, high = (database.moment(from_microseconds(time)) for time in (times[0], times[-1]))
+        low, high = (
+            database.format_time(from_microseconds(time)) for time in (times[0], times[-1])
+        )
         result = connection.exec_driver_sql(
-            f"DELETE FROM {selection.name(database)} WHERE {time} >= {low} AND {time} <= {high} "
+            f"DELETE FROM {selection.get_table_name(database)} WHERE {time} >= {low} AND {time} "
+            f"<= {high} "
             f"AND {database.quote('id')} IN ({', '.join(map(str, ids))})"
         )
         count += result.rowcount
@@ -179,7 +184,7 @@ class Partition:
     end: datetime
 
 
-class Partitions:
+class ArchivePartitions:
     """The partitions of an archive; none for a plain table or another database."""
 
     def __init__(
@@ -189,7 +194,7 @@ class Partitions:
         self._connection = connection
         self._selection = selection
 
-    def find(self) -> list[Partition]:
+    def find_partitions(self) -> list[Partition]:
         """List the partitions whose bounds are both points in time."""
         if self._database.kind != "postgresql" or self._selection.queues is not None:
             return []

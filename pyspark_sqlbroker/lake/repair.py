@@ -8,12 +8,12 @@ from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.times import to_microseconds
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.lake.delta import DataFile
-from pyspark_sqlbroker.lake.entries import Entry, State
+from pyspark_sqlbroker.lake.entries import Entry, LakeState
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
+    NO_ROWS,
     RowChecksums,
     build_window_start,
     compute_window_checksums,
@@ -22,8 +22,8 @@ from pyspark_sqlbroker.lake.row_checksums import (
 from pyspark_sqlbroker.lake.transfer import TransferJob, select_missing, share_snapshot
 from pyspark_sqlbroker.lake.verify import LakeExamination, examine_lake
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
-from pyspark_sqlbroker.load.read import scan
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.load.read import scan_rows
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 _ChecksumsByWindow = Mapping[ExportWindow, RowChecksums]
 
@@ -45,7 +45,7 @@ class RepairResult:
     files: tuple[str, ...] = ()
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def repair_export(
     spark: SparkSession,
     url: str | URL,
@@ -79,7 +79,7 @@ def repair_export(
         NotSupportedError: Spark Connect.
     """
     lake = Lake(spark, path, storage_options)
-    database = database_of(parse_address(url))
+    database = get_database(parse_address(url))
     selection = lake.select(database, source)
     repair = _RepairRun(
         TransferJob(lake, database, url, selection, checksums=True, options=options)
@@ -119,7 +119,7 @@ class _RepairRun:
         findings = examine_lake(self._lake)
         suspects = findings.list_suspect_files()
         self.unrepaired = {}
-        for span in _spans(self._lake, findings, suspects):
+        for span in _find_damaged_spans(self._lake, findings, suspects):
             self._repair_span(connection, _DamagedSpan(self._lake, findings, suspects, span))
 
     def _repair_span(self, connection: Connection, damaged: "_DamagedSpan") -> None:
@@ -127,7 +127,7 @@ class _RepairRun:
         lake = self._lake
         counts, staged, staged_checksums = self._export(connection, damaged)
         checksums = {
-            window: damaged.get_checksums(window) + staged_checksums.get(window, NOTHING)
+            window: damaged.get_checksums(window) + staged_checksums.get(window, NO_ROWS)
             for window in damaged.expected
         }
         if issues := damaged.find_issues(checksums):
@@ -135,12 +135,12 @@ class _RepairRun:
             self.unrepaired |= issues
             return
         entries = {
-            window.name: Entry(checksums[window], counts.get(window, NOTHING).counts)
+            window.name: Entry(checksums[window], counts.get(window, NO_ROWS).counts)
             for window in damaged.incomplete
         }
         same_rows = damaged.has_same_rows(checksums)
         covered = tuple((window.start, window.end) for window in damaged.incomplete)
-        lake.commit(State(entries, covered), staged, damaged.removed_files, same_rows=same_rows)
+        lake.commit(LakeState(entries, covered), staged, damaged.removed_files, same_rows=same_rows)
         self.windows |= {window.name: checksums[window].rows for window in damaged.differing}
         self.files += [file.path for file in damaged.removed_files]
 
@@ -162,7 +162,7 @@ class _RepairRun:
             counts = count_windows(
                 job.database, read_connection, job.selection, [damaged.span], lake.size
             )
-            database_rows = scan(
+            database_rows = scan_rows(
                 lake.session,
                 job.database,
                 read_connection,
@@ -201,7 +201,7 @@ class _DamagedSpan:
             window: findings.checksums[window]
             if lake.get_entry(window) is None
             else lake.get_checksums(window)
-            for window in sorted({*lake.windows(), *findings.checksums})
+            for window in sorted({*lake.list_windows(), *findings.checksums})
             if span[0] <= window.start < span[1]
         }
         self._lake = lake
@@ -217,7 +217,7 @@ class _DamagedSpan:
 
     def get_checksums(self, window: ExportWindow) -> RowChecksums:
         """Return the checksums of a window in the intact files."""
-        return self._checksums.get(window, NOTHING)
+        return self._checksums.get(window, NO_ROWS)
 
     def _is_complete(self, window: ExportWindow) -> bool:
         """Return True if the intact files have all exported rows of a window."""
@@ -250,7 +250,7 @@ class _DamagedSpan:
         altered = [file for file in self.removed_files if file.path in self._findings.altered]
         missing = (
             self._lake.get_checksums(window).rows
-            - self._findings.checksums.get(window, NOTHING).rows
+            - self._findings.checksums.get(window, NO_ROWS).rows
             for window in self.expected
         )
         excess = sum(file.rows for file in altered) - sum(max(0, rows) for rows in missing)
@@ -265,12 +265,14 @@ class _DamagedSpan:
         )
 
 
-def _spans(lake: Lake, findings: LakeExamination, suspects: Iterable[DataFile]) -> list[Span]:
+def _find_damaged_spans(
+    lake: Lake, findings: LakeExamination, suspects: Iterable[DataFile]
+) -> list[Span]:
     """Return spans of differing windows and suspect files; no such file is in two spans."""
-    windows = sorted({*lake.windows(), *findings.checksums})
+    windows = sorted({*lake.list_windows(), *findings.checksums})
     parts = [(window.start, window.end) for window in findings.differing]
     for file in suspects:
-        if (span := lake.span_of(file)) is not None:
+        if (span := lake.get_file_span(file)) is not None:
             parts.append(span)
         elif windows:
             parts.append((windows[0].start, windows[-1].end))

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, TICK, from_microseconds
+from faststream_sqlbroker.core.times import MAX_TIMESTAMP, MIN_TIMESTAMP, TICK, from_microseconds
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.windows import WINDOW_LENGTHS, ExportWindow, Span
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, Field
@@ -79,7 +79,7 @@ class RowChecksums:
         )
 
 
-NOTHING = RowChecksums(0, 0, 0, 0, 0, 0)
+NO_ROWS = RowChecksums(0, 0, 0, 0, 0, 0)
 """The checksums of no rows."""
 
 
@@ -102,7 +102,9 @@ def query_checksums(
     """
     database.register_functions(connection)
     columns = ", ".join(build_checksum_expressions(database, checksums=checksums))
-    row = connection.exec_driver_sql(f"SELECT {columns} {selection.from_clause(database)}").one()
+    row = connection.exec_driver_sql(
+        f"SELECT {columns} {selection.build_from_clause(database)}"
+    ).one()
     return RowChecksums(*(int(value) for value in row))
 
 
@@ -119,7 +121,7 @@ def query_window_checksums(
     sums = build_checksum_expressions(database, checksums=checksums)
     columns = ", ".join([build_start_expression(database, size), *sums])
     rows = connection.exec_driver_sql(
-        f"SELECT {columns} {selection.from_clause(database)} GROUP BY 1"
+        f"SELECT {columns} {selection.build_from_clause(database)} GROUP BY 1"
     )
     return _group_by_window(rows, size)
 
@@ -136,7 +138,7 @@ def _group_by_window(rows: Iterable[Any], size: str) -> dict[ExportWindow, RowCh
     return {
         ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
         for first, *values in rows
-        if FIRST_MOMENT <= int(first) <= LAST_MOMENT
+        if MIN_TIMESTAMP <= int(first) <= MAX_TIMESTAMP
     }
 
 
@@ -185,7 +187,9 @@ def compute_window_checksums(
         F.col("archived_at").isNotNull()
     )  # other programs may write rows without a time
     grouped = timed.groupBy(build_window_start(size).alias("w"))
-    return _group_by_window(grouped.agg(*figure_columns(checksums=checksums)).collect(), size)
+    return _group_by_window(
+        grouped.agg(*build_checksum_columns(checksums=checksums)).collect(), size
+    )
 
 
 def build_window_start(size: str) -> Column:
@@ -194,7 +198,7 @@ def build_window_start(size: str) -> Column:
     return time - F.pmod(time, F.lit(WINDOW_LENGTHS[size] // TICK))
 
 
-def figure_columns(*, checksums: bool) -> list[Column]:
+def build_checksum_columns(*, checksums: bool) -> list[Column]:
     """Return the aggregates in Spark, in the order of `RowChecksums`."""
     aggregates = [F.count(F.lit(1)), _sum(F.col("id")), _sum(F.unix_micros("archived_at"))]
     if checksums:

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from faststream_sqlbroker.exceptions import StoreError
-from pyspark_sqlbroker.drivers import java_of
+from pyspark_sqlbroker.drivers import get_java
 from pyspark_sqlbroker.lake.files import FileStatus, Folders, check_path
 
 _SCHEMES = ("s3", "s3a", "s3n")
@@ -52,7 +52,7 @@ def open_folders(spark: SparkSession, path: str, storage: Mapping[str, str] | No
 
 
 def _has_s3a(spark: SparkSession) -> bool:
-    java = java_of(spark)
+    java = get_java(spark)
     if java is None:
         return True  # Folders raises the error about Spark Connect
     try:
@@ -62,7 +62,7 @@ def _has_s3a(spark: SparkSession) -> bool:
     return True
 
 
-def s3_settings(storage: Mapping[str, str] | None) -> dict[str, Any]:
+def build_s3_settings(storage: Mapping[str, str] | None) -> dict[str, Any]:
     """Build the arguments of PyArrow's S3 file system from deltalake's settings and AWS_*
     variables.
     """
@@ -94,7 +94,7 @@ class S3Folders(Folders):
         self._base = root.partition("://")[2].rstrip("/")
         self.root = f"s3://{self._base}"
         check_path(self.root)
-        self._settings = s3_settings(storage)
+        self._settings = build_s3_settings(storage)
         self._s3 = fs.S3FileSystem(**self._settings)
 
     @property
@@ -102,11 +102,11 @@ class S3Folders(Folders):
         """The root in deltalake's form."""
         return self.root
 
-    def names(self, path: str = "") -> list[str]:
+    def list_names(self, path: str = "") -> list[str]:
         """Return the names of a folder's entries, in order; none if there is no such folder."""
         return sorted(entry.base_name for entry in self._list_entries(path, recursive=False))
 
-    def files(self, path: str) -> dict[str, FileStatus]:
+    def list_files(self, path: str) -> dict[str, FileStatus]:
         """Return all files below a folder by path; none if there is no such folder."""
         return {
             entry.path.removeprefix(f"{self._base}/"): FileStatus(
@@ -118,11 +118,11 @@ class S3Folders(Folders):
 
     def get_latest_time(self, path: str) -> int:
         """Return the time of the latest write to a file of the folder; 0 if there is none."""
-        return max((status.modified for status in self.files(path).values()), default=0)
+        return max((status.modified for status in self.list_files(path).values()), default=0)
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all contents, if existing."""
-        location = self._at(path)
+        location = self._get_location(path)
         with suppress(FileNotFoundError):
             if self._s3.get_file_info(location).type == fs.FileType.File:
                 self._s3.delete_file(location)
@@ -132,7 +132,7 @@ class S3Folders(Folders):
     def sha256(self, path: str) -> str:
         """Return the SHA-256 of a file as hexadecimal digits; the file is read as a stream."""
         digest = hashlib.sha256()
-        with self._s3.open_input_stream(self._at(path)) as stream:
+        with self._s3.open_input_stream(self._get_location(path)) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
@@ -141,11 +141,11 @@ class S3Folders(Folders):
         """Return the store's time, in milliseconds since 1970, by creating a file."""
         path = f"data/.{uuid.uuid4().hex}.tmp"
         try:
-            with self._s3.open_output_stream(self._at(path)):
+            with self._s3.open_output_stream(self._get_location(path)):
                 pass
             # Listed like the times that it is compared with, because a request for a single file
             # returns whole seconds.
-            return self.files("data")[path].modified
+            return self.list_files("data")[path].modified
         except OSError as error:
             raise StoreError(f"{self.root} cannot be written: {error}") from error
         finally:
@@ -154,7 +154,7 @@ class S3Folders(Folders):
     def write(self, frame: DataFrame, folder: str) -> set[str]:
         """Write rows as Parquet, a file for each partition with rows; return the paths."""
         schema = to_arrow_schema(frame.schema)
-        task = partial(_write_task, self._settings, self._at(folder), schema)
+        task = partial(_write_task, self._settings, self._get_location(folder), schema)
         rows = frame.mapInArrow(task, "name string").collect()
         # A task that Spark has tried twice leaves another file, which is not in this result.
         return {f"{folder}/{row.name}" for row in rows}
@@ -173,7 +173,7 @@ class S3Folders(Folders):
                 *([StructField(file_name_column, StringType())] if file_name_column else []),
             ]
         )
-        locations = [self._at(path) for path in paths]
+        locations = [self._get_location(path) for path in paths]
         task = partial(
             _read_task, self._settings, locations, to_arrow_schema(result_schema), file_name_column
         )
@@ -181,10 +181,12 @@ class S3Folders(Folders):
         return numbers.mapInArrow(task, result_schema)
 
     def _list_entries(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(self._at(path), allow_not_found=True, recursive=recursive)
+        selector = fs.FileSelector(
+            self._get_location(path), allow_not_found=True, recursive=recursive
+        )
         return list(self._s3.get_file_info(selector))
 
-    def _at(self, path: str) -> str:
+    def _get_location(self, path: str) -> str:
         return f"{self._base}/{path}" if path else self._base
 
 

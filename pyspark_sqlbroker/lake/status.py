@@ -8,15 +8,15 @@ from typing import Any
 from pyspark.sql import SparkSession
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.checks import validate_integer
 from faststream_sqlbroker.core.times import Duration
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import Span, plan_spans
 from pyspark_sqlbroker.load.selection import Selection, find_oldest
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 MAX_COUNTED = 1_000_000
 """Default number of rows up to which `measure_freshness` counts."""
@@ -85,7 +85,7 @@ class Freshness:
     capped: bool
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def describe_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> ExportStatus:
@@ -97,7 +97,7 @@ def describe_export(
     """
     lake = Lake(spark, path, storage_options)
     source = lake.require_source()
-    entries = [(window.name, lake.get_entry(window)) for window in lake.windows()]
+    entries = [(window.name, lake.get_entry(window)) for window in lake.list_windows()]
     windows = tuple(LakeWindow(name, entry.lake.rows) for name, entry in entries if entry)
     size = sum(file.size for file in lake.files)
     return ExportStatus(
@@ -111,7 +111,7 @@ def describe_export(
     )
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def measure_freshness(
     spark: SparkSession,
     url: str | URL,
@@ -146,10 +146,10 @@ def measure_freshness(
         TransientStoreError: the standby did not replay far enough in time.
         NotSupportedError: Spark Connect; `primary` on another database than PostgreSQL.
     """
-    whole_number("cap", cap)
+    validate_integer("cap", cap)
     lake = Lake(spark, path, storage_options)
     lake.require_source()
-    database = database_of(parse_address(url))
+    database = get_database(parse_address(url))
     selection = lake.select(database, source, hint="give the URL of its database")
     with database.connect() as connection:
         database.require_table(connection, selection.table, selection.schema)
@@ -157,7 +157,7 @@ def measure_freshness(
         oldest = find_oldest(database, connection, selection)
         missing_spans = plan_spans(lake.state.covered, lake.size, selection, oldest, horizon, 0)
         rows = _count_rows(database, connection, selection, missing_spans, cap)
-        now = database.now(connection)
+        now = database.get_time(connection)
     watermark = lake.state.watermark
     age = None if watermark is None else (now - watermark).total_seconds()
     return Freshness(horizon, watermark, age, min(rows, cap), rows > cap)
@@ -176,9 +176,9 @@ def _count_rows(
         if rows > cap:
             break
         part = selection.between(start, end)
-        count: Any = database.scalar(
+        count: Any = database.fetch_scalar(
             connection,
-            f"SELECT count(*) FROM (SELECT 1 AS one {part.from_clause(database)} "
+            f"SELECT count(*) FROM (SELECT 1 AS one {part.build_from_clause(database)} "
             f"LIMIT {cap + 1 - rows}) counted",
         )
         rows += int(count)

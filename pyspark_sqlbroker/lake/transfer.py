@@ -12,17 +12,17 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.databases.base import MAX_PARTITIONS, PARTITION_BYTES, SMALL_TABLE_ROWS
-from pyspark_sqlbroker.lake.entries import Entry, State
+from pyspark_sqlbroker.lake.entries import Entry, LakeState
 from pyspark_sqlbroker.lake.files import undo_on_error
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
+    NO_ROWS,
     RowChecksums,
     compute_window_checksums,
     query_window_checksums,
 )
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
-from pyspark_sqlbroker.load.read import Snapshot, open_snapshot, scan
+from pyspark_sqlbroker.load.read import Snapshot, open_snapshot, scan_rows
 from pyspark_sqlbroker.load.selection import Selection
 
 DEFAULT_ROW_BYTES = 500
@@ -77,7 +77,9 @@ class WindowBatch:
 def count_missing_rows(job: TransferJob, connection: Connection, window: ExportWindow) -> int:
     """Count the database's rows that the lake lacks in a window."""
     selection = job.selection.between(window.start, window.end)
-    rows = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
+    rows = scan_rows(
+        job.lake.session, job.database, connection, selection, "auto", None, job.options
+    )
     return select_missing(rows, job.lake.read(window.start, window.end)).count()
 
 
@@ -126,7 +128,7 @@ def _transfer_once(
                 job.database, read_connection, selection, size, checksums=job.checksums
             )
             if batch.is_exported:
-                database_rows = scan(
+                database_rows = scan_rows(
                     job.lake.session,
                     job.database,
                     read_connection,
@@ -137,13 +139,13 @@ def _transfer_once(
                 )
                 lake_only_rows = select_missing(job.lake.read(start, end), database_rows)
                 lake_only = compute_window_checksums(lake_only_rows, size, checksums=job.checksums)
-            entries = _compare(job, batch, staged, database_checksums, lake_only)
+            entries = _compare_checksums(job, batch, staged, database_checksums, lake_only)
     changes = {window.name: entry for window, entry in entries.items()}
-    job.lake.commit(State(changes, batch.covered), files)
+    job.lake.commit(LakeState(changes, batch.covered), files)
     return entries
 
 
-def _compare(
+def _compare_checksums(
     job: TransferJob,
     batch: WindowBatch,
     staged: Mapping[ExportWindow, RowChecksums],
@@ -158,13 +160,13 @@ def _compare(
     entries = {}
     for window in sorted({*batch.windows, *staged, *database_checksums, *lake_only}):
         entry = job.lake.get_entry(window)
-        previous = NOTHING if entry is None else entry.lake
-        written = previous + staged.get(window, NOTHING)
-        expected = database_checksums.get(window, NOTHING) + lake_only.get(window, NOTHING)
+        previous = NO_ROWS if entry is None else entry.lake
+        written = previous + staged.get(window, NO_ROWS)
+        expected = database_checksums.get(window, NO_ROWS) + lake_only.get(window, NO_ROWS)
         if not written.matches(expected):
             raise ExportMismatchError(window.name, str(expected), str(written), _HINT)
         if written.rows:
-            entries[window] = Entry(written, database_checksums.get(window, NOTHING).counts)
+            entries[window] = Entry(written, database_checksums.get(window, NO_ROWS).counts)
     return entries
 
 
@@ -202,6 +204,6 @@ def _scan_rows(
     cores = int(job.lake.session.sparkContext.defaultParallelism)
     needed = 1 if rows <= SMALL_TABLE_ROWS else max(math.ceil(total_bytes / PARTITION_BYTES), cores)
     number = min(needed, MAX_PARTITIONS)
-    return scan(
+    return scan_rows(
         job.lake.session, job.database, connection, selection, number, snapshot, job.options
     )

@@ -14,20 +14,20 @@ from pyspark.sql import SparkSession
 from sqlalchemy import URL
 
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
 from pyspark_sqlbroker.lake.entries import Entry
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import list_rows, list_window
 from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
+    NO_ROWS,
     RowChecksums,
     compute_window_checksums,
     query_window_checksums,
 )
 from pyspark_sqlbroker.lake.windows import ExportWindow
-from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.moments import MIN_TIME, TimeInput, parse_time
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,15 @@ class LakeChanges:
         )
 
 
-@store_errors(OSError)
+@convert_store_errors(OSError)
 def verify_export(
     spark: SparkSession,
     path: str,
     *,
     url: str | URL | None = None,
     source: str | None = None,
-    since: Moment | None = None,
-    until: Moment | None = None,
+    since: TimeInput | None = None,
+    until: TimeInput | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> VerifyResult:
     """Read the files of a lake again and compare with the exports' records.
@@ -155,15 +155,15 @@ def verify_export(
     """
     lake = Lake(spark, path, storage_options)
     lake.require_source()
-    first = parse_moment("since", since)
-    end = parse_moment("until", until)
+    first = parse_time("since", since)
+    end = parse_time("until", until)
 
     def is_selected(window: ExportWindow) -> bool:
         return (first is None or window.start >= first) and (end is None or window.end <= end)
 
     is_bounded = first is not None or end is not None
     findings = examine_lake(lake, is_selected if is_bounded else None)
-    compared = {*filter(is_selected, lake.windows()), *findings.checksums}
+    compared = {*filter(is_selected, lake.list_windows()), *findings.checksums}
     comparison = (
         () if url is None else _compare_with_database(lake, findings, url, source, is_selected)
     )
@@ -189,13 +189,13 @@ def _compare_with_database(
     is_selected: Callable[[ExportWindow], bool],
 ) -> tuple[dict[str, str], int]:
     """Compute `VerifyResult.lacking` and `VerifyResult.uncovered`."""
-    database = database_of(parse_address(url))
+    database = get_database(parse_address(url))
     selection = lake.select(database, name, hint="give the URL of its database")
-    end = max((end for _, end in lake.state.covered), default=FIRST)
+    end = max((end for _, end in lake.state.covered), default=MIN_TIME)
     damaged = [file for file in findings.files if file.path in findings.altered]
     lacking = dict[str, str]()
     uncovered = 0
-    no_entry = Entry(NOTHING, NOTHING)
+    no_entry = Entry(NO_ROWS, NO_ROWS)
     with database.connect() as connection:
         database.require_table(connection, selection.table, selection.schema)
         counts = query_window_checksums(database, connection, selection, lake.size, checksums=False)
@@ -208,10 +208,10 @@ def _compare_with_database(
                 continue
             rows = list_rows(database, connection, selection.between(window.start, window.end))
             if (
-                rows.figures != counts[window]
+                rows.checksums != counts[window]
             ):  # rows came or went meanwhile, or the conditions on times miss some
                 rows = list_window(database, connection, selection, window)
-            if missing := rows.count_lacking(lake.iter_identities(window, damaged)):
+            if missing := rows.count_missing(lake.iter_identities(window, damaged)):
                 shortage = f"{missing} of the {len(rows.ids)} rows that the database has"
                 lacking[window.name] = f"{shortage} are not in the lake: {window.repair_hint}"
     return lacking, uncovered
@@ -219,7 +219,7 @@ def _compare_with_database(
 
 def _describe_difference(lake: Lake, findings: LakeExamination, window: ExportWindow) -> str:
     recorded = lake.get_checksums(window)
-    actual = findings.checksums.get(window, NOTHING)
+    actual = findings.checksums.get(window, NO_ROWS)
     issue = "its rows are others"
     if lake.get_entry(window) is None:
         issue = "no export has recorded it"
@@ -250,7 +250,7 @@ def examine_lake(
         checksums: True to compare contents of rows; False for counts only, unless other programs
             have written.
     """
-    all_windows = {*lake.windows(), *windows}
+    all_windows = {*lake.list_windows(), *windows}
     files = lake.files
     if is_selected is not None:
         all_windows = set(filter(is_selected, all_windows))
@@ -287,7 +287,7 @@ def _find_differing(
     return [
         window
         for window in all_windows
-        if not checksums.get(window, NOTHING).matches(lake.get_checksums(window))
+        if not checksums.get(window, NO_ROWS).matches(lake.get_checksums(window))
     ]
 
 
@@ -316,7 +316,7 @@ def find_changes(lake: Lake, checked_bytes: float) -> LakeChanges:
             lake.read_files(unaltered_files), lake.size, checksums=False
         )
         other_windows = {
-            window.name for window in _find_differing(lake, lake.windows(), checksums)
+            window.name for window in _find_differing(lake, lake.list_windows(), checksums)
         } - windows
         if other_windows:
             suffix = (
@@ -336,14 +336,14 @@ def _find_differing_foreign(
     """Return the differing windows among the windows of foreign files."""
     if not foreign:
         return []
-    spans = [lake.span_of(file) for file in foreign]
+    spans = [lake.get_file_span(file) for file in foreign]
     overlapping = [
         file for file in files if any(span is None or file.may_hold(*span) for span in spans)
     ]
     checksums = compute_window_checksums(lake.read_files(overlapping), lake.size, checksums=True)
     affected = {
-        window: checksums.get(window, NOTHING)
-        for window in {*lake.windows(), *checksums}
+        window: checksums.get(window, NO_ROWS)
+        for window in {*lake.list_windows(), *checksums}
         if any(file.may_hold(window.start, window.end) for file in foreign)
     }
     return _find_differing(lake, (), affected)
@@ -351,5 +351,5 @@ def _find_differing_foreign(
 
 def _has_recorded_row_count(lake: Lake) -> bool:
     """Return True if the log has as many rows as are recorded."""
-    recorded = sum(lake.get_checksums(window).rows for window in lake.windows())
+    recorded = sum(lake.get_checksums(window).rows for window in lake.list_windows())
     return sum(file.rows for file in lake.files) == recorded

@@ -11,32 +11,32 @@ from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.load.selection import Selection
-from pyspark_sqlbroker.moments import Moment, parse_moment
+from pyspark_sqlbroker.moments import TimeInput, parse_time
 
 BATCH_BYTES = 8 << 20
 """A batch ends with the row that reaches this size."""
 
 
 @dataclass(frozen=True, order=True)
-class Position:
+class ArchivePosition:
     """A position between two rows of the archive.
 
     Attributes:
-        moment: Rows archived before this time are before the position.
+        time: Rows archived before this time are before the position.
         id: So are rows of the same time up to this id; 0 means no row of that time.
     """
 
-    moment: datetime
+    time: datetime
     id: int = 0
 
     def __str__(self) -> str:
         """Return the text that `parse_position` reads."""
-        time = self.moment.isoformat(timespec="microseconds")
+        time = self.time.isoformat(timespec="microseconds")
         return f"{time}/{self.id}" if self.id else time
 
     def build_later_condition(self, database: ArchiveDatabase, time_column: str) -> str:
         """Return the condition on the rows after the position; for an index on the time."""
-        bound = database.moment(self.moment)
+        bound = database.format_time(self.time)
         if not self.id:
             return f"{time_column} >= {bound}"
         return (
@@ -46,14 +46,14 @@ class Position:
 
     def build_earlier_condition(self, database: ArchiveDatabase, time_column: str) -> str:
         """Return the condition on the rows before the position."""
-        bound = database.moment(self.moment)
+        bound = database.format_time(self.time)
         return (
             f"{time_column} <= {bound} AND ({time_column} < {bound} OR {database.quote('id')} "
             f"<= {self.id})"
         )
 
 
-def parse_position(name: str, value: Moment | None) -> Position | None:
+def parse_position(name: str, value: TimeInput | None) -> ArchivePosition | None:
     """Parse the text of a position, or a time.
 
     Raises:
@@ -65,12 +65,12 @@ def parse_position(name: str, value: Moment | None) -> Position | None:
             f"{name} {value!r} is no watermark: give the text that a reader had, a datetime with a "
             "time zone, a date, or either as ISO 8601 text"
         )
-    time = parse_moment(name, text)
-    return None if time is None else Position(time, int(number or 0))
+    time = parse_time(name, text)
+    return None if time is None else ArchivePosition(time, int(number or 0))
 
 
 @dataclass(frozen=True)
-class Page:
+class ArchivePage:
     """Some rows of the archive.
 
     Attributes:
@@ -80,7 +80,7 @@ class Page:
     """
 
     rows: list[Any]
-    end: Position
+    end: ArchivePosition
     is_last: bool
 
 
@@ -88,12 +88,12 @@ def read_page(
     database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
-    start: Position | None,
-    most: int,
-) -> Page | None:
+    start: ArchivePosition | None,
+    limit: int,
+) -> ArchivePage | None:
     """Read the first selected rows after `start`; None if there are none.
 
-    A page has at most `most` rows, and few bytes more than `BATCH_BYTES` and one row. Two
+    A page has at most `limit` rows, and few bytes more than `BATCH_BYTES` and one row. Two
     statements read it, and rows that are deleted between them are left out.
 
     Args:
@@ -101,13 +101,13 @@ def read_page(
         connection: A connection to it.
         selection: Its since is in year 1 or later, its until a time that the horizon has passed.
         start: None starts before the oldest row.
-        most: Maximum number of rows. The length of each row is read, for which MySQL and MariaDB
+        limit: Maximum number of rows. The length of each row is read, for which MySQL and MariaDB
             read long bodies completely.
     """
     connection = connection.execution_options(no_parameters=True)
     time = database.quote(selection.time_column)
     values = [database.build_value(field) for field in selection.fields]
-    source = selection.from_clause(database)
+    source = selection.build_from_clause(database)
     if start is not None:
         source += f" AND {start.build_later_condition(database, time)}"
     order = f"ORDER BY {time}, {database.quote('id')}"
@@ -119,7 +119,7 @@ def read_page(
     # Read the lengths first, separately: drivers fetch all rows of a statement at once.
     lengths = connection.exec_driver_sql(
         f"SELECT {database.build_microseconds(time)}, {database.quote('id')}, {' + '.join(sizes)} "
-        f"{source} {order} LIMIT {most}"
+        f"{source} {order} LIMIT {limit}"
     ).all()
     if not lengths:
         return None
@@ -133,9 +133,9 @@ def read_page(
     last_time, last_id, _ = lengths[count - 1]
     # SQLite's column takes fractions, too. Round up, as a position before its own row would never
     # get past that row.
-    end = Position(from_microseconds(math.ceil(last_time)), int(last_id))
+    end = ArchivePosition(from_microseconds(math.ceil(last_time)), int(last_id))
     rows = connection.exec_driver_sql(
         f"SELECT {', '.join(values)} {source} AND {end.build_earlier_condition(database, time)} "
         f"{order}"
     ).all()
-    return Page(list(rows), end, is_last=count == len(lengths) < most)
+    return ArchivePage(list(rows), end, is_last=count == len(lengths) < limit)

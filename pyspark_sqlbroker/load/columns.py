@@ -10,14 +10,15 @@ class Field:
     Attributes:
         name: Its name in the table and in the DataFrame.
         type: Spark SQL's name of its type.
-        always: True if it never holds NULL. Spark treats every column of a JDBC source as nullable.
-        meaning: Description of the content, with the unit.
+        is_required: True if it never holds NULL. Spark treats every column of a JDBC source as
+            nullable.
+        description: Description of the content, with the unit.
     """
 
     name: str
     type: str
-    always: bool
-    meaning: str
+    is_required: bool
+    description: str
 
 
 _COMMON_FIELDS = (

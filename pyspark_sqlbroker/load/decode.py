@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, VariantType
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 VARIANT = "variant"
@@ -105,14 +105,15 @@ def _parse_data_type(schema: Any) -> DataType:
         return struct_of(schema)
     if not isinstance(schema, str):
         raise SetupError(
-            f'schema cannot be {short(schema)}: give "variant", a DataType, its DDL like "user '
+            f'schema cannot be {format_value(schema)}: give "variant", a DataType, its DDL like '
+            '"user '
             'INT, amount DOUBLE", or a Pydantic model class'
         )
     try:
         return VariantType() if schema.strip().lower() == VARIANT else DataType.fromDDL(schema)
     except Exception as error:
         msg = (
-            f"schema {short(schema)} is no DDL that Spark can read: write it like "
+            f"schema {format_value(schema)} is no DDL that Spark can read: write it like "
             '"user INT, amount DOUBLE"'
         )
         raise SetupError(msg) from error

@@ -15,24 +15,24 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
 from pyspark_sqlbroker.horizon.base import Source, get_earlier
 from pyspark_sqlbroker.lake.files import read_json, write_json
 from pyspark_sqlbroker.load.decode import decode_payload
-from pyspark_sqlbroker.load.read import open_snapshot, scan
+from pyspark_sqlbroker.load.read import open_snapshot, scan_rows
 from pyspark_sqlbroker.load.selection import (
     ARCHIVE,
     Selection,
+    check_same_source,
     describe_source,
     find_oldest,
-    refuse_other_rows,
     select_rows,
 )
-from pyspark_sqlbroker.moments import Moment, format_utc, parse_moment
+from pyspark_sqlbroker.moments import TimeInput, format_utc, parse_time
 
 logger = logging.getLogger("faststream_sqlbroker.spark")
 
@@ -79,7 +79,7 @@ def new_rows(
     state: str,
     table: str = "message_archive",
     schema: str | None = None,
-    since: Moment | None = None,
+    since: TimeInput | None = None,
     queues: Iterable[str] | None = None,
     states: Iterable[str | MessageState] | None = None,
     safety_lag: Duration = "5m",
@@ -151,15 +151,13 @@ def new_rows(
     """
     selection = select_rows(ARCHIVE, table, schema, since=since, queues=queues, states=states)
     max_duration = (
-        None
-        if max_window is None
-        else timedelta(seconds=positive_seconds("max_window", max_window))
+        None if max_window is None else timedelta(seconds=parse_positive("max_window", max_window))
     )
     # Race: the order of these steps makes each row come once, so they stay in one function: read
     # the watermark, find the horizon, take the snapshot, write the window's end, read, mark it
     # done.
     address = parse_address(url)
-    database = database_of(address)
+    database = get_database(address)
     file = WatermarkFile(spark, state, describe_source(address, selection, source))
     with ExitStack() as stack:
         with database.connect() as connection:
@@ -188,7 +186,7 @@ def new_rows(
             # The snapshot comes after the horizon: an older one could lack rows before the horizon,
             # which no later load would read.
             shared_snapshot = stack.enter_context(open_snapshot(url)) if snapshot else None
-            frame = scan(
+            frame = scan_rows(
                 spark, database, connection, window, num_partitions, shared_snapshot, options
             )
         if new_watermark != watermark:
@@ -269,7 +267,7 @@ class WatermarkFile:
                 f"{self.path} is no watermark that this version can read: give another path in "
                 "state="
             )
-        refuse_other_rows(
+        check_same_source(
             f"{self.path} is the state",
             content["source"],
             self.source,
@@ -305,9 +303,9 @@ def _parse_watermark(content: Mapping[str, Any], source: Mapping[str, Any]) -> W
     pending = content["begun"]
     end = None
     if pending is not None:
-        time = cast("datetime", parse_moment("until", pending["until"]))
+        time = cast("datetime", parse_time("until", pending["until"]))
         end = Horizon(time, cast("Source", pending["source"]), str(pending["detail"]))
-    return Watermark(source, parse_moment("until", content["until"]), str(content["load"]), end)
+    return Watermark(source, parse_time("until", content["until"]), str(content["load"]), end)
 
 
 def _render_watermark(watermark: Watermark) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 _SCALAR_TYPES: dict[Any, DataType] = {
@@ -109,7 +109,7 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
             itself, `model` is no class of Pydantic's, or a RootModel, whose JSON is its root's.
     """
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise SetupError(f"struct_of takes a Pydantic model class, got {short(model)}")
+        raise SetupError(f"struct_of takes a Pydantic model class, got {format_value(model)}")
     if issubclass(model, RootModel):
         raise SetupError(
             f"{model.__name__} is a RootModel, whose JSON has no field root: give the model that "

@@ -13,15 +13,15 @@ from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.checks import validate_integer
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.databases.base import TableSize
-from pyspark_sqlbroker.drivers import java_of
+from pyspark_sqlbroker.drivers import get_java
 from pyspark_sqlbroker.load.decode import decode_payload
 from pyspark_sqlbroker.load.selection import (
     ARCHIVE,
@@ -30,9 +30,9 @@ from pyspark_sqlbroker.load.selection import (
     find_oldest,
     select_rows,
 )
-from pyspark_sqlbroker.moments import Moment
-from pyspark_sqlbroker.session import need_driver
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.moments import TimeInput
+from pyspark_sqlbroker.session import require_driver
+from pyspark_sqlbroker.store_errors import convert_store_errors
 
 LOCK_TIMEOUT = 60
 """Seconds that a reader waits for a lock on the table.
@@ -66,7 +66,7 @@ class Snapshot:
             f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'"
         )
 
-    def keep(self, table: str) -> None:
+    def lock_table(self, table: str) -> None:
         """Lock `table` (quoted) with all partitions against DROP, TRUNCATE and rewrites.
 
         A snapshot contains rows only as long as their table exists.
@@ -107,22 +107,22 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
         NotSupportedError: MySQL, MariaDB and SQLite have no snapshot that connections can share;
             readers close their window by the database's clock there.
     """
-    seconds = positive_seconds("max_duration", max_duration)
-    database = database_of(parse_address(url))
+    seconds = parse_positive("max_duration", max_duration)
+    database = get_database(parse_address(url))
     if not database.shares_snapshots:
         raise NotSupportedError(
             f"{database.kind} has no snapshot that connections share, PostgreSQL has: read closed "
             "windows (since=, until=) there"
         )
     with ExitStack() as stack:
-        with store_errors():  # errors in the block are the caller's
+        with convert_store_errors():  # errors in the block are the caller's
             connection = stack.enter_context(database.open())
             connection.exec_driver_sql(
                 f"SET idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'"
             )
             connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            number = str(database.scalar(connection, "SELECT pg_export_snapshot()"))
-            snapshot = Snapshot(number, database.now(connection), connection)
+            number = str(database.fetch_scalar(connection, "SELECT pg_export_snapshot()"))
+            snapshot = Snapshot(number, database.get_time(connection), connection)
         try:
             yield snapshot
         except (SQLAlchemyError, PySparkException, Py4JError, StoreError) as error:
@@ -160,8 +160,8 @@ def read_archive(
     *,
     table: str = "message_archive",
     schema: str | None = None,
-    since: Moment | None = None,
-    until: Moment | None = None,
+    since: TimeInput | None = None,
+    until: TimeInput | None = None,
     queues: Iterable[str] | None = None,
     states: Iterable[str | MessageState] | None = None,
     num_partitions: int | Literal["auto"] = "auto",
@@ -219,8 +219,8 @@ def read_messages(
     *,
     table: str = "message",
     schema: str | None = None,
-    since: Moment | None = None,
-    until: Moment | None = None,
+    since: TimeInput | None = None,
+    until: TimeInput | None = None,
     queues: Iterable[str] | None = None,
     states: Iterable[str | MessageState] | None = None,
     num_partitions: int | Literal["auto"] = "auto",
@@ -255,20 +255,20 @@ def _read(
     if not isinstance(snapshot, bool | Snapshot):
         raise SetupError(
             "snapshot must be True, False or the snapshot of `with open_snapshot(url) as now:`, "
-            f"got {short(snapshot)}"
+            f"got {format_value(snapshot)}"
         )
-    database = database_of(parse_address(url))
+    database = get_database(parse_address(url))
     with database.connect() as connection:
         if snapshot is True:
             selection = selection.end_now(database, connection)
         shared_snapshot = snapshot if isinstance(snapshot, Snapshot) else None
-        frame = scan(
+        frame = scan_rows(
             spark, database, connection, selection, num_partitions, shared_snapshot, options
         )
     return frame if decode is None else decode_payload(frame, decode)
 
 
-def scan(
+def scan_rows(
     spark: SparkSession,
     database: ArchiveDatabase,
     connection: Connection,
@@ -282,10 +282,10 @@ def scan(
     Raises:
         SetupError: the database has no such table, or the session lacks the driver.
     """
-    need_driver(spark, database.jdbc_driver, database.kind)
+    require_driver(spark, database.jdbc_driver, database.kind)
     database.require_table(connection, selection.table, selection.schema)
     if snapshot is not None:
-        snapshot.keep(selection.name(database))
+        snapshot.lock_table(selection.get_table_name(database))
         connection = snapshot.connection  # a new connection could deadlock: see LOCK_TIMEOUT
     size = database.estimate_size(connection, selection.table, selection.schema)
     number = _count_partitions(spark, num_partitions, size)
@@ -302,7 +302,7 @@ def scan(
     raw = spark.read.jdbc(
         database.address.jdbc_url,
         selection.build_subquery(database, [field.name for field in selection.fields], column),
-        predicates=database.predicates(connection, rows, number),
+        predicates=database.build_predicates(connection, rows, number),
         properties=properties | dict(options or {}),
     )
     return raw.select(*_convert_columns(spark, database, selection))
@@ -323,7 +323,7 @@ def _count_partitions(
     spark: SparkSession, requested: int | Literal["auto"], size: TableSize
 ) -> int:
     if requested != "auto":
-        return whole_number("num_partitions", requested, other=' or "auto"')
+        return validate_integer("num_partitions", requested, other=' or "auto"')
     context = getattr(spark, "_sc", None)
     cores = 2 if context is None else int(context.defaultParallelism)
     return size.choose_partitions(cores)
@@ -374,7 +374,7 @@ def _convert_columns(
 
 def _is_java_in_utc(spark: SparkSession) -> bool:
     """Return True if times that Spark pushes down keep their meaning."""
-    java = java_of(spark)
+    java = get_java(spark)
     if java is None:
         return False
     zone = str(getattr(java, "java.util.TimeZone").getDefault().getID())

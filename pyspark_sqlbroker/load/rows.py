@@ -32,10 +32,10 @@ ARROW_TYPES = {
 }
 
 
-def to_schema(fields: Sequence[Field], *, decoded: bool = False) -> pa.Schema:
+def to_arrow_schema(fields: Sequence[Field], *, with_body: bool = False) -> pa.Schema:
     """Convert fields to an Arrow schema, optionally with the body's text; all are nullable."""
     columns = {field.name: ARROW_TYPES[field.type] for field in fields}
-    return pa.schema(columns | ({BODY_COLUMN: pa.string()} if decoded else {}))
+    return pa.schema(columns | ({BODY_COLUMN: pa.string()} if with_body else {}))
 
 
 def read_batches(
@@ -53,7 +53,7 @@ def read_batches(
     Returns:
         Batches of at most `fetch_rows` rows, and of few bytes more than `BATCH_BYTES` and one row.
     """
-    schema = to_schema(fields)
+    schema = to_arrow_schema(fields)
     if address.kind == "postgresql":
         yield from _read_by_adbc(address, statement, schema, fetch_rows)
         return
@@ -73,7 +73,7 @@ def _read_by_adbc(
             f"{error.name!r} is not installed: pip install 'sqlbroker[spark]'"
         ) from error
     with (
-        dbapi.connect(conninfo(address), autocommit=True) as connection,
+        dbapi.connect(build_conninfo(address), autocommit=True) as connection,
         connection.cursor() as cursor,
     ):
         cursor.adbc_statement.set_options(
@@ -90,7 +90,7 @@ def _read_by_adbc(
                 yield converted.slice(first, fetch_rows)
 
 
-def conninfo(address: Address) -> str:
+def build_conninfo(address: Address) -> str:
     """Build the parameters that libpq connects with, including the password."""
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - of PostgreSQL only
 
@@ -110,7 +110,7 @@ def _open_mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tupl
     """Open a cursor that holds one row: a plain cursor would fetch all rows first."""
     from pymysql.cursors import SSCursor  # noqa: PLC0415 - of MySQL only
 
-    with address.engine().connect() as connection:
+    with address.create_engine().connect() as connection:
         raw: Any = connection.connection.dbapi_connection
         with raw.cursor() as cursor:
             cursor.execute(f"SET SESSION net_write_timeout = {WRITE_TIMEOUT}")

@@ -18,7 +18,7 @@ from pyspark_sqlbroker.address import Address
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.databases.base import BLOCKS, TableRange
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
-from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
+from pyspark_sqlbroker.moments import MIN_TIME, TimeInput, parse_time
 
 
 @dataclass(frozen=True)
@@ -51,45 +51,47 @@ class Selection:
         """Return the same rows of other times."""
         return replace(self, since=since, until=until)
 
-    def name(self, database: ArchiveDatabase) -> str:
+    def get_table_name(self, database: ArchiveDatabase) -> str:
         """Return the quoted name of the table."""
         return database.quote_table(self.table, self.schema)
 
-    def times(self, database: ArchiveDatabase) -> str:
+    def build_time_condition(self, database: ArchiveDatabase) -> str:
         """Return the condition on the time as SQL; "" for any."""
         time = database.quote(self.time_column)
         conditions = []
         if self.since is not None:
-            conditions.append(f"{time} >= {database.moment(self.since)}")
+            conditions.append(f"{time} >= {database.format_time(self.since)}")
         if self.until is not None:
-            conditions.append(f"{time} < {database.moment(self.until)}")
+            conditions.append(f"{time} < {database.format_time(self.until)}")
         return " AND ".join(conditions)
 
     def build_condition(self, database: ArchiveDatabase) -> str:
         """Return the complete condition as SQL; "" for every row."""
-        conditions = [times] if (times := self.times(database)) else []
+        conditions = [times] if (times := self.build_time_condition(database)) else []
         for name, values in (("queue", self.queues), ("state", self.states)):
             if values is not None:
                 conditions.append(database.build_in_condition(name, values) if values else "1=0")
         conditions += [f"({condition})" for condition in self.conditions]
         return " AND ".join(conditions)
 
-    def from_clause(self, database: ArchiveDatabase) -> str:
+    def build_from_clause(self, database: ArchiveDatabase) -> str:
         """Return FROM, and WHERE if there is a condition."""
         condition = self.build_condition(database)
-        return f"FROM {self.name(database)}{f' WHERE {condition}' if condition else ''}"
+        return f"FROM {self.get_table_name(database)}{f' WHERE {condition}' if condition else ''}"
 
     def build_subquery(self, database: ArchiveDatabase, names: Collection[str], column: str) -> str:
         """Return the selected rows as SQL, with the named columns and the columns that ranges need.
 
         The ranges are those of `build_table_range` on `column`.
         """
-        columns = [database.column(field) for field in self.fields if field.name in names]
+        columns = [
+            database.build_jdbc_column(field) for field in self.fields if field.name in names
+        ]
         columns += [
             f"{value} AS {database.quote(name)}"
             for name, value in database.get_hidden_columns(column).items()
         ]
-        return f"(SELECT {', '.join(columns)} {self.from_clause(database)}) q"
+        return f"(SELECT {', '.join(columns)} {self.build_from_clause(database)}) q"
 
     def choose_range_column(self, *, in_snapshot: bool = False) -> str:
         """Choose the column to cut the rows by, so that each message is in a range only.
@@ -108,12 +110,12 @@ class Selection:
 
     def build_table_range(self, database: ArchiveDatabase, column: str) -> TableRange:
         """Return the rows, to be cut into ranges of "id" or "archived_at", or of `BLOCKS`."""
-        where = self.times(database) if column == "archived_at" else ""
+        where = self.build_time_condition(database) if column == "archived_at" else ""
         return TableRange(self.table, self.schema, column, where)
 
     def end_now(self, database: ArchiveDatabase, connection: Connection) -> "Selection":
         """Return the rows that are older than now, by the database's clock."""
-        end = database.now(connection) + TICK
+        end = database.get_time(connection) + TICK
         return self.between(self.since, end if self.until is None else min(end, self.until))
 
 
@@ -143,8 +145,8 @@ def select_rows(
     table: str | None = None,
     schema: str | None = None,
     *,
-    since: Moment | None = None,
-    until: Moment | None = None,
+    since: TimeInput | None = None,
+    until: TimeInput | None = None,
     queues: Iterable[str] | None = None,
     states: Iterable[str | MessageState] | None = None,
 ) -> Selection:
@@ -157,8 +159,8 @@ def select_rows(
     check_name("table", table)
     if schema is not None:
         check_name("schema", schema)
-    first = parse_moment("since", since)
-    end = parse_moment("until", until)
+    first = parse_time("since", since)
+    end = parse_time("until", until)
     if first is not None and end is not None and end < first:
         raise SetupError(
             f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them"
@@ -171,11 +173,11 @@ def find_oldest(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> datetime | None:
     """Return the time of the oldest selected row from year 1 on; None if there is none."""
-    dated = selection.between(selection.since or FIRST, selection.until)
+    dated = selection.between(selection.since or MIN_TIME, selection.until)
     # An index provides the minimum of the column, but not of a function's results.
     oldest = database.build_microseconds(f"min({database.quote(selection.time_column)})")
-    oldest_microseconds = database.scalar(
-        connection, f"SELECT {oldest} {dated.from_clause(database)}"
+    oldest_microseconds = database.fetch_scalar(
+        connection, f"SELECT {oldest} {dated.build_from_clause(database)}"
     )
     return None if oldest_microseconds is None else from_microseconds(int(oldest_microseconds))
 
@@ -227,7 +229,7 @@ def describe_source(address: Address, selection: Selection, name: str | None) ->
     }
 
 
-def refuse_other_rows(
+def check_same_source(
     subject: str, recorded: Mapping[str, Any], requested: Mapping[str, Any], hint: str
 ) -> None:
     """Check that a state on disk belongs to the requested rows.

@@ -18,19 +18,24 @@ from sqlalchemy import URL, Connection, false, select
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker import exceptions
-from faststream_sqlbroker.core.checks import flag, name_problem, queue_problem, whole_number
-from faststream_sqlbroker.core.replays import Plan, check_headers
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
+from faststream_sqlbroker.core.checks import (
+    find_name_error,
+    find_queue_error,
+    validate_bool,
+    validate_integer,
+)
+from faststream_sqlbroker.core.replays import ReplayPlan, check_headers
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_delay, parse_positive
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.replays.writer import (
     MAX_SAMPLES,
     QueueReplayCount,
-    Task,
-    Writer,
+    ReplayTask,
+    ReplayWriter,
     format_refusal,
 )
 
@@ -49,7 +54,7 @@ _ARROW_RESULT_SCHEMA = pa.schema(
 )
 _PACKAGE_ERROR = re.compile(r"^faststream_sqlbroker\.exceptions\.(\w+): (.*)$", re.MULTILINE)
 
-NEEDED = ("id", "queue", "priority", "key", "headers", "payload", "publish_count")
+REQUIRED_COLUMNS = ("id", "queue", "priority", "key", "headers", "payload", "publish_count")
 """Columns that the DataFrame must have; other columns are ignored."""
 
 
@@ -156,20 +161,22 @@ def replay(
             have been published: run the same job again.
     """
     plan = _build_plan(job, queue, headers)
-    flag("dry_run", dry_run)
-    flag("current_only", current_only)
-    database = database_of(parse_address(url))
+    validate_bool("dry_run", dry_run)
+    validate_bool("current_only", current_only)
+    database = get_database(parse_address(url))
     config = SqlBrokerSchemaConfig(
         message_table_name=table,
         message_archive_table_name=archive_table if current_only else None,
         schema=schema,
     )
     count = (
-        1 if database.has_single_writer else whole_number("num_partitions", num_partitions, most=64)
+        1
+        if database.has_single_writer
+        else validate_integer("num_partitions", num_partitions, maximum=64)
     )
     rows = partition_rows(df, count, dry_run=dry_run, current_only=current_only)
     per_second = _check_rate(rate)
-    writer = Writer(
+    writer = ReplayWriter(
         database,
         config,
         plan,
@@ -177,11 +184,11 @@ def replay(
         start=None,
         spacing=timedelta(seconds=0 if per_second is None else count / per_second),
         shift=timedelta(seconds=0 if per_second is None else 1 / per_second),
-        delay=timedelta(seconds=0 if delay is None else delay_seconds(delay)),
+        delay=timedelta(seconds=0 if delay is None else parse_delay(delay)),
         remember=None
         if remember is None
-        else timedelta(seconds=positive_seconds("remember", remember)),
-        batch_size=whole_number("batch_size", batch_size, most=10_000),
+        else timedelta(seconds=parse_positive("remember", remember)),
+        batch_size=validate_integer("batch_size", batch_size, maximum=10_000),
         dry_run=dry_run,
         current_only=current_only,
     )
@@ -189,20 +196,21 @@ def replay(
     return _summarize(_run_tasks(rows, writer), plan.job, dry_run=dry_run)
 
 
-def _build_plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> Plan:
-    if issue := name_problem(job):
-        raise SetupError(f"job cannot be {short(job)}: {issue}")
-    if queue is not None and (issue := queue_problem(queue)):
-        raise SetupError(f"queue cannot be {short(queue)}: {issue}")
+def _build_plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> ReplayPlan:
+    if issue := find_name_error(job):
+        raise SetupError(f"job cannot be {format_value(job)}: {issue}")
+    if queue is not None and (issue := find_queue_error(queue)):
+        raise SetupError(f"queue cannot be {format_value(queue)}: {issue}")
     if headers is not None and not isinstance(headers, Mapping):
         raise SetupError(
-            f"headers must be JSON values by name, such as {{'why': 'bug 7'}}, got {short(headers)}"
+            f"headers must be JSON values by name, such as {{'why': 'bug 7'}}, got "
+            f"{format_value(headers)}"
         )
     try:
         check_headers("headers", headers or {})
     except PublishError as error:
         raise SetupError(str(error)) from error
-    return Plan(job, queue, dict(headers or {}))
+    return ReplayPlan(job, queue, dict(headers or {}))
 
 
 def _check_rate(rate: float | None) -> float | None:
@@ -219,7 +227,7 @@ def _check_rate(rate: float | None) -> float | None:
     return rate
 
 
-def _prepare_writer(writer: Writer, *, spread: bool) -> Writer:
+def _prepare_writer(writer: ReplayWriter, *, spread: bool) -> ReplayWriter:
     """Return the writer with the database's clock, if times are spread; check the tables.
 
     Raises:
@@ -227,13 +235,13 @@ def _prepare_writer(writer: Writer, *, spread: bool) -> Writer:
         StoreError: the database cannot be reached.
     """
     with writer.database.connect() as connection:
-        now = writer.database.now(connection)
+        now = writer.database.get_time(connection)
         _require_tables(writer, connection)
     return replace(writer, start=now if spread else None)
 
 
-def _require_tables(writer: Writer, connection: Connection) -> None:
-    for table in writer.build_tables().ours:
+def _require_tables(writer: ReplayWriter, connection: Connection) -> None:
+    for table in writer.build_tables().broker_tables:
         try:
             connection.execute(select(*table.c).where(false()))
         except DBAPIError as error:
@@ -260,10 +268,11 @@ def partition_rows(
     Raises:
         SetupError: a column is missing or of an unsupported type, or the DataFrame is streaming.
     """
-    missing = [name for name in NEEDED if name not in df.columns]
+    missing = [name for name in REQUIRED_COLUMNS if name not in df.columns]
     if missing:
         raise SetupError(
-            f"the DataFrame has no column {missing[0]!r}: replay needs {', '.join(NEEDED)}, as "
+            f"the DataFrame has no column {missing[0]!r}: replay needs "
+            f"{', '.join(REQUIRED_COLUMNS)}, as "
             "read_archive returns them"
         )
     if current_only and "archived_at" not in df.columns:
@@ -274,7 +283,9 @@ def partition_rows(
         raise SetupError(
             "replay takes no streaming DataFrame: call it in foreachBatch, with one job"
         )
-    other_columns = [F.col(name) for name in NEEDED if name not in ("id", "headers", "payload")]
+    other_columns = [
+        F.col(name) for name in REQUIRED_COLUMNS if name not in ("id", "headers", "payload")
+    ]
     # A payload that was changed in Spark is text (to_json); the databases take bytes.
     payload = _convert_payload(df)
     length = F.octet_length(payload).cast("long").alias("bytes")
@@ -324,10 +335,10 @@ def _convert_payload(df: DataFrame) -> Column:
     return F.col("payload").cast("binary").alias("payload")
 
 
-def _run_tasks(rows: DataFrame, writer: Writer) -> list[Any]:
+def _run_tasks(rows: DataFrame, writer: ReplayWriter) -> list[Any]:
     def run_task(batches: Iterable[Any]) -> Iterable[Any]:
         context = TaskContext.get()
-        task = Task(writer, 0 if context is None else context.partitionId())
+        task = ReplayTask(writer, 0 if context is None else context.partitionId())
         task_rows = (row for batch in batches for row in batch.to_pylist())
         yield _to_arrow(task.run(task_rows))
 

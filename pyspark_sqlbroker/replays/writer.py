@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, and_, func, insert, select
 from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidRequestError, OperationalError
 
-from faststream_sqlbroker.core.replays import SCOPE, Copy, Plan, copy_row
-from faststream_sqlbroker.core.routing import LATEST
+from faststream_sqlbroker.core.replays import REPLAY_SCOPE, ReplayCopy, ReplayPlan, copy_row
+from faststream_sqlbroker.core.routing import MAX_DUE_TIME
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -51,7 +51,7 @@ LOOKUP_CHUNK = 500
 
 
 @dataclass(frozen=True)
-class Writer:
+class ReplayWriter:
     """The parameters of a task; pickled and sent to the workers.
 
     Attributes:
@@ -72,7 +72,7 @@ class Writer:
 
     database: ArchiveDatabase
     config: SqlBrokerSchemaConfig
-    plan: Plan
+    plan: ReplayPlan
     run: str
     start: datetime | None
     spacing: timedelta
@@ -90,7 +90,7 @@ class Writer:
     @property
     def scope(self) -> str:
         """Scope of the job's marks."""
-        return SCOPE + self.plan.job
+        return REPLAY_SCOPE + self.plan.job
 
 
 @dataclass
@@ -111,7 +111,7 @@ class QueueReplayCount:
     redriven: int = 0
     sample: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, copy: Copy, *, is_new: bool, in_sample: bool) -> None:
+    def add(self, copy: ReplayCopy, *, is_new: bool, in_sample: bool) -> None:
         """Count a row."""
         self.rows += 1
         if is_new:
@@ -124,10 +124,10 @@ class QueueReplayCount:
                 self.sample.append({"id": copy.origin, **values, "bytes": copy.bytes})
 
 
-class Task:
+class ReplayTask:
     """The work of a partition."""
 
-    def __init__(self, writer: Writer, partition: int) -> None:
+    def __init__(self, writer: ReplayWriter, partition: int) -> None:
         self._writer = writer
         self._database = writer.database
         tables = writer.build_tables()
@@ -136,7 +136,7 @@ class Task:
         self._state = tables.policy_state
         self._start = None if writer.start is None else writer.start + writer.shift * partition
         self._slots = self._sample_count = 0
-        self._engine = self._database.address.engine()
+        self._engine = self._database.address.create_engine()
         self._connection: Connection | None = None
         self.counts: dict[str, QueueReplayCount] = {}
 
@@ -153,7 +153,7 @@ class Task:
         copies = (copy_row(row, self._writer.plan) for row in rows)
         unique_copies = (next(group) for _, group in groupby(copies, key=lambda copy: copy.origin))
         try:
-            for batch in batches(unique_copies, self._writer.batch_size, BATCH_BYTES):
+            for batch in split_batches(unique_copies, self._writer.batch_size, BATCH_BYTES):
                 published = (
                     self._find_published(batch) if self._writer.dry_run else self._publish(batch)
                 )
@@ -172,7 +172,7 @@ class Task:
         count.rows += 1
         count.redriven += 1
 
-    def _count(self, batch: Sequence[Copy], published: set[int]) -> None:
+    def _count(self, batch: Sequence[ReplayCopy], published: set[int]) -> None:
         for copy in batch:
             count = self.counts.setdefault(copy.queue, QueueReplayCount())
             count.add(
@@ -182,13 +182,13 @@ class Task:
             )
             self._sample_count += copy.origin not in published
 
-    def _find_published(self, batch: Sequence[Copy]) -> set[int]:
+    def _find_published(self, batch: Sequence[ReplayCopy]) -> set[int]:
         def find_marks(connection: Connection) -> set[int]:
             return {int(mark.key) for mark in self._read_marks(connection, batch)}
 
         return self._retry(find_marks)
 
-    def _publish(self, batch: Sequence[Copy]) -> set[int]:
+    def _publish(self, batch: Sequence[ReplayCopy]) -> set[int]:
         """Write the copies without a mark; return the ids that an earlier run has written."""
         attempts: set[uuid.UUID] = set()
 
@@ -216,12 +216,12 @@ class Task:
         return published
 
     def _write(
-        self, connection: Connection, batch: Sequence[Copy], token: uuid.UUID
+        self, connection: Connection, batch: Sequence[ReplayCopy], token: uuid.UUID
     ) -> tuple[set[int], set[str]]:
         """Insert marks and messages; return the ids of earlier runs, and the queues with rows due
         now.
         """
-        now = self._database.now(connection)
+        now = self._database.get_time(connection)
         # Race: all tasks insert marks in the order of ids, so two tasks with the same rows may wait
         # for each other, but never deadlock.
         insert_marks = self._database.build_insert_if_absent(self._state)
@@ -250,10 +250,10 @@ class Task:
     def _compute_due_time(self, slot: int, now: datetime) -> datetime:
         with contextlib.suppress(OverflowError):
             since = now if self._start is None else self._start
-            return min(since + self._writer.delay + self._writer.spacing * slot, LATEST)
-        return LATEST
+            return min(since + self._writer.delay + self._writer.spacing * slot, MAX_DUE_TIME)
+        return MAX_DUE_TIME
 
-    def _build_mark(self, copy: Copy, token: uuid.UUID, now: datetime) -> dict[str, Any]:
+    def _build_mark(self, copy: ReplayCopy, token: uuid.UUID, now: datetime) -> dict[str, Any]:
         remember = self._writer.remember
         return {
             "scope": self._writer.scope,
@@ -264,7 +264,7 @@ class Task:
             "expires_at": None if remember is None else now + remember,
         }
 
-    def _read_marks(self, connection: Connection, batch: Sequence[Copy]) -> Sequence[Any]:
+    def _read_marks(self, connection: Connection, batch: Sequence[ReplayCopy]) -> Sequence[Any]:
         c = self._state.c
         condition = and_(
             c.scope == self._writer.scope, c.key.in_([str(copy.origin) for copy in batch])
@@ -360,9 +360,11 @@ def format_refusal(error: DBAPIError) -> str:
     return f"the database refused: {type(error.orig).__name__}: {error.orig}"
 
 
-def batches(copies: Iterable[Copy], size: int, max_bytes: int) -> Iterator[list[Copy]]:
+def split_batches(
+    copies: Iterable[ReplayCopy], size: int, max_bytes: int
+) -> Iterator[list[ReplayCopy]]:
     """Split `copies` into lists of at most `size`, and of about `max_bytes` of payloads."""
-    batch: list[Copy] = []
+    batch: list[ReplayCopy] = []
     total = 0
     for copy in copies:
         if batch and (len(batch) == size or total + copy.bytes > max_bytes):

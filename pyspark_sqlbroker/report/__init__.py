@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame
 
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
-from pyspark_sqlbroker.moments import Moment
-from pyspark_sqlbroker.report.figures import gather
+from pyspark_sqlbroker.moments import TimeInput
+from pyspark_sqlbroker.report.figures import compute_figures
 
 
 def write_report(
@@ -19,7 +19,7 @@ def write_report(
     *,
     live: DataFrame | None = None,
     every: Duration | None = None,
-    as_of: Moment | None = None,
+    as_of: TimeInput | None = None,
     title: str = "Message archive",
     before: DataFrame | None = None,
     message_url: str | None = None,
@@ -60,7 +60,7 @@ def write_report(
             or `path` is itself a folder.
     """
     try:
-        from pyspark_sqlbroker.report.page import render  # noqa: PLC0415 - the extra's packages
+        from pyspark_sqlbroker.report.page import render_page  # noqa: PLC0415 - the extra's packages
     except ModuleNotFoundError as error:
         msg = f"{error.name!r} is not installed: pip install 'sqlbroker[report]'"
         raise MissingExtraError(msg) from error
@@ -79,11 +79,13 @@ def write_report(
         raise SetupError(
             f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}"
         )
-    figures = gather(frame, live=live, every=every, as_of=as_of, before=before)
+    figures = compute_figures(frame, live=live, every=every, as_of=as_of, before=before)
     # Readers see the complete old page or the complete new page.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_text(render(figures, title, message_url, replay_options), encoding="utf-8")
+        temporary.write_text(
+            render_page(figures, title, message_url, replay_options), encoding="utf-8"
+        )
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

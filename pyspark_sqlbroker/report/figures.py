@@ -22,9 +22,9 @@ from pyspark_sqlbroker.analytics.results import (
 )
 from pyspark_sqlbroker.load.decode import get_header
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
-from pyspark_sqlbroker.moments import Moment, parse_moment
+from pyspark_sqlbroker.moments import TimeInput, parse_time
 
-MOST_QUEUES = 12
+MAX_QUEUES = 12
 """Number of queues shown by name, as a plot has as many colours; smaller queues are shown together.
 
 """
@@ -38,10 +38,10 @@ MAX_MESSAGES = 5
 MAX_ERROR_LENGTH = 500
 """Maximum number of characters of an error's first line."""
 
-MOST_ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 """Messages with more attempts are counted under this number."""
 
-MOST_BUCKETS = 2000
+MAX_BUCKETS = 2000
 """Maximum number of buckets of time if the user chooses their width."""
 
 DEFAULT_MAX_BUCKETS = 150
@@ -60,7 +60,7 @@ _MAX_TIME = 253_402_300_799_000_000
 
 
 @dataclass
-class Figures:
+class ReportFigures:
     """The figures of a period.
 
     Attributes:
@@ -81,28 +81,30 @@ class Figures:
     queues: list[str]
     tables: dict[str, list[Row]] = field(default_factory=dict)
     failures: list[Row] = field(default_factory=list)
-    before: "Figures | None" = None
+    before: "ReportFigures | None" = None
 
 
-def gather(
+def compute_figures(
     frame: DataFrame,
     *,
     live: DataFrame | None = None,
     every: Duration | None = None,
-    as_of: Moment | None = None,
+    as_of: TimeInput | None = None,
     before: DataFrame | None = None,
-) -> Figures:
+) -> ReportFigures:
     """Compute all figures; each frame is read once."""
     require_columns(frame, "the report", *ARCHIVE_SCHEMA.names)
     if before is not None:
         require_columns(before, "the report (before)", *ARCHIVE_SCHEMA.names)
     # Check all options before anything is read.
-    as_of_time = parse_moment("as_of", as_of)
-    _width({"first": None}, every)
+    as_of_time = parse_time("as_of", as_of)
+    _choose_width({"first": None}, every)
     with _cache(frame) as slim:
         totals = _compute_totals(slim)
-        figures = Figures(totals, _width(totals, every), _rank_queues(slim, totals["queues"]))
-        results = _results(slim, figures, live, as_of_time)
+        figures = ReportFigures(
+            totals, _choose_width(totals, every), _rank_queues(slim, totals["queues"])
+        )
+        results = _compute_results(slim, figures, live, as_of_time)
         figures.tables = {name: collect_rows(result) for name, result in results.items()}
         errors = [row["error"] for row in figures.tables["top_errors"]]
         figures.failures = collect_latest_failures(slim, errors)
@@ -112,7 +114,9 @@ def gather(
             top_errors = analytics.top_errors(slim, None).withColumn("error", _build_error_id())
             results["top_errors"] = top_errors.where(F.col("error").isin(errors))
             tables = {name: collect_rows(result) for name, result in results.items()}
-            figures.before = Figures(_compute_totals(slim), figures.every, figures.queues, tables)
+            figures.before = ReportFigures(
+                _compute_totals(slim), figures.every, figures.queues, tables
+            )
     return figures
 
 
@@ -147,7 +151,7 @@ def _compute_totals(slim: DataFrame) -> Row:
 
 
 def _rank_queues(slim: DataFrame, count: int) -> list[str]:
-    limit = MOST_QUEUES if count <= MOST_QUEUES else MOST_QUEUES - 1
+    limit = MAX_QUEUES if count <= MAX_QUEUES else MAX_QUEUES - 1
     counts = slim.groupBy("queue").count().orderBy(F.desc("count"), "queue").limit(limit)
     return [*(row["queue"] for row in counts.collect()), f"{count - limit:,} other queues"]
 
@@ -163,7 +167,7 @@ def _has_archived() -> Column:
     return F.col("completed") + F.col("failed") + F.col("discarded") > 0
 
 
-def _width(totals: Row, every: Duration | None) -> float:
+def _choose_width(totals: Row, every: Duration | None) -> float:
     """Return the width of a bucket in seconds."""
     span = 0.0 if totals["first"] is None else (totals["last"] - totals["first"]).total_seconds()
     if every is None:
@@ -179,10 +183,10 @@ def _width(totals: Row, every: Duration | None) -> float:
             )
         )
     seconds = parse_width(every) / MICROSECONDS
-    if span / seconds > MOST_BUCKETS:
+    if span / seconds > MAX_BUCKETS:
         raise SetupError(
             f"every={every!r} gives {math.ceil(span / seconds):,} buckets, at most "
-            f"{MOST_BUCKETS:,} are drawn: give {math.ceil(span / MOST_BUCKETS)} seconds or more, "
+            f"{MAX_BUCKETS:,} are drawn: give {math.ceil(span / MAX_BUCKETS)} seconds or more, "
             "or a shorter period"
         )
     return seconds
@@ -206,8 +210,8 @@ def _compute_comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[
     }
 
 
-def _results(
-    slim: DataFrame, figures: Figures, live: DataFrame | None, as_of: datetime | None
+def _compute_results(
+    slim: DataFrame, figures: ReportFigures, live: DataFrame | None, as_of: datetime | None
 ) -> dict[str, DataFrame]:
     results = _compute_comparable_results(slim, figures.queues)
     # The worst queues first, and not too many: sources of dead letters are queues too. A queue with
@@ -217,18 +221,18 @@ def _results(
     rates = rates.orderBy(F.desc(_has_archived()), by_failures, "queue")
     named = slim.withColumn("queue", _build_display_name(figures.queues, F.lit(True)))
     with_capped_attempts = named.withColumn(
-        "attempts_count", F.least("attempts_count", F.lit(MOST_ATTEMPTS))
+        "attempts_count", F.least("attempts_count", F.lit(MAX_ATTEMPTS))
     )
     ages = analytics.dlq_age(named, as_of, live=live).orderBy(F.desc("messages"), "queue")
     return results | {
         "throughput": analytics.throughput(named, figures.every),
         "latency": analytics.latency(named),
         "latency_trend": analytics.latency_trend(slim, figures.every, by=()),
-        "failure_rate": rates.limit(2 * MOST_QUEUES).orderBy(by_failures, "queue"),
+        "failure_rate": rates.limit(2 * MAX_QUEUES).orderBy(by_failures, "queue"),
         # Errors include the name of their queue, which a replay needs.
         "top_errors": analytics.top_errors(slim, MAX_ROWS).withColumn("error", _build_error_id()),
         "retry_histogram": analytics.retry_histogram(with_capped_attempts),
-        "dlq_age": ages.limit(MOST_QUEUES),
+        "dlq_age": ages.limit(MAX_QUEUES),
         "hot_keys": analytics.hot_keys(named, MAX_ROWS),
         "policy_effects": analytics.policy_effects(named),
     }
@@ -260,9 +264,9 @@ def collect_rows(frame: DataFrame) -> list[Row]:
         name: F.unix_micros(name) for name, type_name in frame.dtypes if type_name == "timestamp"
     }
     rows = [row.asDict() for row in frame.withColumns(times).collect()]
-    return [row | {name: moment_of(row[name]) for name in times} for row in rows]
+    return [row | {name: to_datetime(row[name]) for name in times} for row in rows]
 
 
-def moment_of(micros: int | None) -> datetime | None:
+def to_datetime(micros: int | None) -> datetime | None:
     """Return the time, or the nearest time that an axis can show."""
     return None if micros is None else from_microseconds(min(max(micros, _MIN_TIME), _MAX_TIME))

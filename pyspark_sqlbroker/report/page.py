@@ -10,13 +10,16 @@ from datetime import timedelta
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from faststream_sqlbroker.core.text import visible
-from pyspark_sqlbroker.report.figures import Figures, Row
+from faststream_sqlbroker.core.text import replace_invisible
+from pyspark_sqlbroker.report.figures import ReportFigures, Row
 from pyspark_sqlbroker.report.plots import draw
 
 
-def render(
-    figures: Figures, title: str, message_url: str | None = None, replay_options: Sequence[str] = ()
+def render_page(
+    figures: ReportFigures,
+    title: str,
+    message_url: str | None = None,
+    replay_options: Sequence[str] = (),
 ) -> str:
     """Render the page as HTML."""
     environment = Environment(
@@ -26,7 +29,7 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
         # HTML is marked by its class (Markup), so only plain strings are escaped.
-        finalize=lambda value: visible(value) if type(value) is str else value,
+        finalize=lambda value: replace_invisible(value) if type(value) is str else value,
     )
     environment.filters["by"] = lambda rows, column: {row[column]: row for row in rows}
     return environment.get_template("page.html").render(
@@ -64,7 +67,7 @@ def build_replay_command(error: Row, totals: Row, replay_options: Sequence[str])
     ]
     job = f"report-{hashlib.sha256(chr(0).join(options).encode()).hexdigest()[:12]}"
     line = shlex.join(["sqlbroker", "archive", "replay", "--job", job, *options, *replay_options])
-    return line if visible(line) == line else None
+    return line if replace_invisible(line) == line else None
 
 
 def format_duration(seconds: float) -> str:

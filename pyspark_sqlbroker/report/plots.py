@@ -20,8 +20,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from faststream_sqlbroker.core.text import visible
-from pyspark_sqlbroker.report.figures import DEFAULT_MAX_BUCKETS, MOST_ATTEMPTS, Figures
+from faststream_sqlbroker.core.text import replace_invisible
+from pyspark_sqlbroker.report.figures import DEFAULT_MAX_BUCKETS, MAX_ATTEMPTS, ReportFigures
 
 Colours = dict[str, Any]
 """Labels of a chart, with their colours in matplotlib."""
@@ -45,7 +45,7 @@ MAX_ROW_LENGTH = 150
 """Number of characters that fit below an axis side by side."""
 
 
-def draw(name: str, figures: Figures) -> tuple[Markup, Colours]:
+def draw(name: str, figures: ReportFigures) -> tuple[Markup, Colours]:
     """Draw a table's chart as an SVG element; return also the colours. The table must have rows."""
     file = StringIO()
     # Each chart has its own ids. Browsers have more letters than the font that measures texts.
@@ -70,7 +70,7 @@ def draw(name: str, figures: Figures) -> tuple[Markup, Colours]:
     return Markup(svg), legend  # noqa: S704 - matplotlib has escaped the texts
 
 
-def draw_throughput(axes: Axes, table: Any, figures: Figures) -> Colours:
+def draw_throughput(axes: Axes, table: Any, figures: ReportFigures) -> Colours:
     """Stack the queues' bars over time."""
     rates = table.pivot_table("per_second", "bucket", "queue")
     rates = rates[[queue for queue in figures.queues if queue in rates]]
@@ -88,7 +88,7 @@ def draw_throughput(axes: Axes, table: Any, figures: Figures) -> Colours:
     return colours
 
 
-def draw_latency(parts: Any, table: Any, figures: Figures) -> Colours:
+def draw_latency(parts: Any, table: Any, figures: ReportFigures) -> Colours:
     """Draw the percentiles of each phase by queue, as points: no bar begins at 0 seconds."""
     parts[0].figure.set_figheight(8.5)
     queues = [queue for queue in figures.queues if queue in set(table["queue"])]
@@ -105,7 +105,7 @@ def draw_latency(parts: Any, table: Any, figures: Figures) -> Colours:
     return PERCENTILE_COLOURS
 
 
-def draw_latency_trend(axes: Axes, table: Any, figures: Figures) -> Colours:
+def draw_latency_trend(axes: Axes, table: Any, figures: ReportFigures) -> Colours:
     """Draw the median and the 99th percentile of all queues over time."""
     speeds = table.pivot_table(["p50", "p99"], "bucket", "phase")
     speeds.columns = [f"{phase} {PERCENTILES[name]}" for name, phase in speeds]
@@ -124,7 +124,7 @@ def draw_latency_trend(axes: Axes, table: Any, figures: Figures) -> Colours:
     return {f"{phase} (dotted: 50 %, line: 99 %)": colour for phase, colour in colours.items()}
 
 
-def draw_failure_rate(axes: Axes, table: Any, _: Figures) -> Colours:
+def draw_failure_rate(axes: Axes, table: Any, _: ReportFigures) -> Colours:
     """Draw failed and moved messages by queue, as a share."""
     counts = table.set_index("queue")[["failed", "moved", "completed"]]
     percents = 100 * counts.div(counts.sum(axis=1), axis=0)
@@ -135,11 +135,11 @@ def draw_failure_rate(axes: Axes, table: Any, _: Figures) -> Colours:
     return colours
 
 
-def draw_retry_histogram(axes: Axes, table: Any, _: Figures) -> Colours:
+def draw_retry_histogram(axes: Axes, table: Any, _: ReportFigures) -> Colours:
     """Draw the number of messages by attempts and final state."""
     counts = table.groupby("attempts")[[*STATE_COLOURS]].sum()
     counts.index = [
-        f"{attempts}+" if attempts == MOST_ATTEMPTS else str(attempts) for attempts in counts.index
+        f"{attempts}+" if attempts == MAX_ATTEMPTS else str(attempts) for attempts in counts.index
     ]
     # The axis starts below 1, so that a single message is visible.
     axes.set(yscale="log", ylim=(0.8, None))
@@ -147,7 +147,7 @@ def draw_retry_histogram(axes: Axes, table: Any, _: Figures) -> Colours:
     return STATE_COLOURS
 
 
-def draw_dlq_age(axes: Axes, table: Any, _: Figures) -> Colours:
+def draw_dlq_age(axes: Axes, table: Any, _: ReportFigures) -> Colours:
     """Draw the ages of dead letters by queue."""
     counts = table.set_index("queue").loc[:, "under_1h":"over_30d"]
     counts.columns = [re.sub("_|(?<=[0-9])(?=[hd])", " ", name) for name in counts]
@@ -158,7 +158,7 @@ def draw_dlq_age(axes: Axes, table: Any, _: Figures) -> Colours:
     return colours
 
 
-def draw_policy_effects(axes: Axes, table: Any, _: Figures) -> Colours:
+def draw_policy_effects(axes: Axes, table: Any, _: ReportFigures) -> Colours:
     """Draw by queue how many messages policies and expiry ended."""
     counts = table.pivot_table("messages", "queue", "effect", "sum", fill_value=0, sort=False)
     counts = counts.sort_index(axis=1).rename(columns=lambda name: name.replace("_", " "))
@@ -203,7 +203,7 @@ def _add_hints(axes: Axes, starts: Any, width: float, sizes: Any, value_format: 
             title,
             *(f"{part}: {value_format.format(size)}" for part, size in row.dropna().items()),
         ]
-        text = "\n".join(map(visible, lines))
+        text = "\n".join(map(replace_invisible, lines))
         axes.axvspan(start, start + width, color="none", in_layout=False, gid=f"hint {text}")
 
 
@@ -227,7 +227,7 @@ def build_labels(names: Iterable[str]) -> list[str]:
     """Shorten names, and number equal results."""
     unique_labels: list[str] = []
     for name in names:
-        short = visible(
+        short = replace_invisible(
             name if len(name) <= MAX_LABEL_LENGTH else name[: MAX_LABEL_LENGTH - 1] + "…"
         )
         numbered = (f"{short} ({number})" for number in count(2))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.source.options import SourceOptions
 from pyspark_sqlbroker.source.stream import StreamReader, WindowLimits, from_offset, to_offset
 
@@ -54,7 +54,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Take the current horizon as the end of the query."""
-        database = database_of(self._options.address)
+        database = get_database(self._options.address)
         with database.connect() as connection:
             self._target = self._find_horizon(database, connection)
 

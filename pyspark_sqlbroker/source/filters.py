@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.load.selection import Selection
 from pyspark_sqlbroker.source.scan import BatchReader
@@ -39,7 +39,7 @@ class FilteringReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Accept filters; return the filters that Spark must evaluate itself."""
         selection = self._options.selection
-        database = database_of(self._options.address)
+        database = get_database(self._options.address)
         fields = {field.name: field for field in selection.fields}
         unpushed = []
         for filter_ in filters:
@@ -112,7 +112,9 @@ def _format_literal(database: ArchiveDatabase, field: Field, value: Any) -> str 
         return database.format_text(value) if is_plain else None
     if field.type == "timestamp":
         is_point_in_time = isinstance(value, datetime) and value.tzinfo is not None
-        return database.moment(value) if is_point_in_time and value.year in SAFE_YEARS else None
+        return (
+            database.format_time(value) if is_point_in_time and value.year in SAFE_YEARS else None
+        )
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from faststream_sqlbroker.core.checks import one_of, whole_number
-from faststream_sqlbroker.core.times import positive_seconds, seconds_or_zero
+from faststream_sqlbroker.core.checks import validate_choice, validate_integer
+from faststream_sqlbroker.core.times import parse_non_negative, parse_positive
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import Address, parse_address
 from pyspark_sqlbroker.load.selection import ARCHIVE, MESSAGES, Selection, select_rows
-from pyspark_sqlbroker.moments import parse_moment
+from pyspark_sqlbroker.moments import parse_time
 
-BOTH = (
+COMMON_OPTIONS = (
     "url",
     "user",
     "password",
@@ -30,8 +30,8 @@ BOTH = (
     "numPartitions",
     "fetchSize",
 )
-BATCH = ("since", "until")
-STREAM = (
+BATCH_OPTIONS = ("since", "until")
+STREAM_OPTIONS = (
     "startingTimestamp",
     "safetyLag",
     "primary",
@@ -104,7 +104,7 @@ def parse_options(
             'and the password by the option "password" or "passwordEnv"'
         )
     kind = options.get("kind", "archive").lower()
-    one_of("kind", kind, tuple(LAYOUTS))
+    validate_choice("kind", kind, tuple(LAYOUTS))
     start = options.get("startingTimestamp", EARLIEST)
     return SourceOptions(
         address=parse_address(_add_credentials(url, options)),
@@ -112,36 +112,41 @@ def parse_options(
         selection=_parse_selection(kind, options),
         num_partitions=_get_option(options, "numPartitions", _parse_partitions, None),
         fetch_rows=_get_option(options, "fetchSize", _parse_number, DEFAULT_FETCH_ROWS),
-        start=None if start.lower() == EARLIEST else parse_moment("startingTimestamp", start),
-        safety_lag=_get_option(options, "safetyLag", seconds_or_zero, 300.0),
+        start=None if start.lower() == EARLIEST else parse_time("startingTimestamp", start),
+        safety_lag=_get_option(options, "safetyLag", parse_non_negative, 300.0),
         primary=_parse_primary(options, _add_credentials(url, options)),
         max_rows=_get_option(options, "maxRowsPerTrigger", _parse_number, None),
-        max_window=_get_option(options, "maxWindowPerTrigger", positive_seconds, None),
+        max_window=_get_option(options, "maxWindowPerTrigger", parse_positive, None),
         fail_on_data_loss=_get_option(options, "failOnDataLoss", _parse_flag, True),
     )
 
 
 def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> dict[str, str]:
     """Return the options by their proper names."""
-    names = {name.lower(): name for name in (*BOTH, *BATCH, *STREAM)} | {"path": "table"}
+    names = {name.lower(): name for name in (*COMMON_OPTIONS, *BATCH_OPTIONS, *STREAM_OPTIONS)} | {
+        "path": "table"
+    }
     options: dict[str, str] = {}
     for name, value in raw_options.items():
         proper = names.get(name.lower())
         if proper is None:
             raise SetupError(
-                f"the option {name!r} is unknown; allowed are {', '.join(BOTH)}; of batches "
-                f"{', '.join(BATCH)}; of streams {', '.join(STREAM)}"
+                f"the option {name!r} is unknown; allowed are {', '.join(COMMON_OPTIONS)}; of "
+                "batches "
+                f"{', '.join(BATCH_OPTIONS)}; of streams {', '.join(STREAM_OPTIONS)}"
             )
         if options.get(proper, value) != value:
             raise SetupError(
                 "the table is named twice, by load(…) and by the option: leave one out"
             )
         options[proper] = value
-    other_options = {None: (), True: BATCH, False: STREAM}[streaming]
+    other_options = {None: (), True: BATCH_OPTIONS, False: STREAM_OPTIONS}[streaming]
     misplaced = [name for name in other_options if name in options]
     if misplaced:
-        method, other = ("readStream", BATCH) if streaming else ("read", STREAM)
-        allowed = ", ".join((*BOTH, *(STREAM if other is BATCH else BATCH)))
+        method, other = ("readStream", BATCH_OPTIONS) if streaming else ("read", STREAM_OPTIONS)
+        allowed = ", ".join(
+            (*COMMON_OPTIONS, *(STREAM_OPTIONS if other is BATCH_OPTIONS else BATCH_OPTIONS))
+        )
         raise SetupError(
             f"the option {misplaced[0]!r} is not for spark.{method}; allowed are {allowed}"
         )
@@ -205,18 +210,18 @@ def _parse_primary(options: Mapping[str, str], url: URL) -> URL | None:
 
 
 def _parse_number(name: str, text: str) -> int:
-    return whole_number(name, int(text) if text.strip().isdecimal() else text)
+    return validate_integer(name, int(text) if text.strip().isdecimal() else text)
 
 
 def _parse_partitions(name: str, text: str) -> int | None:
     if text.lower() == "auto":
         return None
     value = int(text) if text.strip().isdecimal() else text
-    return whole_number(name, value, most=MAX_PARTITIONS, other=' or "auto"')
+    return validate_integer(name, value, maximum=MAX_PARTITIONS, other=' or "auto"')
 
 
 def _parse_flag(name: str, text: str) -> bool:
-    one_of(name, text.lower(), ("true", "false"))
+    validate_choice(name, text.lower(), ("true", "false"))
     return text.lower() == "true"
 
 

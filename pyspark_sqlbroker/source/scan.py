@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.exceptions import SetupError
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.load.frames import to_struct
 from pyspark_sqlbroker.load.rows import read_batches
@@ -35,7 +35,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._fields = wanted_fields(schema, options.selection)
+        self._fields = select_fields(schema, options.selection)
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition for each task; only statistics are queried."""
@@ -46,7 +46,7 @@ class BatchReader(DataSourceReader):
             raise SetupError(str(error)) from error
 
     def _plan(self) -> list[InputPartition]:
-        database = database_of(self._options.address)
+        database = get_database(self._options.address)
         with database.connect() as connection:
             selection = self._options.selection.end_now(database, connection)
             return plan_partitions(database, connection, self._options, selection, self._fields)
@@ -56,7 +56,7 @@ class BatchReader(DataSourceReader):
         return read_partition(self._options, self._fields, partition)
 
 
-def wanted_fields(schema: StructType, selection: Selection) -> list[Field]:
+def select_fields(schema: StructType, selection: Selection) -> list[Field]:
     """Return the fields of a user's schema, in order.
 
     Raises:
@@ -107,7 +107,7 @@ def plan_partitions(
         connection, selection.table, selection.schema
     ).choose_partitions(MIN_PARTITIONS)
     column = selection.choose_range_column()
-    conditions = database.predicates(
+    conditions = database.build_predicates(
         connection, selection.build_table_range(database, column), number
     )
     return build_partitions(database, selection, fields, column, conditions)

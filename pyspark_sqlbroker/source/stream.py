@@ -24,12 +24,12 @@ from faststream_sqlbroker.exceptions import (
     StoreError,
     TransientStoreError,
 )
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.load.selection import Selection
-from pyspark_sqlbroker.moments import FIRST
+from pyspark_sqlbroker.moments import MIN_TIME
 from pyspark_sqlbroker.source.options import SourceOptions
-from pyspark_sqlbroker.source.scan import build_partitions, read_partition, wanted_fields
+from pyspark_sqlbroker.source.scan import build_partitions, read_partition, select_fields
 
 OFFSET_KEY = "archivedBefore"
 """The one key of an offset."""
@@ -43,7 +43,7 @@ ROWS_PER_PARTITION = 100_000
 MAX_PARTITIONS = 16
 """Maximum number of tasks of a micro-batch without numPartitions; each is a connection."""
 
-ADMISSION = (4, 2)
+LIMITS_VERSION = (4, 2)
 """Version of Spark that passes the start of a micro-batch and its limit of rows to a source."""
 
 log = logging.getLogger("faststream_sqlbroker.spark")
@@ -67,7 +67,7 @@ class StreamReader(DataSourceStreamReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._fields = wanted_fields(schema, options.selection)
+        self._fields = select_fields(schema, options.selection)
         self._first = options.start or FIRST_START
         self._position: datetime | None = None
         self._empty_range = (FIRST_START, FIRST_START)
@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader):
         self._position = max(last, first, self._position or last)
         if last <= first:
             return []
-        database = database_of(self._options.address)
+        database = get_database(self._options.address)
         selection = self._options.selection.between(None if first == FIRST_START else first, last)
         with database.connect() as connection:
             if self._last_horizon is None or last > self._last_horizon:
@@ -118,7 +118,7 @@ class StreamReader(DataSourceStreamReader):
                     // ROWS_PER_PARTITION
                 )
             table_range = selection.build_table_range(database, "archived_at")
-            conditions = database.predicates(connection, table_range, number)
+            conditions = database.build_predicates(connection, table_range, number)
         return build_partitions(database, selection, self._fields, "archived_at", conditions)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -137,7 +137,7 @@ class StreamReader(DataSourceStreamReader):
         """Return the end of the window that begins at `start`; `start` if the window would be
         empty.
         """
-        database = database_of(self._options.address)
+        database = get_database(self._options.address)
         with database.connect() as connection:
             horizon = self._find_horizon(database, connection)
             if latest is not None:
@@ -239,14 +239,14 @@ def make_stream_reader(options: SourceOptions, schema: StructType) -> DataSource
             "the live table cannot be read as a stream: its rows change and go. Stream the archive "
             "(kind=archive), or read the live table with spark.read"
         )
-    if release() < ADMISSION:
+    if get_spark_version() < LIMITS_VERSION:
         return StreamReader(options, schema)
     module = import_module("pyspark_sqlbroker.source.admission")
     reader: DataSourceStreamReader = module.LimitedStreamReader(options, schema)
     return reader
 
 
-def release() -> tuple[int, ...]:
+def get_spark_version() -> tuple[int, ...]:
     """Return Spark's version; only the first two numbers matter."""
     return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 
@@ -267,7 +267,7 @@ def find_window_end(
     """
     if since >= horizon:
         return None
-    window = selection.between(FIRST if since == FIRST_START else since, horizon)
+    window = selection.between(MIN_TIME if since == FIRST_START else since, horizon)
     first = _find_row_time(database, connection, window, 0)
     if first is None:
         return None
@@ -286,9 +286,9 @@ def _find_row_time(
 ) -> datetime | None:
     """Return the time of the row after `offset` rows, by an index."""
     time = database.quote(window.time_column)
-    microseconds = database.scalar(
+    microseconds = database.fetch_scalar(
         connection,
-        f"SELECT {database.build_microseconds(time)} {window.from_clause(database)} "
+        f"SELECT {database.build_microseconds(time)} {window.build_from_clause(database)} "
         f"ORDER BY {time} LIMIT 1 OFFSET {offset}",
     )
     return None if microseconds is None else from_microseconds(int(microseconds))
@@ -298,8 +298,8 @@ def count_window_rows(
     database: ArchiveDatabase, connection: Connection, window: Selection, max_count: int
 ) -> int:
     """Count the rows of the window, up to `max_count`, and return at least 1."""
-    inner = f"SELECT 1 {window.from_clause(database)} LIMIT {max_count}"
-    return max(int(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q")), 1)
+    inner = f"SELECT 1 {window.build_from_clause(database)} LIMIT {max_count}"
+    return max(int(database.fetch_scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q")), 1)
 
 
 def has_rows_before(
@@ -309,5 +309,5 @@ def has_rows_before(
     # A single queue may be pruned, but not a single state; a dead letter that is retried goes,
     # though.
     earlier = replace(selection, since=None, until=time, states=None)
-    inner = f"SELECT 1 {earlier.from_clause(database)} LIMIT 1"
-    return bool(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q"))
+    inner = f"SELECT 1 {earlier.build_from_clause(database)} LIMIT 1"
+    return bool(database.fetch_scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q"))

@@ -49,7 +49,7 @@ def arguments(function: Any) -> set[str]:
 )
 def test_a_section_has_the_options_of_python(section: type[Section], options: set[str]) -> None:
     """An option for which a file has no form fails at the import: add it to `CODE_OPTIONS`."""
-    assert set(section.option_names()) == options | OF_FILES[section]
+    assert set(section.list_options()) == options | OF_FILES[section]
 
 
 def test_what_only_code_can_give_exists() -> None:
@@ -57,8 +57,8 @@ def test_what_only_code_can_give_exists() -> None:
 
 
 def test_users_have_the_options_of_the_http_package() -> None:
-    assert set(models.UserSection.option_names()) == arguments(Login)
-    assert set(models.ProxySection.option_names()) == arguments(ProxyAuth)
+    assert set(models.UserSection.list_options()) == arguments(Login)
+    assert set(models.ProxySection.list_options()) == arguments(ProxyAuth)
     [roles] = {models.UserSection.model_fields["role"].annotation}
     assert set(get_args(roles)) == {role.name.lower() for role in Role}
 
@@ -66,7 +66,7 @@ def test_users_have_the_options_of_the_http_package() -> None:
 def test_each_policy_and_each_strategy_has_a_key() -> None:
     definitions = json_schema()["$defs"]
     assert set(definitions["Policy"]["properties"]) == {
-        models.key_of(kind) for kind in get_args(Policy)
+        models.to_key(kind) for kind in get_args(Policy)
     }
     strategies = {
         kind
@@ -74,9 +74,9 @@ def test_each_policy_and_each_strategy_has_a_key() -> None:
         if isinstance(kind, type) and kind.__name__.endswith("Strategy")
     }
     assert set(definitions["RetryStrategy"]["properties"]) == {
-        models.key_of(kind) for kind in strategies
+        models.to_key(kind) for kind in strategies
     }
-    assert models.key_of(retry.ConstantWithJitterRetryStrategy) == "constant_with_jitter"
+    assert models.to_key(retry.ConstantWithJitterRetryStrategy) == "constant_with_jitter"
 
 
 @pytest.mark.parametrize(

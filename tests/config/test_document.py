@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from faststream_sqlbroker.config.document import Document, read_document
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import ConfigError
 from tests.config.conftest import told
 
@@ -115,7 +115,7 @@ def test_an_empty_file_has_no_value() -> None:
 
 def test_each_value_has_its_place() -> None:
     document = read("a:\n  - x\n  - {b: y}\n")
-    places = {path: (place.line, place.column) for path, place in document.values.items()}
+    places = {path: (place.line, place.column) for path, place in document.value_positions.items()}
     assert places == {
         (): (1, 1),
         ("a",): (2, 3),
@@ -123,7 +123,7 @@ def test_each_value_has_its_place() -> None:
         ("a", 1): (3, 5),
         ("a", 1, "b"): (3, 9),
     }
-    assert document.keys["a", 1, "b"].column == 6
+    assert document.key_positions["a", 1, "b"].column == 6
 
 
 def test_variables_are_replaced() -> None:
@@ -253,7 +253,7 @@ def test_aliases_work_and_cannot_fill_the_memory() -> None:
 
 def test_values_of_variables_are_not_shown() -> None:
     document = read("a: ${PASSWORD}", PASSWORD="s3cret-word")
-    document.note(("a",), "it is 's3cret-word', or s3cret-word")
+    document.add_mistake(("a",), "it is 's3cret-word', or s3cret-word")
     with pytest.raises(ConfigError) as caught:
         document.check()
     assert told(caught.value) == ["1:4 a: it is ${PASSWORD}, or ${PASSWORD}"]
@@ -264,8 +264,8 @@ def test_the_beginning_of_a_long_secret_is_not_shown() -> None:
     """Errors cut a long value."""
     secret = "s3cret" * 30
     document = read("a: user:${PASSWORD}@host", PASSWORD=secret)
-    assert "s3cr" not in document.masked(f"it is {short(document.value['a'])}")
-    assert "s3cr" not in document.masked(f"it is {short(secret)}")
+    assert "s3cr" not in document.mask_secrets(f"it is {format_value(document.value['a'])}")
+    assert "s3cr" not in document.mask_secrets(f"it is {format_value(secret)}")
 
 
 @pytest.mark.parametrize("mark", ["'", '"', "\\", "'\"", "\n", "\u202e"], ids=ascii)
@@ -274,10 +274,10 @@ def test_a_secret_with_quotes_is_not_shown_within_a_text(mark: str) -> None:
     secret = f"s3cret{mark}-{mark}w0rd"
     for text in ("x-${PASSWORD}-y", "'${PASSWORD}", "'\"${PASSWORD}", "x" * 60 + "${PASSWORD}"):
         document = read(f"a: {json.dumps(text)}", PASSWORD=secret)
-        shown = document.masked(f"it is {short(document.value['a'])}")
+        shown = document.mask_secrets(f"it is {format_value(document.value['a'])}")
         assert "s3cret" not in shown
         assert "w0rd" not in shown
 
 
 def test_a_default_is_no_secret() -> None:
-    assert read("a: ${A:-text}").masked("it is 'text'") == "it is 'text'"
+    assert read("a: ${A:-text}").mask_secrets("it is 'text'") == "it is 'text'"

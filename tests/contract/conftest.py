@@ -64,7 +64,7 @@ class Bench:
         """Look for pairs and claim from those that are due."""
         from uuid import uuid4
 
-        pairs = await self.store.ready_pairs(queues or ("q",))
+        pairs = await self.store.find_ready_pairs(queues or ("q",))
         return await self.store.claim([p for p in pairs if p.due_in <= 0], limit, lease, uuid4())
 
     async def expire(self) -> None:

@@ -17,13 +17,15 @@ async def started(bench: Bench, lease: float = LEASE) -> tuple[ClaimedMessage, U
     await bench.put(1, key="k")
     [row] = await bench.claim()
     holder = uuid4()
-    result = await bench.store.starts.remove_first([done(row)], [row], holder, lease)
-    assert result.settled == {row.id}
+    result = await bench.store.ack_first_starts.remove_first([done(row)], [row], holder, lease)
+    assert result.settled_ids == {row.id}
     return row, holder
 
 
 async def listed(bench: Bench, queue: str | None = None, limit: int = 10) -> list[int]:
-    return [found.message_id for found in await bench.store.starts.unknown(queue, limit)]
+    return [
+        found.message_id for found in await bench.store.ack_first_starts.list_unknown(queue, limit)
+    ]
 
 
 async def overdue(bench: Bench) -> None:
@@ -35,9 +37,9 @@ async def test_a_start_is_listed_when_its_holder_is_silent(bench: Bench) -> None
     assert await listed(bench) == []
     assert (await bench.one(archive=True))["state"] == "COMPLETED"
     await overdue(bench)
-    [found] = await bench.store.starts.unknown(None, 10)
+    [found] = await bench.store.ack_first_starts.list_unknown(None, 10)
     assert (found.message_id, found.queue, found.key) == (row.id, "q", "k")
-    assert abs((found.started_at - await bench.store.server.now()).total_seconds()) < 600
+    assert abs((found.started_at - await bench.store.server.read_now()).total_seconds()) < 600
     assert ":" in found.worker
     assert await listed(bench, "q") == [row.id]
     assert await listed(bench, "other") == []
@@ -46,12 +48,12 @@ async def test_a_start_is_listed_when_its_holder_is_silent(bench: Bench) -> None
 async def test_an_end_and_a_renewal_count_only_from_the_holder(bench: Bench) -> None:
     row, holder = await started(bench)
     await overdue(bench)
-    await bench.store.starts.renew([("q", row.id)], uuid4(), LEASE)
-    await bench.store.starts.end([("q", row.id)], uuid4())
+    await bench.store.ack_first_starts.renew([("q", row.id)], uuid4(), LEASE)
+    await bench.store.ack_first_starts.end([("q", row.id)], uuid4())
     assert await listed(bench) == [row.id]
-    await bench.store.starts.renew([("q", row.id)], holder, LEASE)
+    await bench.store.ack_first_starts.renew([("q", row.id)], holder, LEASE)
     assert await listed(bench) == []
-    await bench.store.starts.end([("q", row.id)], holder)
+    await bench.store.ack_first_starts.end([("q", row.id)], holder)
     await overdue(bench)
     assert await listed(bench) == []
 
@@ -61,18 +63,18 @@ async def test_a_lost_lease_starts_nothing(bench: Bench) -> None:
     [row] = await bench.claim()
     await bench.expire()
     await bench.store.release_stuck(("q",), 10)
-    result = await bench.store.starts.remove_first([done(row)], [row], uuid4(), LEASE)
-    assert result.lost == {row.id}
+    result = await bench.store.ack_first_starts.remove_first([done(row)], [row], uuid4(), LEASE)
+    assert result.lost_ids == {row.id}
     await overdue(bench)
     assert await listed(bench) == []
 
 
 async def test_the_oldest_are_listed_first_and_can_be_forgotten(bench: Bench) -> None:
     rows = [(await started(bench))[0].id for _ in range(3)]
-    assert await bench.store.starts.forget(rows) == 0, "they run"
+    assert await bench.store.ack_first_starts.forget(rows) == 0, "they run"
     await overdue(bench)
     assert await listed(bench, limit=2) == rows[:2]
-    assert await bench.store.starts.forget([rows[0], 10**9]) == 1
+    assert await bench.store.ack_first_starts.forget([rows[0], 10**9]) == 1
     assert await listed(bench) == rows[1:]
 
 
@@ -86,8 +88,8 @@ async def test_a_message_that_comes_back_is_noted_anew(bench: Bench) -> None:
     await bench.execute(f"UPDATE message SET id = {row.id}")
     [claimed] = await bench.claim()
     assert (
-        await bench.store.starts.remove_first([done(claimed)], [claimed], holder, LEASE)
-    ).settled
+        await bench.store.ack_first_starts.remove_first([done(claimed)], [claimed], holder, LEASE)
+    ).settled_ids
     assert await listed(bench) == []
 
 
@@ -105,6 +107,6 @@ async def test_a_write_of_marks_does_not_wait_for_other_marks(bench: Bench) -> N
         )
         async with asyncio.timeout(60):
             for row, holder in rows[1:]:
-                await bench.store.starts.renew([("q", row.id)], holder, LEASE)
-            await bench.store.starts.end([("q", rows[1][0].id)], rows[1][1])
+                await bench.store.ack_first_starts.renew([("q", row.id)], holder, LEASE)
+            await bench.store.ack_first_starts.end([("q", rows[1][0].id)], rows[1][1])
     await other.dispose()

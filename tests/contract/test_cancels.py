@@ -9,14 +9,14 @@ from sqlalchemy import Connection, text
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.orders import CancelRequest
-from faststream_sqlbroker.core.rows import SignOfLife
+from faststream_sqlbroker.core.rows import HeartbeatData
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.status import HOLDER_BYTES, subscriber_of
+from faststream_sqlbroker.core.status import HOLDER_BYTES, parse_subscriber
 from faststream_sqlbroker.database.messages import direct_claim
 from faststream_sqlbroker.database.parts import cancels
 from faststream_sqlbroker.flow.deliver.leases import StuckReleaser
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.capability("`broker.admin.cancel` of a running message"
 
 async def asked(bench: Bench) -> list[CancelRequest]:
     """What a heartbeat reads."""
-    orders = await bench.store.live_subscribers.announce({}, set(), 60.0, clean=False)
+    orders = await bench.store.live_subscribers.write_heartbeat({}, set(), 60.0, clean=False)
     return list(orders.cancels)
 
 
@@ -43,14 +43,14 @@ async def test_holders_read_the_request_with_their_signs_of_life(bench: Bench) -
     [message_id, _] = await bench.put(2)
     [row, _] = await bench.claim(2)
     told: list[CancelRequest] = []
-    await bench.store.repairs.cancel(message_id, "cancelled by Ann", on_asked=told.append)
+    await bench.store.repairs.cancel(message_id, "cancelled by Ann", on_requested=told.append)
     expected = CancelRequest(message_id, row.lease_token, "cancelled by Ann")
     assert told == await asked(bench) == [expected]
-    sign = SignOfLife({}, frozenset(), 60.0)
-    around = await bench.store.look_around(["q"], ["q"], sign)
-    assert around.orders is not None
-    assert around.orders.cancels == (expected,)
-    assert (await bench.store.look_around(["q"], ["q"])).orders is None
+    sign = HeartbeatData({}, frozenset(), 60.0)
+    around = await bench.store.poll_all(["q"], ["q"], sign)
+    assert around.requests is not None
+    assert around.requests.cancels == (expected,)
+    assert (await bench.store.poll_all(["q"], ["q"])).requests is None
 
 
 async def test_an_expired_lease_honours_the_request(bench: Bench) -> None:
@@ -68,7 +68,7 @@ async def test_an_expired_lease_honours_the_request(bench: Bench) -> None:
     assert (ended["id"], ended["state"], ended["reason"]) == (message_id, "DISCARDED", "cancelled")
     assert ended["last_error"] == "cancelled by Ann: why"
     assert [r["id"] for r in await bench.rows()] == [other]
-    assert (await bench.store.settle([done(row)])).lost == {message_id}
+    assert (await bench.store.settle([done(row)])).lost_ids == {message_id}
 
 
 def end_lease(bench: Bench, message_id: int) -> str:
@@ -104,8 +104,8 @@ async def test_a_lease_that_ends_while_cancels_are_looked_for_is_not_given_back(
         ["q"],
         quiet,
         interval=60.0,
-        released=lambda: None,
-        lookout=Lookout(bench.store, Clock()),
+        on_released=lambda: None,
+        poller=SharedPoller(bench.store, Clock()),
         housekeeping=Housekeeping(bench.store, quiet, Clock()),
     )
     await releaser.tick()
@@ -124,7 +124,7 @@ async def test_a_direct_claim_gives_nothing_back_that_ends_while_it_looks_for_ca
     [message_id] = await bench.put(1)
     await bench.claim(1)
     assert await cancel(bench, message_id) == "requested"
-    end = cancels.end_expired
+    end = cancels.discard_expired
 
     def looked(connection: Connection, *given: Any, **options: Any) -> int:
         count = end(connection, *given, **options)
@@ -132,7 +132,7 @@ async def test_a_direct_claim_gives_nothing_back_that_ends_while_it_looks_for_ca
         return count
 
     async def taken() -> list[Any]:
-        claim = await bench.store.takes.take(
+        claim = await bench.store.direct_claims.claim(
             ["q"], 60.0, uuid4(), lambda _row: (None, True), release=True
         )
         return list(claim.rows)
@@ -172,7 +172,7 @@ async def test_the_request_means_no_later_delivery(bench: Bench) -> None:
     [row] = await bench.claim(1)
     await cancel(bench, message_id)
     again = done(row, state=MessageState.RETRYABLE, delay=0.0)
-    assert (await bench.store.settle([again])).settled == {message_id}
+    assert (await bench.store.settle([again])).settled_ids == {message_id}
     [row] = await bench.claim(1)
     await bench.expire()
     assert await bench.store.end_cancelled(["q"], archive=True) == 0
@@ -187,7 +187,7 @@ async def test_a_settle_before_the_end_of_the_lease_wins(bench: Bench) -> None:
     [message_id] = await bench.put(1)
     [row] = await bench.claim(1)
     await cancel(bench, message_id)
-    assert (await bench.store.settle([done(row)])).settled == {message_id}
+    assert (await bench.store.settle([done(row)])).settled_ids == {message_id}
     assert await bench.store.end_cancelled(["q"], archive=True) == 0
     assert (await bench.one(archive=True))["state"] == "COMPLETED"
 
@@ -198,7 +198,7 @@ async def test_requests_are_forgotten_once_their_leases_are_over(bench: Bench) -
     await cancel(bench, first)
     await cancel(bench, second)
     await bench.store.settle([done(row)])
-    await bench.store.live_subscribers.announce({}, set(), 60.0, clean=True)
+    await bench.store.live_subscribers.write_heartbeat({}, set(), 60.0, clean=True)
     assert [each.message_id for each in await asked(bench)] == [second]
 
 
@@ -218,7 +218,7 @@ async def test_a_direct_claim_discards_instead_of_giving_back(bench: Bench) -> N
     await bench.claim(1)
     await cancel(bench, message_id)
     await bench.expire()
-    take = bench.store.takes.take
+    take = bench.store.direct_claims.claim
     taken = await take(["q"], 60.0, uuid4(), lambda _row: (None, True), release=True)
     assert not taken.rows
     assert (await bench.one(archive=True))["reason"] == "cancelled"
@@ -228,7 +228,7 @@ async def test_the_audit_says_what_was_asked(bench: Bench) -> None:
     [message_id] = await bench.put(1)
     await bench.claim(1)
     await cancel(bench, message_id)
-    [job] = await bench.store.jobs.listed(None, 10)
+    [job] = await bench.store.jobs.list_jobs(None, 10)
     assert (job.action, job.by, job.expected, job.done) == ("cancel", "Ann", 1, 0)
     assert job.arguments == {"message_id": message_id, "requested": True}
 
@@ -238,8 +238,8 @@ async def test_a_release_honours_the_request(bench: Bench) -> None:
     ids = await bench.put(3)
     rows = await bench.claim(3)
     holder = rows[0].lease_token.bytes[:HOLDER_BYTES].hex()
-    now = await bench.store.server.now()
-    subscriber = subscriber_of(f"host:1:{holder}", {"queues": ["q"]}, now, now)
+    now = await bench.store.server.read_now()
+    subscriber = parse_subscriber(f"host:1:{holder}", {"queues": ["q"]}, now, now)
     await cancel(bench, ids[1])
     assert await bench.store.live_subscribers.release(subscriber, 10) == 3
     ended = await bench.one(archive=True)
@@ -261,14 +261,14 @@ async def test_all_requests_are_read_and_honoured_however_many(bench: Bench) -> 
     def ask_all(connection: Connection) -> None:
         for row in rows:
             request = CancelRequest(row.id, row.lease_token, "cancelled")
-            cancels.ask(connection, bench.store.dialect.tables.policy_state, request)
+            cancels.save_request(connection, bench.store.dialect.tables.policy_state, request)
 
     async with bench.store.engine.begin() as connection:
         await connection.run_sync(ask_all)
     assert {each.message_id: each.lease_token for each in await asked(bench)} == wanted
-    around = await bench.store.look_around(["q"], ["q"], SignOfLife({}, frozenset(), 60.0))
-    assert around.orders is not None
-    assert {each.message_id for each in around.orders.cancels} == set(ids)
+    around = await bench.store.poll_all(["q"], ["q"], HeartbeatData({}, frozenset(), 60.0))
+    assert around.requests is not None
+    assert {each.message_id for each in around.requests.cancels} == set(ids)
     await bench.expire()
     assert await bench.store.end_cancelled(["q"], archive=False) == count
     assert await bench.rows() == []

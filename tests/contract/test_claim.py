@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.rows import NewMessage, Prefetch, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.core.suspects import Suspect, SuspectRule
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import TransientStoreError
@@ -18,9 +18,9 @@ from tests.contract.conftest import LEASE, Bench, done
 async def test_a_claim_leases_the_row_and_counts_the_delivery(bench: Bench) -> None:
     """F3; PENDING → PROCESSING."""
     await bench.put()
-    before = await bench.store.server.now()
+    before = await bench.store.server.read_now()
     [message] = await bench.claim()
-    after = await bench.store.server.now()
+    after = await bench.store.server.read_now()
     row = await bench.one()
     assert row["state"] == "PROCESSING"
     assert row["deliveries_count"] == message.deliveries_count == 1
@@ -45,7 +45,7 @@ async def test_future_rows_wait(bench: Bench) -> None:
 
 
 async def test_the_order_is_priority_then_due_time_then_id(bench: Bench) -> None:
-    now = await bench.store.server.now()
+    now = await bench.store.server.read_now()
     for name, priority, age in (("c", 0, 5), ("d", 0, 1), ("a", 9, 1), ("e", -9, 50), ("b", 0, 9)):
         await bench.store.insert(
             [
@@ -194,7 +194,7 @@ async def test_a_renewal_may_wait_for_a_locked_row_and_lengthens_its_lease_then(
     await bench.put(2)
     leases = [(m.id, m.lease_token) for m in await bench.claim()]
     store = bench.store
-    before = await bench.store.server.now()
+    before = await bench.store.server.read_now()
     async with store.engine.connect() as connection:
         await connection.run_sync(lambda c: store.dialect.renew_free(c, leases, 60.0))
         waiting = asyncio.create_task(store.renew(leases[:1], 7200.0))
@@ -292,18 +292,18 @@ async def test_f6_a_claim_leaves_suspects_and_reports_them(bench: Bench) -> None
             f"UPDATE message SET deliveries_count = {deliveries}, attempts_count = {attempts} "
             f"WHERE id = {message_id}"
         )
-    suspicion = Suspicion.under(2)
+    suspicion = SuspectRule.from_max_deliveries(2)
     before = await bench.rows()
     assert suspicion is not None
-    pairs = await bench.store.ready_pairs(["q"])
+    pairs = await bench.store.find_ready_pairs(["q"])
     claimed = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion)
     assert [row.id for row in claimed] == [ids[1], ids[3]], (
         "suspects take room, so that they are found"
     )
-    assert claimed.suspects == {ids[0]: Suspect(1, last=True), ids[2]: Suspect(1, last=True)}
+    assert claimed.suspects == {ids[0]: Suspect(1, is_last=True), ids[2]: Suspect(1, is_last=True)}
     after = await bench.rows()
     assert [after[n] for n in (0, 2, 4, 5)] == [before[n] for n in (0, 2, 4, 5)]
-    others = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion.untold())
+    others = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion.as_silent())
     assert [row.id for row in others] == [ids[4], ids[5]], "what is over the limit just ends"
     assert others.suspects == {}
     [alone] = await bench.store.claim_one(ids[0], ["q"], LEASE, uuid4())
@@ -316,12 +316,12 @@ async def test_f6_a_claim_in_order_leaves_suspects_and_reports_them(bench: Bench
     first, second = await bench.put(2, key="a")
     [other] = await bench.put(1, key="b")
     await bench.execute(f"UPDATE message SET deliveries_count = 1 WHERE id = {first}")
-    pairs = await bench.store.ready_pairs(["q"])
+    pairs = await bench.store.find_ready_pairs(["q"])
     rows, again, _ = await bench.store.claim_ordered(
-        pairs, 10, LEASE, uuid4(), Cursors(), suspicion=Suspicion.under(2)
+        pairs, 10, LEASE, uuid4(), Cursors(), suspicion=SuspectRule.from_max_deliveries(2)
     )
     assert [row.id for row in rows] == [other]
-    assert rows.suspects == {first: Suspect(1, last=True)}
+    assert rows.suspects == {first: Suspect(1, is_last=True)}
     assert again is None
     assert [r["state"] for r in await bench.rows()] == ["PENDING", "PENDING", "PROCESSING"]
     [alone] = await bench.store.claim_one(first, ["q"], LEASE, uuid4(), ordered=True)
@@ -343,7 +343,7 @@ async def test_rows_that_wait_for_a_worker_are_leased_for_less(bench: Bench, aft
     """The first ones in the order of the claim, over its pairs."""
     last = await bench.put(3)
     first = await bench.put(3, priority=1)
-    pairs = await bench.store.ready_pairs(["q"])
+    pairs = await bench.store.find_ready_pairs(["q"])
     rows = await bench.store.claim(pairs, 5, LEASE, uuid4(), prefetch=Prefetch(after, 20.0))
     order = [*first, *last[:2]]
     assert [row.id for row in rows] == order
@@ -355,7 +355,7 @@ async def test_rows_that_wait_for_a_worker_are_leased_for_less(bench: Bench, aft
 async def test_rows_of_many_pairs_are_leased_by_two_lengths(bench: Bench) -> None:
     for n in range(12):
         await bench.put(2, queue=f"q{n}")
-    pairs = await bench.store.ready_pairs([f"q{n}" for n in range(12)])
+    pairs = await bench.store.find_ready_pairs([f"q{n}" for n in range(12)])
     rows = await bench.store.claim(pairs, 24, LEASE, uuid4(), prefetch=Prefetch(7, 20.0))
     assert [row.prefetched for row in rows] == [False] * 7 + [True] * 17
     lengths = await _lease_seconds(bench)
@@ -363,15 +363,15 @@ async def test_rows_of_many_pairs_are_leased_by_two_lengths(bench: Bench) -> Non
 
 
 async def test_the_end_of_the_first_lease_is_known_to_every_process(bench: Bench) -> None:
-    assert await bench.store.lease_ends_in(["q", "other"]) is None
+    assert await bench.store.get_seconds_to_lease_end(["q", "other"]) is None
     await bench.put(3)
     await bench.put(1, queue="other")
-    assert await bench.store.lease_ends_in(["q", "other"]) is None, "there is no lease"
+    assert await bench.store.get_seconds_to_lease_end(["q", "other"]) is None, "there is no lease"
     await bench.claim(1, lease=50_000.0)
     await bench.claim(1, lease=5_000.0)
     await bench.claim(1, "other", lease=500.0)
     ends = [
-        await bench.store.lease_ends_in(queues)
+        await bench.store.get_seconds_to_lease_end(queues)
         for queues in (["q"], ["other"], ["q", "other"], ["x"])
     ]
     assert ends.pop() is None
@@ -380,6 +380,6 @@ async def test_the_end_of_the_first_lease_is_known_to_every_process(bench: Bench
         for end, limit in zip(ends, (5_000, 500, 500), strict=True)
     ), ends
     await bench.expire()
-    ended = await bench.store.lease_ends_in(["q"])
+    ended = await bench.store.get_seconds_to_lease_end(["q"])
     assert ended is not None
     assert ended < 0

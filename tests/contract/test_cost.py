@@ -42,7 +42,7 @@ class Steps:
         await self._bench.put(SIZE - 1)
 
     async def look(self) -> None:
-        self._pairs = await self._bench.store.ready_pairs(["q"])
+        self._pairs = await self._bench.store.find_ready_pairs(["q"])
 
     async def claim(self) -> None:
         self._claimed = await self._bench.store.claim(self._pairs, SIZE, 60.0, uuid4())
@@ -50,7 +50,7 @@ class Steps:
 
     async def settle(self) -> None:
         result = await self._bench.store.settle([done(row) for row in self._claimed])
-        assert len(result.settled) == SIZE
+        assert len(result.settled_ids) == SIZE
 
 
 NAMES = "publish", "publish_batch", "look", "claim", "settle"
@@ -101,7 +101,7 @@ async def test_acks_that_publish_take_one_round_trip(
             [done(row, archive=archive, unit=unit_of.get(row.id)) for row in rows]
         )
         cost = proxy.round_trips - before
-        assert len(result.settled) == SIZE
+        assert len(result.settled_ids) == SIZE
         await bench.execute("DELETE FROM message WHERE queue = 'out'")
     assert cost == 1
 
@@ -208,7 +208,7 @@ async def test_a_thousand_queues_take_as_few_statements_as_one(bench: Bench) -> 
             costs[name] = len(seen)
             return result
 
-        pairs = await cost("look", store.ready_pairs(queues))
+        pairs = await cost("look", store.find_ready_pairs(queues))
         claimed = await cost("claim", store.claim(pairs, SIZE, 60.0, token))
         assert len(claimed) == SIZE
         known = [ReadyPair(queue, 0, 0.0) for queue in queues]

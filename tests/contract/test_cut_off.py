@@ -28,7 +28,7 @@ async def test_a_claim_whose_time_is_over_between_its_statement_and_its_rows(
     if not terminates:  # older releases of SQLAlchemy close it, and ask for that at once
         monkeypatch.setattr(dialect, "do_terminate", dialect.do_close)
     await bench.put(3)
-    pairs = await bench.store.ready_pairs(["q"])
+    pairs = await bench.store.find_ready_pairs(["q"])
 
     async def hang(cursor: Any) -> Any:
         if cursor._conn.in_transaction:
@@ -50,7 +50,7 @@ async def test_a_begin_that_is_cut_off_or_has_lost_its_thread_leaves_no_transact
     bench: Bench, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     await bench.put(3)
-    pairs = await bench.store.ready_pairs(["q"])
+    pairs = await bench.store.find_ready_pairs(["q"])
     script = aiosqlite.Connection.executescript
 
     async def fails(connection: Any, sql: str) -> Any:

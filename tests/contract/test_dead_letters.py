@@ -25,7 +25,7 @@ async def fail(bench: Bench, count: int, queue: str = "q", **fields: Any) -> lis
 
 async def groups(bench: Bench, limit: int = 50, **filters: Any) -> DeadLetters:
     wanted = Filters(archived=True, **FAILED, **filters)
-    return await bench.store.messages.dead_letters(wanted, limit)
+    return await bench.store.messages.group_dead_letters(wanted, limit)
 
 
 async def test_errors_with_one_fingerprint_are_one_group(bench: Bench) -> None:

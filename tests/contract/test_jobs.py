@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, delete, select
 
 from faststream_sqlbroker.core import jobs as core_jobs
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, job_info
+from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, dump_job
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE
 from faststream_sqlbroker.core.states import MessageState
@@ -53,7 +53,7 @@ async def planned(
 
 async def ended(bench: Bench, begun: Job) -> Job:
     for _ in range(100):
-        step = await bench.store.jobs.step(begun.id)
+        step = await bench.store.jobs.run_step(begun.id)
         assert step.job is not None
         if step.pause is None:
             assert step.job == await bench.store.jobs.find(begun.id)
@@ -66,11 +66,11 @@ async def do(
     bench: Bench, action: str, arguments: dict[str, Any] | None = None, **filters: Any
 ) -> Job:
     plan = await planned(bench, action, arguments, **filters)
-    return await ended(bench, await bench.store.jobs.begin(plan, "c"))
+    return await ended(bench, await bench.store.jobs.start(plan, "c"))
 
 
 async def undone(bench: Bench, job: Job) -> Job:
-    begun = await bench.store.jobs.begin_undo(job.id, "Bob", "c")
+    begun = await bench.store.jobs.start_undo(job.id, "Bob", "c")
     assert begun is not None
     return await ended(bench, begun)
 
@@ -88,7 +88,7 @@ async def test_a_dry_run_counts_exactly_and_changes_nothing(bench: Bench, batch:
     assert (await planned(bench, CANCEL, queue="q")).expected == 7
     assert (await planned(bench, CANCEL, queue="q", key="k")).expected == 0
     assert await bench.rows() == before
-    assert await bench.store.jobs.listed(None, 10) == []
+    assert await bench.store.jobs.list_jobs(None, 10) == []
 
 
 async def test_all_that_match_are_cancelled_and_come_back(bench: Bench, batch: int) -> None:
@@ -244,9 +244,9 @@ async def test_an_undo_keeps_when_a_message_ended_first(bench: Bench) -> None:
 async def test_a_message_that_fails_again_is_not_met_again(bench: Bench, batch: int) -> None:
     ids = await archive(bench, 6, **FAILED)
     plan = await planned(bench, REDRIVE, **FAILED)
-    job = await bench.store.jobs.begin(plan, "c")
+    job = await bench.store.jobs.start(plan, "c")
     for _ in range(100):
-        step = await bench.store.jobs.step(job.id)
+        step = await bench.store.jobs.run_step(job.id)
         claimed = await bench.claim(10)
         await bench.store.settle([done(row, **FAILED) for row in claimed])
         if step.pause is None:
@@ -266,7 +266,7 @@ async def test_a_limit_takes_the_oldest_that_were_counted_and_no_more(
     later = await archive(bench, 2, "r", **FAILED)
     plan = await planned(bench, REDRIVE, limit=3, **FAILED)
     assert (plan.expected, plan.queues) == (3, {"q": 3})
-    begun = await bench.store.jobs.begin(plan, "c")
+    begun = await bench.store.jobs.start(plan, "c")
     assert counts(await do(bench, REDRIVE, ids=(ids[1],), **FAILED)) == (1, 1, 0)
     assert counts(await ended(bench, begun)) == (3, 2, 1)
     assert [row["id"] for row in await bench.rows()] == ids[:3]
@@ -284,7 +284,7 @@ async def test_a_limit_holds_when_another_message_comes_in_front(bench: Bench) -
     await bench.store.repairs.move(first, "other")
     plan = await planned(bench, CANCEL, {"text": "cancelled by Ann"}, limit=2, queue="q")
     await bench.store.repairs.move(first, "q")
-    job = await ended(bench, await bench.store.jobs.begin(plan, "c"))
+    job = await ended(bench, await bench.store.jobs.start(plan, "c"))
     assert counts(job) == (2, 2, 0)
     assert [row["id"] for row in await bench.rows()] == ids[1:]
 
@@ -304,7 +304,7 @@ async def test_ids_and_a_limit_choose_messages_for_each_action(bench: Bench, act
     expected = {CANCEL: ids[1:3], MOVE: ids[1:3], RETRY: ids[1:3], REPLAY: [ids[2], ids[4]]}
     async with bench.store.engine.connect() as connection:
         c = bench.store.dialect.tables.policy_state.c
-        scope = replay.scope_of(job) if of_archive else jobs.LIST + job.id
+        scope = replay.get_scope(job) if of_archive else jobs.LIST_SCOPE + job.id
         keys = (await connection.execute(select(c.key, c.info).where(c.scope == scope))).all()
     marked = sorted(int(row.key) for row in keys if row.info.get("run", job.id) == job.id)
     assert marked == expected[action]
@@ -312,7 +312,7 @@ async def test_ids_and_a_limit_choose_messages_for_each_action(bench: Bench, act
 
 def test_a_job_without_ids_and_limit_is_stored_as_before_there_were_such() -> None:
     """Processes of an older version refuse fields that they do not know."""
-    info = job_info(Job(action=CANCEL, by="Ann", filters=Filters()))
+    info = dump_job(Job(action=CANCEL, by="Ann", filters=Filters()))
     assert "limit" not in info
     assert "ids" not in info["filters"]
 
@@ -336,7 +336,7 @@ async def test_a_job_says_why_it_does_not_take_an_id_and_what_does(bench: Bench)
         f"message {waiting}: it waits as PENDING: retry {waiting} makes it due now; "
         "message 1000000000: there is no such message, live or archived"
     )
-    job = await ended(bench, await bench.store.jobs.begin(plan, "c"))
+    job = await ended(bench, await bench.store.jobs.start(plan, "c"))
     assert (counts(job), job.note) == ((1, 1, 0), plan.note)
     live = await planned(bench, RETRY, ids=(*ids, 10**9 + 1), queue="r")
     assert live.expected == 0
@@ -351,13 +351,13 @@ async def test_what_has_changed_since_the_dry_run_is_skipped(bench: Bench, batch
     later = await bench.put(2)
     leased = await bench.claim(2)
     await bench.store.repairs.move(ids[2], "other")
-    begun = await bench.store.jobs.begin(plan, "c")
+    begun = await bench.store.jobs.start(plan, "c")
     job = await ended(bench, begun)
     assert counts(job) == (6, 3, 3)
     left = [row["id"] for row in await bench.rows()]
     assert left == [row.id for row in leased] + [ids[2]] + later
     result = await bench.store.settle([done(row) for row in leased])
-    assert result.settled == {row.id for row in leased}
+    assert result.settled_ids == {row.id for row in leased}
 
 
 async def test_a_row_that_another_transaction_has_locked_is_skipped(
@@ -367,7 +367,7 @@ async def test_a_row_that_another_transaction_has_locked_is_skipped(
         pytest.skip("SQLite locks the whole file")
     first, second = await bench.put(2)
     plan = await planned(bench, CANCEL, {"text": "x"}, queue="q")
-    begun = await bench.store.jobs.begin(plan, "c")
+    begun = await bench.store.jobs.start(plan, "c")
     async with bench.store.engine.begin() as connection:
         from sqlalchemy import text
 
@@ -409,7 +409,7 @@ async def test_what_is_pruned_during_a_replay_is_not_counted_as_published(
     first, gone, last = await archive(bench, 3)
     archived = bench.store.dialect.tables.archive
     assert archived is not None
-    real = replay.matching
+    real = replay.list_matching
 
     def then_prune(connection: Connection, *rest: Any) -> Any:
         rows = real(connection, *rest)
@@ -420,7 +420,7 @@ async def test_what_is_pruned_during_a_replay_is_not_counted_as_published(
     job = await do(bench, REPLAY, {"name": "n"})
     assert (job.done, job.skipped) == (2, 1)
     assert sorted(r["origin_id"] for r in await bench.rows()) == [first, last]
-    scope = replay.scope_of(job)
+    scope = replay.get_scope(job)
     async with bench.store.engine.connect() as connection:
         state = bench.store.dialect.tables.policy_state
         marks = await connection.execute(select(state.c.key).where(state.c.scope == scope))
@@ -439,36 +439,36 @@ async def test_an_undone_replay_can_be_made_again(bench: Bench, batch: int) -> N
 async def test_a_job_rests_while_it_is_stopped(bench: Bench) -> None:
     await bench.put(5)
     store = bench.store.jobs
-    begun = await store.begin(await planned(bench, CANCEL, {"text": "x"}), "c")
+    begun = await store.start(await planned(bench, CANCEL, {"text": "x"}), "c")
     with patch.object(jobs, "BATCH", 2):
-        await store.step(begun.id)
+        await store.run_step(begun.id)
         stopped = await store.stop(begun.id)
         assert stopped is not None
         assert (stopped.state, stopped.done, stopped.left) == ("stopped", 2, 3)
-        step = await store.step(begun.id)
+        step = await store.run_step(begun.id)
         assert (step.job, step.pause) == (stopped, None)
-        assert (await store.step()).job is None
-        assert await store.due_in() is None
+        assert (await store.run_step()).job is None
+        assert await store.get_due_in() is None
         resumed = await store.resume(begun.id)
         assert resumed is not None
         assert resumed.state == "running"
-        assert await store.due_in() is not None
+        assert await store.get_due_in() is not None
         assert counts(await ended(bench, begun)) == (5, 5, 0)
     assert (await store.resume(begun.id)) == await store.find(begun.id)
     assert await store.stop("no such job") is None
 
 
 async def bulk_ids(bench: Bench, before: str | None) -> list[str]:
-    return [job.id for job in await bench.store.jobs.listed(before, 10) if job.is_bulk]
+    return [job.id for job in await bench.store.jobs.list_jobs(before, 10) if job.is_bulk]
 
 
 async def test_a_stopped_job_can_be_undone_and_goes_on_no_more(bench: Bench) -> None:
     await bench.put(5)
     store = bench.store.jobs
-    begun = await store.begin(await planned(bench, CANCEL, {"text": "x"}), "c")
+    begun = await store.start(await planned(bench, CANCEL, {"text": "x"}), "c")
     with patch.object(jobs, "BATCH", 2):
-        await store.step(begun.id)
-    assert await store.begin_undo(begun.id, "Bob", "c") is None, "it still runs"
+        await store.run_step(begun.id)
+    assert await store.start_undo(begun.id, "Bob", "c") is None, "it still runs"
     stopped = await store.stop(begun.id)
     assert stopped is not None
     undo = await undone(bench, stopped)
@@ -477,9 +477,9 @@ async def test_a_stopped_job_can_be_undone_and_goes_on_no_more(bench: Bench) -> 
     now = await store.find(begun.id)
     assert now is not None
     assert (now.state, now.undone_by) == ("ended", undo.id)
-    assert (await store.step()).job is None
-    assert await store.begin_undo(begun.id, "Bob", "c") is None, "it is undone"
-    assert await store.begin_undo(undo.id, "Bob", "c") is None, "an undo cannot be undone"
+    assert (await store.run_step()).job is None
+    assert await store.start_undo(begun.id, "Bob", "c") is None, "it is undone"
+    assert await store.start_undo(undo.id, "Bob", "c") is None, "an undo cannot be undone"
     assert await bulk_ids(bench, None) == [undo.id, begun.id]
     assert await bulk_ids(bench, undo.id) == [begun.id]
 
@@ -489,11 +489,11 @@ async def test_a_rate_spreads_the_batches(bench: Bench) -> None:
     store = bench.store.jobs
     plan = await planned(bench, CANCEL, {"text": "x"})
     for rate, count, pause in ((2.0, 2, 1.0), (0.001, 1, 1_000.0)):
-        begun = await store.begin(replace(plan, rate=rate), "c")
-        step = await store.step(begun.id)
+        begun = await store.start(replace(plan, rate=rate), "c")
+        step = await store.run_step(begun.id)
         assert step.job is not None
         assert (step.job.done, step.pause) == (count, pause)
-        due_in = await store.due_in(begun.id)
+        due_in = await store.get_due_in(begun.id)
         assert due_in is not None
         assert due_in <= pause
     assert due_in > 0.0
@@ -505,15 +505,15 @@ async def test_a_failed_batch_changes_nothing_and_the_next_goes_on(
     """What is changed, noted and counted is one transaction."""
     await archive(bench, 7, **FAILED)
     plan = await planned(bench, REDRIVE, **FAILED)
-    begun = await bench.store.jobs.begin(plan, "c")
-    real = audit.save
+    begun = await bench.store.jobs.start(plan, "c")
+    real = audit.save_job
 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(audit, "save", broken)
     with pytest.raises(ZeroDivisionError):
-        await bench.store.jobs.step(begun.id)
+        await bench.store.jobs.run_step(begun.id)
     monkeypatch.setattr(audit, "save", real)
     assert await bench.rows() == []
     assert counts(await ended(bench, begun)) == (7, 7, 0)
@@ -524,20 +524,20 @@ async def test_a_job_that_may_not_be_run_lets_the_others_go_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await archive(bench, 2, **FAILED)
-    refused = await bench.store.jobs.begin(await planned(bench, REDRIVE, **FAILED), "c")
+    refused = await bench.store.jobs.start(await planned(bench, REDRIVE, **FAILED), "c")
     await bench.put()
-    other = await bench.store.jobs.begin(await planned(bench, RETRY), "c")
+    other = await bench.store.jobs.start(await planned(bench, RETRY), "c")
 
     def no_right(*_: Any) -> None:
         raise AccessError("no right")
 
     monkeypatch.setitem(CHANGES, REDRIVE, no_right)  # type: ignore[arg-type]
     with pytest.raises(AccessError):
-        await bench.store.jobs.step()
-    step = await bench.store.jobs.step()
+        await bench.store.jobs.run_step()
+    step = await bench.store.jobs.run_step()
     assert step.job is not None
     assert (step.job.id, step.job.state, step.job.done) == (other.id, "ended", 1)
-    due_in = await bench.store.jobs.due_in(refused.id)
+    due_in = await bench.store.jobs.get_due_in(refused.id)
     assert due_in is not None
     assert due_in > 0
 
@@ -626,7 +626,7 @@ async def allow(bench: Bench) -> None:
 
 async def steps(bench: Bench, job: Job) -> Job:
     """Run the job until it rests for good, or a step raises."""
-    while (step := await bench.store.jobs.step(job.id)).pause is not None:
+    while (step := await bench.store.jobs.run_step(job.id)).pause is not None:
         pass
     assert step.job is not None
     assert step.job == await bench.store.jobs.find(job.id)
@@ -638,7 +638,7 @@ async def test_an_error_that_meets_a_whole_batch_fails_the_job(
     bench: Bench, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The position stays in front of that batch, so it goes on there when it is resumed."""
-    monkeypatch.setattr(core_jobs, "LEAST_ALIKE", 5)
+    monkeypatch.setattr(core_jobs, "MIN_EQUAL_FAILURES", 5)
     monkeypatch.setattr(jobs, "BATCH", 6)
     arguments = {"to": "other", "name": "n"}
     await bench.put(6, key="good")
@@ -648,13 +648,13 @@ async def test_an_error_that_meets_a_whole_batch_fails_the_job(
         await bench.store.settle([done(row, **FAILED) for row in rows])
     await refuse(bench, "bad", "other")
     plan = await planned(bench, action, arguments, **({} if action == MOVE else FAILED))
-    job = await bench.store.jobs.begin(plan, "c")
+    job = await bench.store.jobs.start(plan, "c")
     failed = await steps(bench, job)
     assert (failed.state, failed.done, failed.failed, failed.visited) == ("failed", 6, 0, 6)
     assert failed.error is not None
     assert "not" in failed.error.lower()
     assert failed.error in str(failed)
-    assert await bench.store.jobs.due_in(job.id) is None
+    assert await bench.store.jobs.get_due_in(job.id) is None
     resumed = await bench.store.jobs.resume(job.id)
     assert resumed is not None
     assert (resumed.state, resumed.error) == ("running", None)
@@ -671,16 +671,16 @@ async def test_an_error_that_meets_a_whole_batch_fails_the_job(
 async def test_processes_that_take_turns_see_that_an_error_meets_a_whole_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core_jobs, "LEAST_ALIKE", 5)
+    monkeypatch.setattr(core_jobs, "MIN_EQUAL_FAILURES", 5)
     monkeypatch.setattr(jobs, "BATCH", 6)
     await bench.put(8, key="bad")
     await refuse(bench, "bad", "other")
-    job = await bench.store.jobs.begin(await planned(bench, MOVE, {"to": "other"}), "c")
+    job = await bench.store.jobs.start(await planned(bench, MOVE, {"to": "other"}), "c")
     store = bench.store
     other = jobs.JobStore(store._database)
     fleet = [store.jobs, other]
     for turn in range(400):
-        step = await fleet[turn % 2].step(job.id)
+        step = await fleet[turn % 2].run_step(job.id)
         if step.pause is None:
             break
     assert step.job is not None
@@ -695,14 +695,14 @@ async def test_a_killed_process_leaves_what_was_refused_to_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has counted as failed counts for the verdict on the whole batch."""
-    monkeypatch.setattr(core_jobs, "LEAST_ALIKE", 5)
+    monkeypatch.setattr(core_jobs, "MIN_EQUAL_FAILURES", 5)
     monkeypatch.setattr(jobs, "BATCH", 6)
     await bench.put(6, key="good")
     await bench.put(8, key="bad")
     await refuse(bench, "bad", "other")
-    job = await bench.store.jobs.begin(await planned(bench, MOVE, {"to": "other"}), "c")
-    await bench.store.jobs.step(job.id)
-    real = jobs.JobStore._write
+    job = await bench.store.jobs.start(await planned(bench, MOVE, {"to": "other"}), "c")
+    await bench.store.jobs.run_step(job.id)
+    real = jobs.JobStore._run_part
     writes = 0
 
     async def killed(*arguments: Any) -> None:
@@ -714,7 +714,7 @@ async def test_a_killed_process_leaves_what_was_refused_to_the_next(
 
     monkeypatch.setattr(jobs.JobStore, "_write", killed)
     with pytest.raises(asyncio.CancelledError):
-        await bench.store.jobs.step(job.id)
+        await bench.store.jobs.run_step(job.id)
     monkeypatch.setattr(jobs.JobStore, "_write", real)
     halfway = await bench.store.jobs.find(job.id)
     assert halfway is not None
@@ -734,10 +734,10 @@ async def test_small_batches_are_refused_together(bench: Bench) -> None:
     await bench.put(30, key="bad")
     await refuse(bench, "bad", "other")
     plan = replace(await planned(bench, MOVE, {"to": "other"}), rate=2.0)
-    begun = await bench.store.jobs.begin(plan, "c")
+    begun = await bench.store.jobs.start(plan, "c")
     visited = []
     while True:
-        step = await bench.store.jobs.step(begun.id)
+        step = await bench.store.jobs.run_step(begun.id)
         assert step.job is not None
         if step.pause is None:
             break
@@ -752,10 +752,10 @@ async def test_a_table_that_is_gone_lets_the_job_rest_then_fail(bench: Bench) ->
     """The first time another process may have the right to see it."""
     await archive(bench, 3, **FAILED)
     plan = await planned(bench, REDRIVE, **FAILED)
-    job = await bench.store.jobs.begin(plan, "c")
+    job = await bench.store.jobs.start(plan, "c")
     await bench.execute("ALTER TABLE message_archive RENAME TO elsewhere")
     with pytest.raises(AccessError):
-        await bench.store.jobs.step(job.id)
+        await bench.store.jobs.run_step(job.id)
     rested = await bench.store.jobs.find(job.id)
     assert rested is not None
     assert (rested.state, rested.visited) == ("running", 0)
@@ -763,7 +763,7 @@ async def test_a_table_that_is_gone_lets_the_job_rest_then_fail(bench: Bench) ->
     due = bench.past(1)
     await bench.execute(f"UPDATE message_policy_state SET due_at = {due} WHERE scope = 'job'")
     with pytest.raises(AccessError):
-        await bench.store.jobs.step(job.id)
+        await bench.store.jobs.run_step(job.id)
     failed = await bench.store.jobs.find(job.id)
     assert failed is not None
     assert (failed.state, failed.visited) == ("failed", 0)

@@ -39,7 +39,7 @@ async def test_an_outcome_waits_for_no_other_message(bench: Bench, outcome: Outc
     async with between_locked(bench) as row:
         settlement = settle(row, outcome, RULES, ended_after=0.1)
         result = await bench.store.settle([settlement])
-    assert (result.settled, result.lost) == ({row.id}, set())
+    assert (result.settled_ids, result.lost_ids) == ({row.id}, set())
 
 
 async def test_a_move_with_new_headers_waits_for_no_other_message(bench: Bench) -> None:
@@ -48,7 +48,7 @@ async def test_a_move_with_new_headers_waits_for_no_other_message(bench: Bench) 
             settle(row, Relocate("other", b"new"), RULES, ended_after=0.1), headers='{"a": "b"}'
         )
         result = await bench.store.settle([moved])
-    assert result.settled == {row.id}
+    assert result.settled_ids == {row.id}
 
 
 async def test_a_lease_waits_for_no_other_message(bench: Bench) -> None:

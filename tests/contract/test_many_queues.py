@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Connection, bindparam, text
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.mysql.queues import FEW_PAIRS, FIRST_ROWS
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.database.mysql.queues import FIRST_ROWS, MAX_SINGLE_PAIRS
 from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import LEASE, Bench
 
@@ -41,7 +41,7 @@ async def fill(bench: Bench, *, seed: int) -> None:
 
 async def due_rows(bench: Bench) -> dict[Place, list[int]]:
     """The ids of the rows that can be claimed, of each pair in their order."""
-    now = await bench.store.server.now()
+    now = await bench.store.server.read_now()
     found = dict[Place, list[int]]()
     rows = [
         r for r in await bench.rows() if r["state"] == "PENDING" and r["next_attempt_at"] <= now
@@ -62,7 +62,7 @@ async def test_claims_over_many_pairs_keep_their_order(bench: Bench, limit: int)
     or of pairs."""
     await fill(bench, seed=limit)
     asked = [*QUEUES[7:], *QUEUES[:7], "none"]
-    looked = await bench.store.ready_pairs(asked)
+    looked = await bench.store.find_ready_pairs(asked)
     rows = [r for r in await bench.rows() if r["queue"] in asked]
     have = {(r["queue"], r["priority"]) for r in rows}
     assert [(p.queue, p.priority) for p in looked] == [
@@ -80,10 +80,10 @@ async def test_claims_over_many_pairs_keep_their_order(bench: Bench, limit: int)
         due = await due_rows(bench)
 
 
-@pytest.mark.parametrize("count", [1, FEW_PAIRS, FEW_PAIRS + 1])
+@pytest.mark.parametrize("count", [1, MAX_SINGLE_PAIRS, MAX_SINGLE_PAIRS + 1])
 async def test_claims_over_few_pairs_keep_their_order(bench: Bench, count: int) -> None:
     await fill(bench, seed=1)
-    pairs = [p for p in await bench.store.ready_pairs(QUEUES) if p.due_in <= 0][:count]
+    pairs = [p for p in await bench.store.find_ready_pairs(QUEUES) if p.due_in <= 0][:count]
     wanted = first(pairs, await due_rows(bench), 1000)
     assert [m.id for m in await bench.store.claim(pairs, 1000, LEASE, uuid4())] == wanted
 
@@ -98,8 +98,10 @@ async def test_suspects_are_left_alone_in_many_pairs(bench: Bench) -> None:
             marked.bindparams(bindparam("ids", expanding=True)), {"ids": suspects}
         )
     others = {pair: ids[1:] for pair, ids in due.items()}
-    pairs = await bench.store.ready_pairs(QUEUES)
-    claimed = await bench.store.claim(pairs, 100, LEASE, uuid4(), suspicion=Suspicion(told=False))
+    pairs = await bench.store.find_ready_pairs(QUEUES)
+    claimed = await bench.store.claim(
+        pairs, 100, LEASE, uuid4(), suspicion=SuspectRule(report=False)
+    )
     assert [m.id for m in claimed] == first(pairs, others, 100)
 
 
@@ -109,7 +111,7 @@ async def test_queues_of_any_name(bench: Bench) -> None:
     for name in names:
         await bench.put(1, name)
     others = [f"none{n}" for n in range(10)]
-    pairs = await bench.store.ready_pairs([*others, *names])
+    pairs = await bench.store.find_ready_pairs([*others, *names])
     assert [p.queue for p in pairs] == names
     assert [m.queue for m in await bench.store.claim(pairs, 100, LEASE, uuid4())] == names
     await bench.expire()
@@ -123,7 +125,7 @@ async def test_rows_locked_elsewhere_are_skipped_in_many_pairs(bench: Bench, sto
     due = await due_rows(bench)
     locked = {each for n, ids in enumerate(due.values()) for each in ids[: n % 3]}
     free = {pair: [each for each in ids if each not in locked] for pair, ids in due.items()}
-    pairs = await bench.store.ready_pairs(QUEUES)
+    pairs = await bench.store.find_ready_pairs(QUEUES)
     lock = text("SELECT id FROM message WHERE id = :id FOR UPDATE")
     async with store.engine.connect() as connection:
         for each in sorted(locked):
@@ -144,7 +146,7 @@ async def claiming(
 
     def claim(connection: Connection) -> list[ClaimedMessage]:
         store.dialect.begin(connection)
-        return store.dialect.claiming(pairs, limit, LEASE, uuid4())(connection)
+        return store.dialect.build_claim(pairs, limit, LEASE, uuid4())(connection)
 
     async with store._engine.connect() as connection:
         yield await connection.run_sync(claim)
@@ -160,7 +162,7 @@ async def test_a_claim_locks_what_it_leases_and_nothing_else(
     await fill(bench, seed=4)
     await bench.put(5, "another")
     due = await due_rows(bench)
-    pairs = await bench.store.ready_pairs(QUEUES)
+    pairs = await bench.store.find_ready_pairs(QUEUES)
     rest = text("SELECT id FROM message WHERE id = :id FOR UPDATE SKIP LOCKED")
     async with claiming(store, pairs, limit) as claimed, store.engine.connect() as other:
         taken = {m.id for m in claimed}
@@ -184,7 +186,7 @@ async def test_two_claims_of_many_queues_share_what_is_there(bench: Bench, store
     """Both have seen the same rows: the second takes those behind the first's."""
     await fill(bench, seed=5)
     due = await due_rows(bench)
-    pairs = await bench.store.ready_pairs(QUEUES)
+    pairs = await bench.store.find_ready_pairs(QUEUES)
     async with claiming(store, pairs, 40) as claimed:
         taken = {m.id for m in claimed}
         rest = {pair: [each for each in ids if each not in taken] for pair, ids in due.items()}
@@ -202,7 +204,7 @@ async def test_leases_are_given_back_over_many_queues(bench: Bench, store: Store
     for name in (*held, "other"):
         await bench.put(4, name)
     token = uuid4()
-    pairs = [p for p in await store.ready_pairs([*MANY, "other"]) if p.due_in <= 0]
+    pairs = [p for p in await store.find_ready_pairs([*MANY, "other"]) if p.due_in <= 0]
     assert len(await store.claim(pairs, 100, LEASE, token)) == 16
     assert await store.release_stuck(MANY, 100) == 0
     assert await store.release_claim(MANY, uuid4()) == 0

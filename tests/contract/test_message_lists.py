@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.stored import Filters, MessagePage, NotACursorError, StoredMessage
+from faststream_sqlbroker.core.stored import Filters, InvalidCursorError, MessagePage, StoredMessage
 from faststream_sqlbroker.database import stored_messages
 from faststream_sqlbroker.database.parts import message_walks
 from tests.contract.conftest import Bench, done
@@ -22,7 +22,7 @@ four = pytest.mark.parametrize(
 async def page(
     bench: Bench, limit: int = 100, after: str | None = None, **filters: Any
 ) -> MessagePage:
-    return await bench.store.messages.page(Filters(**filters), limit, after, hidden=False)
+    return await bench.store.messages.read_page(Filters(**filters), limit, after, with_hidden=False)
 
 
 async def all_pages(bench: Bench, limit: int, **filters: Any) -> list[MessagePage]:
@@ -125,7 +125,7 @@ async def test_times_are_by_the_databases_clock(bench: Bench) -> None:
     assert await ids(bench, archived=True, until=300.0) == sorted(old, reverse=True)
     assert await ids(bench, since=300.0) == waiting[1:]
     assert await ids(bench, until=300.0, queue="q") == [live]
-    moment = await bench.store.server.now() - timedelta(seconds=300)
+    moment = await bench.store.server.read_now() - timedelta(seconds=300)
     assert await ids(bench, archived=True, since=moment, queue="q") == new
     assert await ids(bench, archived=True, since=moment, until=moment) == []
     first = datetime.min.replace(tzinfo=timezone.utc)  # not 2001
@@ -198,15 +198,15 @@ async def test_a_row_of_another_program_does_not_hide_the_others(bench: Bench) -
         f"next_attempt_at = x'00', expires_at = 9e300, last_attempt_at = -1e17 WHERE id = {bad}"
     )
     for filters in ({}, {"queue": "q"}, {"since": 600.0}):
-        found = await bench.store.messages.page(Filters(**filters), 5, None, hidden=True)
+        found = await bench.store.messages.read_page(Filters(**filters), 5, None, with_hidden=True)
         assert {m.id for m in found.messages} >= {good}
-    first = await bench.store.messages.page(Filters(queue="q"), 1, None, hidden=True)
+    first = await bench.store.messages.read_page(Filters(queue="q"), 1, None, with_hidden=True)
     assert len(first.messages) == 1
-    one = await bench.store.messages.one(bad, hidden=True)
+    one = await bench.store.messages.read_message(bad, with_hidden=True)
     assert one is not None
     assert (one.headers, one.body) == ({"value": "no json"}, b"text")
     assert (one.expires_at, one.last_attempt_at) == (None, None)
-    now = await bench.store.server.now()
+    now = await bench.store.server.read_now()
     assert abs((one.created_at - now).total_seconds()) < 600
     assert one.next_attempt_at == one.created_at
 
@@ -243,20 +243,20 @@ async def test_one_message_is_found_live_and_archived(bench: Bench) -> None:
     await announce(bench, known("host:1:0000000000000000", queues=["q"]))
     [live] = await bench.put(1, headers='{"a": "b"}', key="k")
     [ended] = await archive(bench, 1, "other", error="ValueError: no")
-    found = await bench.store.messages.one(live, hidden=True)
+    found = await bench.store.messages.read_message(live, with_hidden=True)
     assert isinstance(found, StoredMessage)
     assert (found.body, found.headers, found.key, found.worker) == (0, {"a": "b"}, "k", None)
     assert found.created_at.tzinfo is not None
-    shown = await bench.store.messages.one(ended, hidden=False)
+    shown = await bench.store.messages.read_message(ended, with_hidden=False)
     assert shown is not None
     assert (shown.state, shown.last_error) == (MessageState.COMPLETED, "ValueError: no")
     assert (shown.body, shown.headers) == (None, None)
     assert shown.archived_at is not None
-    assert await bench.store.messages.one(10**9, hidden=False) is None
+    assert await bench.store.messages.read_message(10**9, with_hidden=False) is None
 
 
 @four
 @pytest.mark.parametrize("after", ["", "no cursor", "W10=", "WyJyZWFkeSB4IiwgMSwgMl0=", "NQ=="])
 async def test_a_cursor_of_something_else_is_refused(bench: Bench, after: str) -> None:
-    with pytest.raises(NotACursorError):
+    with pytest.raises(InvalidCursorError):
         await page(bench, 1, after, queue="q")

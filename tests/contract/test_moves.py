@@ -57,7 +57,7 @@ async def test_a_move_with_everything(bench: Bench) -> None:
         "last_error",
     ):
         assert row[name] == before[name], name
-    wait = row["next_attempt_at"] - await bench.store.server.now()
+    wait = row["next_attempt_at"] - await bench.store.server.read_now()
     assert timedelta(seconds=2_500) < wait <= timedelta(seconds=3_000)
 
 
@@ -77,7 +77,7 @@ async def test_each_row_of_a_batch_gets_its_own(bench: Bench) -> None:
     result = await bench.store.settle(
         [settle(r, o, RULES, ended_after=0.0) for r, o in zip(rows, outcomes, strict=True)]
     )
-    assert len(result.settled) == count
+    assert len(result.settled_ids) == count
     for n, row in enumerate(await bench.rows()):
         assert row["payload"] == (b"new %d" % n if n % 3 == 0 else b"%d" % n)
         assert row["headers"] == ({"n": n} if n % 3 < 2 else HEADERS)
@@ -196,7 +196,7 @@ async def test_after_a_lost_lease_nothing_changes(
     async def nothing_changes() -> None:
         before = await bench.rows()
         result = await bench.store.settle([late])
-        assert (result.settled, result.lost) == (set(), {stale.id})
+        assert (result.settled_ids, result.lost_ids) == (set(), {stale.id})
         assert await bench.rows() == before
 
     await nothing_changes()
@@ -204,5 +204,5 @@ async def test_after_a_lost_lease_nothing_changes(
     await nothing_changes()
     [other] = [m for m in fresh if m.id != stale.id]
     result = await bench.store.settle([late, settle(other, outcome, rules, ended_after=0.0)])
-    assert (result.settled, result.lost) == ({other.id}, {stale.id})
+    assert (result.settled_ids, result.lost_ids) == ({other.id}, {stale.id})
     assert await bench.rows(archive=True) == []

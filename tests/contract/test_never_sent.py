@@ -82,7 +82,7 @@ async def test_a_statement_of_a_driver_that_is_not_ready_is_repeated(
     store: Store, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """asyncpg refuses statements while another one runs, or after the connection was closed."""
-    alone = DriverShortcut.alone
+    alone = DriverShortcut.get_autocommit_driver
     others: list[asyncio.Task[Any]] = []
 
     async def first_disturbed(self: DriverShortcut, connection: Any) -> Any:

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.parts.ordered import FREE_PAGE, WINDOW, Cursors
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.database.parts.ordered import KEYLESS_PAGE, MIN_WINDOW, Cursors
 from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import LEASE, Bench, done
 
@@ -21,9 +21,9 @@ async def claim(
     limit: int = 10,
     *queues: str,
     cursors: Cursors | None = None,
-    suspicion: Suspicion | None = None,
+    suspicion: SuspectRule | None = None,
 ) -> tuple[list[ClaimedMessage], float | None, Cursors]:
-    pairs = [p for p in await bench.store.ready_pairs(queues or ("q",)) if p.due_in <= 0]
+    pairs = [p for p in await bench.store.find_ready_pairs(queues or ("q",)) if p.due_in <= 0]
     given = cursors or Cursors()
     return await bench.store.claim_ordered(pairs, limit, LEASE, uuid4(), given, suspicion=suspicion)
 
@@ -125,7 +125,7 @@ async def test_one_claim_of_a_queue_runs_at_a_time(bench: Bench, store: Store) -
         [first] = await store.insert_in(publisher, [NewMessage("q", b"late", key="a")])
         [second] = await bench.put(1, key="a")
         await claimer.begin()
-        pairs = await store.ready_pairs(("q",))
+        pairs = await store.find_ready_pairs(("q",))
         rows, _ = await claimer.run_sync(
             lambda c: store.dialect.ordered.claim(c, pairs, 5, LEASE, uuid4(), Cursors())
         )
@@ -193,16 +193,16 @@ async def all_of(bench: Bench, limit: int) -> tuple[list[int], int]:
 
 async def test_messages_behind_a_blocked_head_are_not_scanned(bench: Bench) -> None:
     """The window is full of one key; its neighbours are found by their keys, a page at a time."""
-    blocked = await bench.put(WINDOW + 50, key="m")
+    blocked = await bench.put(MIN_WINDOW + 50, key="m")
     assert await ids(bench, 1) == blocked[:1]
-    behind = [(await bench.put(2, key=f"z{n:03}"))[0] for n in range(2 * WINDOW)]
+    behind = [(await bench.put(2, key=f"z{n:03}"))[0] for n in range(2 * MIN_WINDOW)]
     found, _ = await all_of(bench, 60)
     assert found == behind
 
 
 async def test_messages_without_a_key_are_found_behind_a_blocked_one(bench: Bench) -> None:
     """Page by page, from where the last claim stopped."""
-    blocked = await bench.put(FREE_PAGE + 2 * WINDOW, key="m")
+    blocked = await bench.put(KEYLESS_PAGE + 2 * MIN_WINDOW, key="m")
     assert await ids(bench, 1) == blocked[:1]
     free = await bench.put(5)
     found, turns = await all_of(bench, 10)
@@ -213,13 +213,13 @@ async def test_messages_without_a_key_are_found_behind_a_blocked_one(bench: Benc
 async def put_later(bench: Bench) -> None:
     """Messages of more keys than a claim looks at, which are due in an hour."""
     await bench.store.insert(
-        [NewMessage("q", b"0", key=f"b{n:03}", delay=3600.0) for n in range(WINDOW + 5)]
+        [NewMessage("q", b"0", key=f"b{n:03}", delay=3600.0) for n in range(MIN_WINDOW + 5)]
     )
 
 
 async def test_a_claim_reports_that_there_may_be_more(bench: Bench) -> None:
     """So that no worker waits for the next poll while keys have not been scanned."""
-    await bench.put(WINDOW + 5, key="a")
+    await bench.put(MIN_WINDOW + 5, key="a")
     await ids(bench, 1)
     await put_later(bench)
     [ready] = await bench.put(1, key="c")
@@ -233,14 +233,14 @@ async def test_a_claim_reports_that_there_may_be_more(bench: Bench) -> None:
 
 async def test_a_claim_after_a_failed_one_scans_the_same_keys(bench: Bench) -> None:
     """The cursors move with the commit."""
-    await bench.put(WINDOW + 5, key="a")
+    await bench.put(MIN_WINDOW + 5, key="a")
     await ids(bench, 1)
     await put_later(bench)
     cursors = Cursors()
     _, again, moved = await claim(bench, cursors=cursors)
     assert again == 0
     assert cursors == Cursors()
-    assert moved.keys == {"q": f"b{WINDOW - 2:03}"}
+    assert moved.keys == {"q": f"b{MIN_WINDOW - 2:03}"}
 
 
 async def test_a_claim_knows_when_a_waiting_head_is_due(bench: Bench) -> None:
@@ -267,7 +267,7 @@ async def test_suspects_are_left_alone_and_hold_their_key(bench: Bench) -> None:
     await bench.execute(
         f"UPDATE message SET deliveries_count = 2 WHERE {bench.quoted('key')} = 'a'"
     )
-    rows, _, _ = await claim(bench, suspicion=Suspicion(told=False))
+    rows, _, _ = await claim(bench, suspicion=SuspectRule(report=False))
     assert [row.id for row in rows] == [b]
 
 

@@ -89,4 +89,4 @@ async def test_partitions_are_there(bench: Bench) -> None:
     count = "SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('message_archive')"
     async with bench.store.engine.connect() as connection:
         assert await connection.scalar(text(count)) == 2 + PARTITIONS_AHEAD + 1
-    assert await bench.store.server.differences() == []
+    assert await bench.store.server.find_differences() == []

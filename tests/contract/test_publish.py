@@ -81,9 +81,9 @@ async def test_headers_come_back_as_they_were(bench: Bench) -> None:
 
 
 async def test_a_published_row_has_the_defaults_of_the_table(bench: Bench) -> None:
-    before = await bench.store.server.now()
+    before = await bench.store.server.read_now()
     [message_id] = await bench.put()
-    after = await bench.store.server.now()
+    after = await bench.store.server.read_now()
     row = await bench.one()
     assert row["id"] == message_id
     assert (row["state"], row["priority"], row["publish_count"]) == ("PENDING", 0, 1)
@@ -145,7 +145,7 @@ async def test_six_thousand_messages_pass_through_every_step(bench: Bench) -> No
     assert len(rows) == 6_000
     assert len(await bench.store.renew([(r.id, r.lease_token) for r in rows], 60)) == 6_000
     result = await bench.store.settle([done(r) for r in rows])
-    assert len(result.settled) == 6_000
+    assert len(result.settled_ids) == 6_000
     assert len(await bench.rows(archive=True)) == 6_000
 
 
@@ -294,7 +294,7 @@ async def test_the_ready_pairs_say_when_the_next_is_due(bench: Bench, store: Sto
     await bench.put(1, priority=5, delay=1_000)
     await bench.put(2, priority=-5)
     await bench.put(1, "other")
-    pairs = await store.ready_pairs(["empty", "q", "other"])
+    pairs = await store.find_ready_pairs(["empty", "q", "other"])
     assert [(p.queue, p.priority) for p in pairs] == [("q", 5), ("q", -5), ("other", 0)]
     assert 800 < pairs[0].due_in <= 1_000
     assert pairs[1].due_in <= 0

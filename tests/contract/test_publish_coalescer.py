@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.messages import publish_coalescer
-from faststream_sqlbroker.database.messages.publish_coalescer import MOST_CONNECTION_TIME
+from faststream_sqlbroker.database.messages.publish_coalescer import MAX_CONNECTION_TIME
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from tests.clock import let_loop_pass
@@ -35,7 +35,7 @@ class Counting:
     """Notes how many rows each INSERT has."""
 
     def __init__(self, store: Store) -> None:
-        self._original = store.dialect.inserting
+        self._original = store.dialect.build_insert
         self.sizes = list[int]()
 
     def __call__(self, rows: Any) -> Any:
@@ -149,7 +149,7 @@ class TestShortcut:
     @pytest.mark.parametrize("name", ["before_cursor_execute", "commit", "do_execute"])
     async def test_listeners_of_the_engine_miss_nothing(self, bench: Bench, name: str) -> None:
         await bench.put(1)
-        await asyncio.sleep(2 * MOST_CONNECTION_TIME)
+        await asyncio.sleep(2 * MAX_CONNECTION_TIME)
         seen = []
         event.listen(
             bench.store.engine.sync_engine, name, lambda *arguments: seen.append(arguments)
@@ -161,7 +161,7 @@ class TestShortcut:
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
         await bench.put(1)
-        await asyncio.sleep(2 * MOST_CONNECTION_TIME)
+        await asyncio.sleep(2 * MAX_CONNECTION_TIME)
         with caplog.at_level("INFO", "sqlalchemy.engine.Engine"):
             await bench.put(1)
         assert "INSERT" in caplog.text
@@ -176,7 +176,7 @@ class TestShortcut:
         engine = create_async_engine(bench.store.engine.url)
         store = Store(engine, bench.store.tables)
         async with engine.connect() as connection:
-            assert await store._shortcut.alone(connection) is None
+            assert await store._shortcut.get_autocommit_driver(connection) is None
         await store.insert([NewMessage("q", b"1")])
         await engine.dispose()
 
@@ -189,7 +189,7 @@ class TestShortcut:
         engine = create_async_engine(bench.store.engine.url, connect_args=options)
         store = Store(engine, bench.store.tables)
         await store.insert([NewMessage("q", b"1")])
-        assert not store._shortcut.possible
+        assert not store._shortcut.is_possible
         await engine.dispose()
 
     async def test_a_disposed_engine_leaves_no_connection_behind(self, bench: Bench) -> None:
@@ -218,7 +218,7 @@ class TestShortcut:
             await store.insert([NewMessage("q", b"1")])
 
         async def is_alone() -> bool:
-            shared = store._inserts._shared
+            shared = store._inserts._coalescer
             return shared is not None and shared._idle is not None
 
         await eventually(is_alone)
@@ -247,7 +247,7 @@ class TestShortcut:
         store = Store(engine, bench.store.tables)
         for _ in range(2):
             await store.insert([NewMessage("q", b"1")])
-        shared = store._inserts._shared
+        shared = store._inserts._coalescer
         assert shared is not None
 
         async def is_alone() -> bool:
@@ -345,7 +345,7 @@ async def test_no_publisher_waits_for_ever_when_the_shared_task_is_cancelled(ben
         ]
         for _ in range(turns):
             await asyncio.sleep(0)
-        shared = bench.store._inserts._shared
+        shared = bench.store._inserts._coalescer
         assert shared is not None
         if shared._pump is not None:
             shared._pump.cancel()

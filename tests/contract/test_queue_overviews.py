@@ -21,14 +21,14 @@ four = pytest.mark.parametrize(
 
 
 async def by_name(bench: Bench) -> dict[str, QueueOverview]:
-    found = await bench.store.overviews.read()
+    found = await bench.store.overviews.read_overviews()
     assert [each.queue for each in found] == sorted(each.queue for each in found)
     return {each.queue: each for each in found}
 
 
 async def test_without_messages_there_is_nothing_to_see(bench: Bench) -> None:
-    assert await bench.store.overviews.read() == []
-    [one] = await bench.store.overviews.read("q")
+    assert await bench.store.overviews.read_overviews() == []
+    [one] = await bench.store.overviews.read_overviews("q")
     assert (one.waiting, one.used, one.problem, one.out_per_minute) == (0, False, None, 0.0)
 
 
@@ -59,12 +59,12 @@ async def test_what_has_failed_before_and_lost_its_leases_is_counted_while_it_ru
     counts = {"attempts_count": 1, "deliveries_count": 4}
     lost = ", ".join(f"{name} = {value}" for name, value in counts.items())
     await bench.execute(f"UPDATE message SET {lost}")
-    [found] = await bench.store.overviews.read("q")
+    [found] = await bench.store.overviews.read_overviews("q")
     # Those that are leased have lost two, as the last delivery runs.
     assert (found.ready, found.in_flight) == (Count(2), Count(2))
     assert (found.retrying, found.suspects) == (Count(2), Count(4))
     await bench.execute("UPDATE message SET deliveries_count = 3")
-    [found] = await bench.store.overviews.read("q")
+    [found] = await bench.store.overviews.read_overviews("q")
     assert found.suspects == Count(2)
 
 
@@ -74,7 +74,7 @@ async def test_the_age_is_that_of_the_oldest_due_message(bench: Bench) -> None:
     await bench.execute(
         f"UPDATE message SET next_attempt_at = {bench.past(100)} WHERE priority = 0"
     )
-    [found] = await bench.store.overviews.read()
+    [found] = await bench.store.overviews.read_overviews()
     assert 100.0 <= found.oldest_due_age < 160.0
 
 
@@ -108,11 +108,11 @@ async def test_few_that_failed_in_a_moment_are_not_rated_for_a_minute(bench: Ben
     fail = "UPDATE message_archive SET state = 'FAILED' WHERE id <= "
     with patch.object(overviews, "MAX_RATED", 16):
         await bench.execute(f"{fail} {ids[3]}")
-        [found] = await bench.store.overviews.read("q")
+        [found] = await bench.store.overviews.read_overviews("q")
         assert (found.out_per_minute or 0) > 16.0
         assert found.failed_per_minute == 4.0
         await bench.execute(f"{fail} {ids[4]}")
-        [found] = await bench.store.overviews.read("q")
+        [found] = await bench.store.overviews.read_overviews("q")
         assert found.failed_per_minute > 5.0
 
 
@@ -129,7 +129,7 @@ async def test_what_goes_out_is_what_the_live_subscribers_tell(bench: Bench) -> 
     found = await by_name(bench)
     rates = {name: each.out_per_minute for name, each in found.items()}
     assert rates == {"summed": 40.0, "older": 1.0, "idle": 0.0}
-    [none] = await bench.store.overviews.read("none")
+    [none] = await bench.store.overviews.read_overviews("none")
     assert none.out_per_minute == 1.0
 
 
@@ -151,20 +151,20 @@ async def test_without_an_archive_and_a_word_of_the_subscribers_it_is_not_known(
 async def test_rates_of_many_are_those_of_the_newest(bench: Bench) -> None:
     """Ten messages, one every second; by the four newest, as far as they are back."""
     ids = await bench.put(10, "q")
-    now = await bench.store.server.now()
+    now = await bench.store.server.read_now()
     message = bench.store.tables.message
     async with bench.store.engine.begin() as connection:
         for age, message_id in enumerate(reversed(ids)):
             of_it = message.update().where(message.c.id == message_id)
             await connection.execute(of_it.values(created_at=now - timedelta(seconds=age)))
-    before = await bench.store.server.now()
+    before = await bench.store.server.read_now()
     with patch.object(overviews, "MAX_RATED", 4):
-        [found] = await bench.store.overviews.read()
-    after = await bench.store.server.now()
+        [found] = await bench.store.overviews.read_overviews()
+    after = await bench.store.server.read_now()
     fourth = now - timedelta(seconds=3)
     quickest = 240.0 / (before - fourth).total_seconds()
     assert 240.0 / (after - fourth).total_seconds() - 1 <= found.in_per_minute <= quickest + 1
-    [found] = await bench.store.overviews.read()
+    [found] = await bench.store.overviews.read_overviews()
     assert found.in_per_minute == 10.0
 
 
@@ -194,7 +194,7 @@ async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> N
     await bench.store.live_subscribers.pause("stopped", None, {"by": "Ann"}, CHANNEL)
     pages: list[int] = []
 
-    read_page = QueueOverviews._subscribed_queues
+    read_page = QueueOverviews._read_subscribed_queues
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         found = read_page(*args, **kwargs)
@@ -206,27 +206,27 @@ async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> N
         patch.object(overviews, "PAGE_SIZE", 2),
         patch.object(QueueOverviews, "_subscribed_queues", counted),
     ):
-        assert await bench.store.overviews.names("x") == sorted(all_names)
-        without = await bench.store.overviews.names("x", paused=False)
+        assert await bench.store.overviews.find_names("x") == sorted(all_names)
+        without = await bench.store.overviews.find_names("x", paused=False)
         assert set(all_names).difference(without) == {"stopped"}
         del pages[3:]
         assert pages == [3, 3, 2]
         # No more subscribers than that are read.
         pages.clear()
         with patch.object(overviews, "MAX_SUBSCRIBERS", 4):
-            found = await bench.store.overviews.names("x")
+            found = await bench.store.overviews.find_names("x")
         assert pages == [3, 3]
         assert "of-4" not in found
-        await bench.store.live_subscribers.leave([f"worker-{n}" for n in range(4)])
-        assert "of-0" not in await bench.store.overviews.names("x")
+        await bench.store.live_subscribers.remove([f"worker-{n}" for n in range(4)])
+        assert "of-0" not in await bench.store.overviews.find_names("x")
 
 
 async def test_a_name_behind_many_others_is_found_by_its_first_half(bench: Bench) -> None:
     for name in ("a", "b", "c", "orders"):
         await bench.put(1, name)
     with patch.object(live_queues, "MAX_QUEUES", 2):
-        assert await bench.store.overviews.names("zzzz") == ["a", "b"]
-        assert await bench.store.overviews.names("ordres") == ["a", "b", "orders"]
+        assert await bench.store.overviews.find_names("zzzz") == ["a", "b"]
+        assert await bench.store.overviews.find_names("ordres") == ["a", "b", "orders"]
 
 
 async def test_a_queue_whose_messages_are_all_archived_was_used(bench: Bench) -> None:
@@ -234,7 +234,7 @@ async def test_a_queue_whose_messages_are_all_archived_was_used(bench: Bench) ->
     await bench.put(1)
     [row] = await bench.claim(1)
     await bench.store.settle([done(row)])
-    [found] = await bench.store.overviews.read()
+    [found] = await bench.store.overviews.read_overviews()
     assert (found.waiting, found.used, found.problem) == (0, True, None)
 
 
@@ -246,9 +246,9 @@ async def test_counts_are_exact_up_to_a_limit_then_an_estimate(bench: Bench, dat
         analyze = "ANALYZE message" if database == "postgresql" else "ANALYZE TABLE message"
         await bench.execute(analyze)
     with patch.multiple(overviews, MAX_COUNTED=5, MAX_QUEUES_TOGETHER=1):
-        [found] = await bench.store.overviews.read()
+        [found] = await bench.store.overviews.read_overviews()
         await bench.claim(8)
-        [leased] = await bench.store.overviews.read()
+        [leased] = await bench.store.overviews.read_overviews()
     assert found.ready.exact is (database == "sqlite")
     assert found.delayed == Count(2)
     assert 6 <= found.ready.value <= 60
@@ -270,11 +270,11 @@ async def test_jobs_of_pull_consumers_are_counted_by_state(bench: Bench, databas
     others = await bench.claim(2, "other")
     await bench.store.settle([done(row, state=MessageState.FAILED) for row in others])
     names = ["c/many", "c/none"]
-    many, none = await bench.store.overviews.jobs(names)
+    many, none = await bench.store.overviews.count_jobs(names)
     found = tuple(str(n) for n in (many.queued, many.in_flight, many.delivered, many.dead))
     assert found == ("2", "1", "9", "2")
     # It needs no subscriber once it is a pull consumer's.
-    put = bench.store.tokens.put_channel
+    put = bench.store.tokens.set_channel
     for kind, problem in [("push", "no live subscriber"), ("pull", None)]:
         await put("c", by="Ann")
         await put("c", "many", by="Ann", kind=kind)
@@ -284,19 +284,19 @@ async def test_jobs_of_pull_consumers_are_counted_by_state(bench: Bench, databas
         analyze = "ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
         await bench.execute(f"{analyze} message_archive")
     with patch.object(overviews, "MAX_COUNTED", 5):
-        many, _ = await bench.store.overviews.jobs(names)
+        many, _ = await bench.store.overviews.count_jobs(names)
         assert many.dead == Count(2)
         assert many.delivered is not None
         assert many.delivered.exact is (database == "sqlite")
         assert 4 <= many.delivered.value <= 20
         with patch.object(overviews, "MAX_DEAD", 1):
-            many, _ = await bench.store.overviews.jobs(names)
+            many, _ = await bench.store.overviews.count_jobs(names)
     assert (many.dead is not None, many.dead and many.dead.how) == (True, "about")
     assert many.delivered is not None
     assert many.delivered.how == "about"
     tables = replace(bench.store.dialect.tables, archive=None)
     with patch.object(bench.store.dialect, "tables", tables):
-        [found_without] = await bench.store.overviews.jobs(["c/many"])
+        [found_without] = await bench.store.overviews.count_jobs(["c/many"])
     assert (found_without.delivered, found_without.dead) == (None, None)
 
 

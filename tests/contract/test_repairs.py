@@ -59,7 +59,7 @@ async def test_a_leased_message_is_left_to_its_worker(bench: Bench) -> None:
     assert set(verdicts.values()) == {"running"}
     assert await bench.one() == before
     result = await bench.store.settle([done(row)])
-    assert result.settled == {message_id}
+    assert result.settled_ids == {message_id}
 
 
 async def test_a_message_is_due_when_an_operator_says(bench: Bench) -> None:
@@ -75,7 +75,7 @@ async def test_a_message_is_due_when_an_operator_says(bench: Bench) -> None:
     await bench.store.settle([done(row, state=MessageState.PENDING)])
     assert (await bench.store.repairs.set_due(message_id, 600.0)).done
     assert await bench.claim(1) == []
-    now = await bench.store.server.now()
+    now = await bench.store.server.read_now()
     assert (await bench.store.repairs.set_due(message_id, now - timedelta(seconds=5))).done
     assert len(await bench.claim(1)) == 1
 
@@ -120,7 +120,7 @@ async def test_a_row_that_is_locked_is_left_alone(bench: Bench) -> None:
 async def test_of_a_cancel_and_a_claim_at_once_one_wins(bench: Bench) -> None:
     """Each message is either cancelled or delivered, and a delivered one can be settled."""
     ids = await bench.put(40)
-    pairs = await bench.store.ready_pairs(["q"])
+    pairs = await bench.store.find_ready_pairs(["q"])
 
     async def cancel(message_id: int) -> str:
         return (await bench.store.repairs.cancel(message_id, "cancelled by Ann")).verdict
@@ -139,7 +139,7 @@ async def test_of_a_cancel_and_a_claim_at_once_one_wins(bench: Bench) -> None:
     assert not cancelled & delivered
     assert set(verdicts) <= {"done", "requested", "running", "busy"}
     result = await bench.store.settle([done(row) for row in claimed])
-    assert result.settled == delivered
+    assert result.settled_ids == delivered
     archived = await bench.rows(archive=True)
     assert {r["id"] for r in archived if r["reason"] == "cancelled"} == cancelled
     assert {r["id"] for r in archived} == cancelled | delivered
@@ -154,7 +154,7 @@ async def test_what_was_done_is_in_the_audit_and_what_was_not_is_not(bench: Benc
     assert (await repairs.edit(second, {"priority": 5}, None, "Bob")).done
     assert (await repairs.cancel(second, "cancelled by Ann", "Ann")).done
     assert not (await repairs.cancel(second, "cancelled by Ann", "Ann")).done
-    found = await bench.store.jobs.listed(None, 10)
+    found = await bench.store.jobs.list_jobs(None, 10)
     assert [(job.action, job.by, job.arguments["message_id"]) for job in found] == [
         ("cancel", "Ann", second),
         ("edit", "Bob", second),
@@ -162,4 +162,4 @@ async def test_what_was_done_is_in_the_audit_and_what_was_not_is_not(bench: Benc
     ]
     assert found[2].arguments["to"] == "other"
     assert {(job.state, job.done, job.is_bulk) for job in found} == {("ended", 1, False)}
-    assert await bench.store.jobs.begin_undo(found[0].id, "Bob", "c") is None
+    assert await bench.store.jobs.start_undo(found[0].id, "Bob", "c") is None

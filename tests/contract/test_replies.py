@@ -24,7 +24,7 @@ async def noted(bench: Bench) -> list[str]:
 
 
 async def clean(bench: Bench) -> None:
-    await bench.store.live_subscribers.announce({}, set(), CLEANED, clean=True)
+    await bench.store.live_subscribers.write_heartbeat({}, set(), CLEANED, clean=True)
 
 
 async def queues(bench: Bench) -> list[str]:
@@ -36,13 +36,13 @@ async def test_replies_are_read_and_stay_until_they_are_removed(bench: Bench) ->
     [first] = await bench.store.insert([reply])
     await bench.store.insert([NewMessage(MINE, b"later", delay=60.0), NewMessage(THEIRS, b"x")])
     for _ in range(2):
-        [row] = await bench.store.replies.read(MINE)
+        [row] = await bench.store.replies.read_replies(MINE)
         assert (row.id, row.queue, row.payload) == (first, MINE, b"\x00body")
         assert row.headers == {"reply_id": "1"}
         assert row.created_at <= row.acquired_at
         assert row.expires_at is not None
     await bench.store.replies.remove([row.id])
-    assert await bench.store.replies.read(MINE) == []
+    assert await bench.store.replies.read_replies(MINE) == []
     assert await queues(bench) == [MINE, THEIRS]
     assert await bench.rows(archive=True) == []
 
@@ -52,14 +52,14 @@ async def test_more_replies_than_one_look_reads(
 ) -> None:
     count = MAX_REPLIES + 3
     await bench.store.insert([NewMessage(MINE, b"x") for _ in range(count)])
-    rows = await bench.store.replies.read(MINE)
+    rows = await bench.store.replies.read_replies(MINE)
     assert len(rows) == MAX_REPLIES
-    await bench.store.replies.leave_queue(MINE, forget=True)
+    await bench.store.replies.clear_queue(MINE, unregister=True)
     assert await bench.rows() == []
 
 
 async def test_expired_replies_of_noted_queues_are_removed(bench: Bench) -> None:
-    await bench.store.replies.note_queue(MINE, 600.0)
+    await bench.store.replies.register_queue(MINE, 600.0)
     await bench.store.insert(
         [
             NewMessage(MINE, b"expired", expires_in=60.0),
@@ -79,8 +79,8 @@ async def test_expired_replies_of_noted_queues_are_removed(bench: Bench) -> None
 
 
 async def test_all_goes_from_a_queue_that_is_no_longer_used(bench: Bench) -> None:
-    await bench.store.replies.note_queue(MINE, 600.0)
-    await bench.store.replies.note_queue(THEIRS, 600.0)
+    await bench.store.replies.register_queue(MINE, 600.0)
+    await bench.store.replies.register_queue(THEIRS, 600.0)
     await bench.store.insert([NewMessage(MINE, b"x"), NewMessage(THEIRS, b"y")])
     over: Any = bench.past(1)
     await bench.execute(
@@ -93,12 +93,12 @@ async def test_all_goes_from_a_queue_that_is_no_longer_used(bench: Bench) -> Non
 
 
 async def test_a_queue_that_is_noted_again_is_used_for_longer(bench: Bench) -> None:
-    await bench.store.replies.note_queue(MINE, 0.0)
-    await bench.store.replies.note_queue(MINE, 600.0)
+    await bench.store.replies.register_queue(MINE, 0.0)
+    await bench.store.replies.register_queue(MINE, 600.0)
     await bench.store.insert([NewMessage(MINE, b"x")])
     await clean(bench)
     assert await queues(bench) == [MINE]
-    await bench.store.replies.leave_queue(MINE, forget=False)
+    await bench.store.replies.clear_queue(MINE, unregister=False)
     assert (await queues(bench), await noted(bench)) == ([], [MINE])
-    await bench.store.replies.leave_queue(MINE, forget=True)
+    await bench.store.replies.clear_queue(MINE, unregister=True)
     assert await noted(bench) == []

@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.outcome import (
 )
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
-from faststream_sqlbroker.core.settle import SettleRules, error_fingerprint, settle
+from faststream_sqlbroker.core.settle import SettleRules, compute_fingerprint, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.database.store import Store
@@ -54,7 +54,7 @@ async def test_ack_archives_with_counters_and_times(bench: Bench) -> None:
     [message] = await bench.claim()
     before = await bench.one()
     result = await bench.store.settle([settle(message, Ack(), RULES, ended_after=1.5)])
-    assert (result.settled, result.lost) == ({message.id}, set())
+    assert (result.settled_ids, result.lost_ids) == ({message.id}, set())
     assert await bench.rows() == []
     row = await bench.one(archive=True)
     assert row["state"] == "COMPLETED"
@@ -113,9 +113,9 @@ async def test_an_error_is_stored_with_its_fingerprint(bench: Bench) -> None:
     await bench.store.settle(settlements)
     found = await bench.rows(archive=True)
     assert [row["error_fingerprint"] for row in found] == [
-        error_fingerprint(ValueError()),
+        compute_fingerprint(ValueError()),
         None,
-        error_fingerprint(KeyError()),
+        compute_fingerprint(KeyError()),
     ]
 
 
@@ -146,7 +146,7 @@ async def test_nack_is_due_again_when_the_strategy_says(bench: Bench) -> None:
     assert "ValueError: went wrong" in row["last_error"]
     assert (row["acquired_at"], row["lease_token"], row["lease_expires_at"]) == (None, None, None)
     assert row["first_attempt_at"] == row["last_attempt_at"] is not None
-    wait = row["next_attempt_at"] - await bench.store.server.now()
+    wait = row["next_attempt_at"] - await bench.store.server.read_now()
     assert timedelta(seconds=2_500) < wait <= timedelta(seconds=3_000.1)
 
 
@@ -181,7 +181,7 @@ async def test_postpone_charges_nothing(bench: Bench) -> None:
     await bench.store.settle([settle(message, Defer(3_000), RULES, ended_after=0.0)])
     row = await bench.one()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PENDING", 0, 0)
-    assert row["next_attempt_at"] - await bench.store.server.now() > timedelta(seconds=2_500)
+    assert row["next_attempt_at"] - await bench.store.server.read_now() > timedelta(seconds=2_500)
 
 
 async def test_release_keeps_the_due_time_and_charges_nothing(bench: Bench) -> None:
@@ -268,7 +268,7 @@ async def test_without_an_archive_table_everything_finished_is_deleted(engine: A
     bench = Bench(store)
     await bench.put()
     [message] = await bench.claim()
-    assert (await store.settle([settle(message, Ack(), RULES, ended_after=0.0)])).settled == {
+    assert (await store.settle([settle(message, Ack(), RULES, ended_after=0.0)])).settled_ids == {
         message.id
     }
     assert await bench.rows() == []
@@ -282,7 +282,7 @@ async def test_a_batch_of_all_outcomes_is_settled_at_once(bench: Bench) -> None:
         for m, o in zip(messages, OUTCOMES.values(), strict=True)
     ]
     result = await bench.store.settle(settlements)
-    assert result.settled == {m.id for m in messages}
+    assert result.settled_ids == {m.id for m in messages}
     archived = {r["id"]: r["state"] for r in await bench.rows(archive=True)}
     live = {r["id"]: r["state"] for r in await bench.rows()}
     assert [{**archived, **live}[m.id] for m in messages] == [
@@ -306,7 +306,7 @@ async def test_any_error_text_can_be_stored(bench: Bench, outcome: Outcome) -> N
     await bench.put()
     [message] = await bench.claim()
     result = await bench.store.settle([settle(message, outcome, RULES, ended_after=0.0)])
-    assert result.settled == {message.id}
+    assert result.settled_ids == {message.id}
     row = (await bench.rows() + await bench.rows(archive=True))[0]
     assert "NUL" in row["last_error"]
 
@@ -325,11 +325,11 @@ async def test_a_late_settle_after_a_lost_lease_changes_nothing(
     await bench.store.release_stuck(["q"], 10)
     settlements = [settle(m, outcome, RULES, ended_after=0.0) for m in stale]
     before = await bench.rows()
-    assert (await bench.store.settle(settlements)).lost == {m.id for m in stale}
+    assert (await bench.store.settle(settlements)).lost_ids == {m.id for m in stale}
     assert await bench.rows() == before
     fresh = await bench.claim()
     before = await bench.rows()
-    assert (await bench.store.settle(settlements)).lost == {m.id for m in stale}
+    assert (await bench.store.settle(settlements)).lost_ids == {m.id for m in stale}
     assert await bench.rows() == before
     assert await bench.rows(archive=True) == []
     # The new holder's own outcome still counts.
@@ -337,7 +337,7 @@ async def test_a_late_settle_after_a_lost_lease_changes_nothing(
         len(
             (
                 await bench.store.settle([settle(m, Ack(), RULES, ended_after=0.0) for m in fresh])
-            ).settled
+            ).settled_ids
         )
         == 2
     )
@@ -352,7 +352,7 @@ async def test_a_stale_token_is_not_lent_validity_by_another_rows_token(bench: B
         replace(settle(first, Ack(), RULES, ended_after=0.0), lease_token=second.lease_token),
         replace(settle(second, Ack(), RULES, ended_after=0.0), lease_token=first.lease_token),
     ]
-    assert (await bench.store.settle(crossed)).lost == {first.id, second.id}
+    assert (await bench.store.settle(crossed)).lost_ids == {first.id, second.id}
     leases = [(first.id, second.lease_token), (second.id, first.lease_token)]
     assert await bench.store.renew(leases, 60) == set()
     assert [r["state"] for r in await bench.rows()] == ["PROCESSING"] * 2
@@ -362,8 +362,8 @@ async def test_a_settle_twice_counts_once(bench: Bench) -> None:
     await bench.put()
     [message] = await bench.claim()
     settlement = settle(message, Ack(), RULES, ended_after=0.0)
-    assert (await bench.store.settle([settlement])).settled == {message.id}
-    assert (await bench.store.settle([settlement])).lost == {message.id}
+    assert (await bench.store.settle([settlement])).settled_ids == {message.id}
+    assert (await bench.store.settle([settlement])).lost_ids == {message.id}
     assert len(await bench.rows(archive=True)) == 1
 
 
@@ -372,7 +372,7 @@ async def test_an_unleased_row_matches_no_token(bench: Bench) -> None:
     from faststream_sqlbroker.core.rows import Settlement
 
     settlement = Settlement(message_id, uuid4(), MessageState.COMPLETED)
-    assert (await bench.store.settle([settlement])).lost == {message_id}
+    assert (await bench.store.settle([settlement])).lost_ids == {message_id}
     assert (await bench.one())["state"] == "PENDING"
 
 
@@ -397,7 +397,7 @@ async def test_a_release_between_two_statements_of_a_settle(
     live = await bench.rows()
     archived = await bench.rows(archive=True)
     assert len(live) + len(archived) == 1
-    if result.settled:
+    if result.settled_ids:
         expected = {"Ack": "COMPLETED", "Nack": "RETRYABLE", "Release": "PENDING"}
         assert (live + archived)[0]["state"] == expected[type(outcome).__name__]
     else:
@@ -491,8 +491,8 @@ async def test_everything_works_on_an_engine_that_begins_immediately(engine: Asy
     messages = await bench.claim(4)
     assert len(messages) == 4
     result = await store.settle([settle(m, Ack(), RULES, ended_after=0.0) for m in messages])
-    assert len(result.settled) == 4
-    assert await store.ready_pairs(["q"]) == []
+    assert len(result.settled_ids) == 4
+    assert await store.find_ready_pairs(["q"]) == []
     assert len(await bench.rows(archive=True)) == 4
 
 
@@ -505,5 +505,5 @@ async def test_columns_of_the_users_may_have_any_name(bench: Bench) -> None:
     result = await bench.store.settle(
         [done(rows[0]), done(rows[1], state=MessageState.RETRYABLE, delay=0.0)]
     )
-    assert len(result.settled) == 2
+    assert len(result.settled_ids) == 2
     assert [row["id"] for row in await bench.rows(archive=True)] == [rows[0].id]

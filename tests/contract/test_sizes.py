@@ -26,9 +26,9 @@ on_mysql = pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=Tr
 
 def limit(bench: Bench) -> int:
     """In bytes."""
-    known = bench.store.dialect.known_limit
+    known = bench.store.dialect.known_size_limit
     assert known is not None
-    return known.most
+    return known.max_bytes
 
 
 def too_large(bench: Bench) -> NewMessage:
@@ -80,7 +80,7 @@ async def test_an_answer_that_is_too_large_is_refused_for_good(bench: Bench) -> 
         await bench.store.settle([done(row, unit=Unit([too_large(bench)]))])
     assert not isinstance(caught.value, TransientStoreError)
     assert (await bench.one())["state"] == "PROCESSING"
-    assert (await bench.store.settle([done(row)])).settled == {row.id}
+    assert (await bench.store.settle([done(row)])).settled_ids == {row.id}
 
 
 @on_mysql
@@ -122,7 +122,7 @@ async def test_too_much_for_one_statement_is_sent_in_several(
         done(row, state=MessageState.PENDING, archive=False, queue="q2", payload=b"%09d" % -row.id)
         for row in claimed
     ]
-    assert (await bench.store.settle(moved)).settled == {row.id for row in claimed}
+    assert (await bench.store.settle(moved)).settled_ids == {row.id for row in claimed}
     assert [bytes(row["payload"]) for row in await bench.rows()] == [
         b"%09d" % -row.id for row in claimed
     ]

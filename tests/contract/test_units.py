@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.flow.deliver.outcome_states import Batch, State
-from faststream_sqlbroker.flow.deliver.outcome_writer import write
+from faststream_sqlbroker.flow.deliver.outcome_states import DeliveryState, OutcomeBatch
+from faststream_sqlbroker.flow.deliver.outcome_writer import write_batch
 from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
@@ -46,7 +46,7 @@ async def test_a_unit_is_written_with_its_answers(bench: Bench, moved: bool) -> 
             settlement.state = MessageState.PENDING
             settlement.queue = "next"
     result = await bench.store.settle(settlements)
-    assert (result.settled, result.lost) == ({row.id for row in rows}, set())
+    assert (result.settled_ids, result.lost_ids) == ({row.id for row in rows}, set())
     queues = [row["queue"] for row in await bench.rows()]
     assert queues == (["next", "next", "out", "out"] if moved else ["out", "out"])
     assert [row["state"] for row in await bench.rows(archive=True)] == ["COMPLETED"] * (
@@ -65,7 +65,7 @@ async def test_a_lost_lease_keeps_the_whole_unit_from_being_written(
     before = (await bench.rows())[:3]
     batch = [*together(rows[:3], "a"), done(rows[3]), *together(rows[4:], "b")]
     result = await bench.store.settle(batch)
-    assert (result.settled, result.lost) == ({rows[3].id, rows[4].id}, {rows[lost].id})
+    assert (result.settled_ids, result.lost_ids) == ({rows[3].id, rows[4].id}, {rows[lost].id})
     live = await bench.rows()
     assert live[:3] == before
     assert [bytes(row["payload"]) for row in live[3:]] == [b"b"]
@@ -92,7 +92,7 @@ async def test_units_of_one_message_are_written_with_their_own_answers(
     }
     batch = [done(row, archive=archive, unit=units.get(row.id)) for row in rows]
     result = await bench.store.settle(batch)
-    assert (result.settled, result.lost) == ({rows[n].id for n in (0, 2, 3)}, {rows[1].id})
+    assert (result.settled_ids, result.lost_ids) == ({rows[n].id for n in (0, 2, 3)}, {rows[1].id})
     back, first, *others = await bench.rows()
     assert back["id"] == rows[1].id
     names = ("payload", "priority", "key", "attempts_count", "deliveries_count", "dedup_id")
@@ -113,7 +113,7 @@ async def test_a_message_settled_with_a_unit_but_not_part_of_it_may_be_lost(benc
     await release(bench, rows[2])
     nack = done(rows[2], state=MessageState.RETRYABLE, delay=0.0)
     result = await bench.store.settle([*together(rows[:2], "a"), nack])
-    assert (result.settled, result.lost) == ({rows[0].id, rows[1].id}, {rows[2].id})
+    assert (result.settled_ids, result.lost_ids) == ({rows[0].id, rows[1].id}, {rows[2].id})
     assert [row["queue"] for row in await bench.rows()] == ["q", "out"]
 
 
@@ -140,14 +140,14 @@ async def test_a_locked_row_keeps_the_whole_unit_waiting(bench: Bench) -> None:
         result = await bench.store.settle(
             [*together(rows[:3], "a"), done(rows[3])], skip_locked=True
         )
-        assert (result.settled, result.lost) == ({rows[3].id}, set())
+        assert (result.settled_ids, result.lost_ids) == ({rows[3].id}, set())
         assert await bench.rows() == before
         await release(bench, rows[2])
         result = await bench.store.settle(together(rows[:3], "a"), skip_locked=True)
-        assert (result.settled, result.lost) == (set(), {rows[2].id})
+        assert (result.settled_ids, result.lost_ids) == (set(), {rows[2].id})
         await other.rollback()
     result = await bench.store.settle(together(rows[:2], "a"), skip_locked=True)
-    assert result.settled == {rows[0].id, rows[1].id}
+    assert result.settled_ids == {rows[0].id, rows[1].id}
     assert [row["queue"] for row in await bench.rows()] == ["q", "out"]
 
 
@@ -166,7 +166,7 @@ async def test_the_rows_of_a_unit_are_locked_in_the_order_of_their_ids(bench: Be
                 text(f"SELECT * FROM message WHERE id = {row.id} FOR UPDATE NOWAIT")
             )
         await other.rollback()
-    assert (await settling).settled == {row.id for row in rows}
+    assert (await settling).settled_ids == {row.id for row in rows}
 
 
 async def _waits(bench: Bench, other: AsyncConnection) -> bool:
@@ -248,7 +248,7 @@ async def test_an_answer_that_waits_for_its_dedup_id_blocks_no_other_outcome(ben
             await bench.store.insert([NewMessage("out", b"not alike")])
         assert not settling.done()
         await other.rollback()
-    assert (await settling).settled == {row.id}
+    assert (await settling).settled_ids == {row.id}
     assert {bytes(r["payload"]) for r in await bench.rows()} == {b"ours", b"not alike"}
 
 
@@ -275,7 +275,9 @@ async def test_past_locked_rows_a_lock_is_waited_for_once(
             await bench.store.settle([done(row, unit=unit)], skip_locked=True)
         await other.rollback()
     assert len(tries) == 1
-    assert (await bench.store.settle([done(row, unit=unit)], skip_locked=True)).settled == {row.id}
+    assert (await bench.store.settle([done(row, unit=unit)], skip_locked=True)).settled_ids == {
+        row.id
+    }
 
 
 async def test_two_outcomes_of_a_message_are_not_written_together(bench: Bench) -> None:
@@ -288,8 +290,8 @@ async def test_two_outcomes_of_a_message_are_not_written_together(bench: Bench) 
     with pytest.raises(StoreError, match="two outcomes"):
         await bench.store.settle(both)
     outcomes = Outcomes()
-    batch = Batch(both, State.WRITING, State.QUEUED)
+    batch = OutcomeBatch(both, DeliveryState.WRITING, DeliveryState.QUEUED)
     outcomes.batches.append(batch)
-    assert not await write(bench.store, outcomes, batch, skip_locked=False)
+    assert not await write_batch(bench.store, outcomes, batch, skip_locked=False)
     assert not batch.parts
     assert [bytes(row["payload"]) for row in await bench.rows()] == [b"new"]

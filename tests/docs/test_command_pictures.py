@@ -7,7 +7,7 @@ import pytest
 
 from docs.pictures import __main__ as pictures
 from docs.pictures import terminal
-from faststream_sqlbroker.cli.app import COMMANDS, OPERATIONS, Group, ListedCommand, Place
+from faststream_sqlbroker.cli.app import COMMANDS, OPERATIONS, CommandGroup, CommandRef, LazyCommand
 from tools.files import with_block, write_or_compare
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -30,7 +30,7 @@ def test_the_pictures_and_the_page_are_what_the_commands_print(drawn: dict[str, 
     assert with_block(page, "views", terminal.page()) == page
 
 
-def _operations() -> set[Place]:
+def _operations() -> set[CommandRef]:
     return {place for group in OPERATIONS.values() for place in group.commands.values()}
 
 
@@ -46,13 +46,13 @@ def test_every_command_is_on_the_page() -> None:
     lines = pictures.COMMANDS_PAGE.read_text().splitlines()
     for name, place in COMMANDS.items():
         assert f"## {name}" in lines
-        for word in place.commands if isinstance(place, Group) else ():
+        for word in place.commands if isinstance(place, CommandGroup) else ():
             assert f"### {name} {word}" in lines
 
 
 def test_every_command_for_messages_and_tables_prints_json() -> None:
     for place in _operations():
-        params = ListedCommand(place.function, place).load().params
+        params = LazyCommand(place.function, place).load().params
         assert "as_json" in {parameter.name for parameter in params}, place
 
 

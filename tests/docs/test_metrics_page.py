@@ -10,11 +10,11 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from faststream_sqlbroker.core.metrics import METRICS, OF_FLEET, OUTCOMES, Kind
+from faststream_sqlbroker.core.metrics import FLEET_GAUGES, METRICS, OUTCOMES, Kind
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.fleet.sampling import LOCK
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
-from faststream_sqlbroker.prometheus.metrics import exported_name
+from faststream_sqlbroker.prometheus.metrics import get_exported_name
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 DASHBOARD = json.loads((DOCS / "monitoring" / "dashboard.json").read_text())
@@ -41,7 +41,7 @@ VALUES = {
     "kind": KINDS,
     "level": {"error", "warning"},
     "outcome": {*OUTCOMES, "lost", "unknown"},
-    "stage": set(Inflight().stages()),
+    "stage": set(Inflight().count_stages()),
     "wait": {"claim", "slot", "rest"},
 }
 """Of labels whose values are known."""
@@ -54,7 +54,7 @@ def series() -> dict[str, set[str]]:
     """The labels of each series that can be scraped, by its name."""
     found: dict[str, set[str]] = {}
     for metric in METRICS:
-        name = exported_name(metric)
+        name = get_exported_name(metric)
         labels = {*metric.labels, *TARGET}
         if metric.kind is Kind.HISTOGRAM:
             found |= {f"{name}_bucket": {*labels, "le"}, f"{name}_sum": labels}
@@ -104,7 +104,7 @@ def test_an_expression_asks_for_what_is_exported(expression: str) -> None:
             if not value.startswith("$"):
                 assert set(value.split("|")) <= VALUES.get(label, set(value.split("|")))
             if label == "le":
-                [metric] = [m for m in METRICS if name == f"{exported_name(m)}_bucket"]
+                [metric] = [m for m in METRICS if name == f"{get_exported_name(m)}_bucket"]
                 assert float(value) in metric.buckets
     for group in GROUPING.findall(expression):
         assert {each.strip() for each in group.split(",")} <= labels
@@ -130,7 +130,7 @@ def test_texts_use_labels_that_their_expressions_keep() -> None:
 
 def test_what_one_process_tells_is_never_summed() -> None:
     """Two may tell it for a moment."""
-    names = "|".join(exported_name(metric) for metric in OF_FLEET)
+    names = "|".join(get_exported_name(metric) for metric in FLEET_GAUGES)
     for where, expression in expressions():
         for found in re.finditer(rf"(.{{0,20}}){names}", expression):
             assert "sum" not in (found[1] or ""), where
@@ -138,7 +138,7 @@ def test_what_one_process_tells_is_never_summed() -> None:
 
 def test_the_dashboard_shows_every_metric() -> None:
     shown = " ".join(expression for _, expression in expressions())
-    assert [m.name for m in METRICS if exported_name(m) not in shown] == []
+    assert [m.name for m in METRICS if get_exported_name(m) not in shown] == []
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels()]

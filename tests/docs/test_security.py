@@ -22,7 +22,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.admin import Repair
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import find_horizon
 from tests.accounts import Account, account
 from tests.faststream.conftest import QUICK, Heard, _patience, _time_to_end
@@ -282,7 +282,7 @@ async def test_a_reader(user: Account, database_url: str) -> None:
     """Spark's own part is in tests/spark."""
     given(user, *grants("reader", _kind(user))[""])
     address = make_url(database_url).set(username=user.name, password=user.engine().url.password)
-    database = database_of(parse_address(address))
+    database = get_database(parse_address(address))
     with database.connect() as connection:
         horizon = find_horizon(database, connection, safety_lag="90s", margin=0)
     if _kind(user) != "mysql":  # a shared server's other databases may be busy, or be a replica

@@ -9,7 +9,7 @@ import pyspark_sqlbroker as spark
 from faststream_sqlbroker.core.replays import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
 from pyspark_sqlbroker.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
-from pyspark_sqlbroker.replays.replay import NEEDED
+from pyspark_sqlbroker.replays.replay import REQUIRED_COLUMNS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "howto" / "spark.md").read_text()
@@ -23,7 +23,7 @@ def table(first: str) -> list[tuple[str, ...]]:
 
 def test_the_columns_are_those_of_the_data_frames() -> None:
     def row(field: Field) -> tuple[str, ...]:
-        return f"`{field.name}`", field.type, "" if field.always else "yes", field.meaning
+        return f"`{field.name}`", field.type, "" if field.is_required else "yes", field.description
 
     live = [field for field in MESSAGE_FIELDS if field not in ARCHIVE_FIELDS]
     assert table("column") == [row(field) for field in (*ARCHIVE_FIELDS, *live)]
@@ -34,7 +34,12 @@ def test_the_columns_are_those_of_the_data_frames() -> None:
 
 def test_the_drivers_are_those_that_are_looked_for() -> None:
     assert table("database") == [
-        (one.database, f"`{one.package}`", f"`{one.coordinate}`", ".".join(map(str, one.oldest)))
+        (
+            one.database,
+            f"`{one.package}`",
+            f"`{one.coordinate}`",
+            ".".join(map(str, one.min_version)),
+        )
         for one in DRIVERS.values()
     ]
     assert JARS_VARIABLE in PAGE
@@ -58,7 +63,7 @@ def test_every_public_name_is_on_the_page() -> None:
 
 
 def test_the_options_are_those_of_the_format() -> None:
-    from pyspark_sqlbroker.source.options import BATCH, BOTH, STREAM
+    from pyspark_sqlbroker.source.options import BATCH_OPTIONS, COMMON_OPTIONS, STREAM_OPTIONS
 
     told = {
         name: (of, default)
@@ -67,13 +72,19 @@ def test_the_options_are_those_of_the_format() -> None:
     }
     expected = {
         name: of
-        for of, names in (("both", BOTH), ("batch", BATCH), ("stream", STREAM))
+        for of, names in (
+            ("both", COMMON_OPTIONS),
+            ("batch", BATCH_OPTIONS),
+            ("stream", STREAM_OPTIONS),
+        )
         for name in names
     }
     assert {name: of for name, (of, _) in told.items()} == expected
 
 
 def test_what_replay_needs_and_writes() -> None:
-    assert f"{', '.join(NEEDED[:-1])} and {NEEDED[-1]}" in " ".join(PAGE.split())
+    assert f"{', '.join(REQUIRED_COLUMNS[:-1])} and {REQUIRED_COLUMNS[-1]}" in " ".join(
+        PAGE.split()
+    )
     for header in (REPLAY_OF_HEADER, REPLAY_JOB_HEADER):
         assert f"`{header}`" in PAGE

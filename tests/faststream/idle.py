@@ -38,7 +38,7 @@ class Statements(Counter[str]):
 
 async def pass_time(broker: SqlBroker, time: VirtualTime, seconds: float) -> None:
     """Let virtual time pass, from timer to timer; at each, everything that was sent is answered."""
-    listening = 1 if broker._wakeups.listening else 0
+    listening = 1 if broker._wakeups.is_listening else 0
 
     def answered() -> bool:
         in_use, _ = broker._store.pool_use

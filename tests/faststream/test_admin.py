@@ -11,7 +11,7 @@ from faststream import AckPolicy
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SetupError, SqlBroker, UnknownOutcome
-from faststream_sqlbroker.core.status import worker_name
+from faststream_sqlbroker.core.status import build_worker_name
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -106,13 +106,13 @@ async def test_only_the_messages_of_a_dead_worker_are_given_back(
     fleet = broker._store.live_subscribers
     store = broker._store
     holders = {
-        name: worker_name(name, bytes([n]) * 8) for n, name in enumerate(("gone", "other"), 1)
+        name: build_worker_name(name, bytes([n]) * 8) for n, name in enumerate(("gone", "other"), 1)
     }
     info = {"queues": ["q"], "max_workers": 1}
-    await fleet.announce({holders["gone"]: info}, {holders["gone"]}, -1.0, clean=False)
-    await fleet.announce({holders["other"]: info}, {holders["other"]}, 60.0, clean=False)
+    await fleet.write_heartbeat({holders["gone"]: info}, {holders["gone"]}, -1.0, clean=False)
+    await fleet.write_heartbeat({holders["other"]: info}, {holders["other"]}, 60.0, clean=False)
     await broker.publish_batch(*range(4), queue="q")
-    pairs = await store.ready_pairs(["q"])
+    pairs = await store.find_ready_pairs(["q"])
     for n in (1, 2):
         await store.claim(pairs, 2, 600.0, UUID(bytes=bytes([n]) * 8 + os.urandom(8)))
     assert await broker.admin.release(holders["gone"], by="Ann") == 2

@@ -131,7 +131,7 @@ async def test_a_job_that_another_process_is_at_is_not_asked_for_again_and_again
             select(state.c.key).where(state.c.scope == "job").with_for_update()
         )
         runner.start()
-        runner.look()
+        runner.run_due()
         assert await asyncio.wait_for(pauses.asked.get(), 60) == BUSY_PAUSE
         await runner.stop()
 
@@ -172,11 +172,11 @@ async def test_a_job_is_stopped_and_resumed(
     await broker.publish_batch(*range(4), queue="q", delay=600.0)
     admin = broker.admin
     begun = await admin.bulk_retry(queue="q", dry_run=False, wait=False)
-    step = jobs.JobStore.step
+    step = jobs.JobStore.run_step
     first_done = asyncio.Event()
     go_on = asyncio.Event()
 
-    async def one_at_a_time(self: jobs.JobStore, job_id: str | None = None) -> jobs.Step:
+    async def one_at_a_time(self: jobs.JobStore, job_id: str | None = None) -> jobs.StepResult:
         found = await step(self, job_id)
         first_done.set()
         await go_on.wait()

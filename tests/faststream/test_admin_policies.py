@@ -159,7 +159,7 @@ async def test_messages_beyond_the_concurrency(scene: Scene, per_key: bool, code
 
 
 async def test_the_first_of_several_policies_counts(scene: Scene) -> None:
-    now = await scene.broker._store.server.now()
+    now = await scene.broker._store.server.read_now()
     closed = Window(f"{(now.hour + 2) % 24:02}:00", f"{(now.hour + 3) % 24:02}:00")
     await scene.start(closed, Throttle(1, per="1h"))
     await scene.publish(3)
@@ -198,7 +198,7 @@ async def test_more_than_a_thousand_are_said_to_be_at_least_so_many(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (policy_waits, explanations):
-        monkeypatch.setattr(module, "MOST_LOOKED_AT", 20)
+        monkeypatch.setattr(module, "MAX_SCANNED", 20)
     await scene.start(Delay("1h"))
     await scene.publish(30, priority=2)
     await scene.publish(5, priority=1)
@@ -216,7 +216,7 @@ async def test_what_stands_by_takes_no_place_among_those(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (policy_waits, explanations):
-        monkeypatch.setattr(module, "MOST_LOOKED_AT", 2)
+        monkeypatch.setattr(module, "MAX_SCANNED", 2)
     await scene.start(Debounce("1h"))
     for priority in (2, 1):
         for _ in range(4):
@@ -229,7 +229,7 @@ async def test_due_messages_are_counted_up_to_a_thousand(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (policy_waits, explanations):
-        monkeypatch.setattr(module, "MOST_LOOKED_AT", 20)
+        monkeypatch.setattr(module, "MAX_SCANNED", 20)
     await scene.start(Throttle(1, per="1h"))
     await scene.publish(21)
     await eventually(lambda: len(scene.started) == 1)

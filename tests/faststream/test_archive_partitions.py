@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import Retention, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.config import (
     PARTITIONS_AHEAD,
-    next_partition_start,
-    partition_start,
+    get_next_partition_start,
+    get_partition_start,
 )
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
@@ -58,8 +58,8 @@ async def fill(engine: AsyncEngine, *days: int) -> None:
     async with engine.begin() as connection:
         now: datetime = await connection.scalar(text("SELECT statement_timestamp()"))
         for ago in days:
-            start = partition_start(now - timedelta(days=ago), "day")
-            end = next_partition_start(start, "day")
+            start = get_partition_start(now - timedelta(days=ago), "day")
+            end = get_next_partition_start(start, "day")
             bounds = f"FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
             made = f"CREATE TABLE ago_{ago} PARTITION OF message_archive FOR VALUES {bounds}"
             if ago < 100:

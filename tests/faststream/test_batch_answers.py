@@ -180,7 +180,7 @@ async def test_a_lost_lease_in_a_handlers_transaction_costs_the_others_no_attemp
 
     async def losing(transaction: HandlerTransaction, settlements: Any) -> SettleResult:
         if len(calls) == 1:
-            return SettleResult(lost={settlements[-1].id})
+            return SettleResult(lost_ids={settlements[-1].id})
         return await commit(transaction, settlements)
 
     await broker.publish_batch(*range(3), queue="in")

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.bulk import watched
+from faststream_sqlbroker.cli.bulk import watch_job
 from faststream_sqlbroker.exceptions import SetupError
 from tests.faststream.conftest import QUICK, Look
 from tests.faststream.test_admin_jobs import failed
@@ -212,7 +212,7 @@ async def test_an_interrupted_command_says_that_its_job_goes_on(
     for n in range(3):
         await broker.publish(n, "q", delay=600.0)
     begun = await broker.admin.bulk_retry(queue="q", rate=0.001, dry_run=False, wait=False)
-    watching = asyncio.create_task(watched(broker, begun))
+    watching = asyncio.create_task(watch_job(broker, begun))
 
     async def has_begun() -> bool:
         job = await broker.admin.job(begun.id)

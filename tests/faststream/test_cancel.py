@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import Once, SqlBroker, SqlBrokerMessage, SqlConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow.deliver.policies import PolicyStarts
+from faststream_sqlbroker.flow.deliver.policies import PolicyRunner
 from faststream_sqlbroker.flow.tasks import direct_claim
 from faststream_sqlbroker.testing import TestSqlBroker
 from tests.faststream.conftest import GRACE, QUICK, Heard, Look, clean_up
@@ -96,7 +96,7 @@ async def test_on_postgresql_the_holder_is_told(
     await broker.start()
     try:
         await handler.has_begun()
-        await eventually(lambda: broker._wakeups.listening)
+        await eventually(lambda: broker._wakeups.is_listening)
         await other.admin.cancel(message_id)
         [row] = await look.archived()
         assert row["state"] == "DISCARDED"
@@ -282,16 +282,16 @@ async def test_under_once_a_message_that_is_cancelled_before_its_handler_keeps_n
     """Nothing was done for the key, so the next message that has it runs."""
     handler = Handler()
     broker.subscriber("q", **QUICK, policies=[Once("1h")])(handler.__call__)
-    claim = PolicyStarts.claim_keys
+    claim = PolicyRunner.claim_keys
 
-    async def claim_and_cancel(self: PolicyStarts, rows: list[ClaimedMessage]) -> Any:
+    async def claim_and_cancel(self: PolicyRunner, rows: list[ClaimedMessage]) -> Any:
         found = await claim(self, rows)
         for row in found:
             if row.id == first:
                 row.cancelled = "cancelled by an operator"
         return found
 
-    monkeypatch.setattr(PolicyStarts, "claim_keys", claim_and_cancel)
+    monkeypatch.setattr(PolicyRunner, "claim_keys", claim_and_cancel)
     first = await broker.publish("a", "q", key="k")
     await broker.start()
     assert [row["reason"] for row in await look.archived(1)] == ["cancelled"]

@@ -112,7 +112,9 @@ async def test_taken_messages_show_it_too(engine: AsyncEngine, look: Look) -> No
 async def test_processes_that_start_together_draw_once(engine: AsyncEngine, look: Look) -> None:
     stores = [Store(engine, TABLES, max_connections=1) for _ in range(8)]
     await stores[0].server.create_tables()
-    announce = [each.live_subscribers.announce({}, set(), 60.0, clean=False) for each in stores]
+    announce = [
+        each.live_subscribers.write_heartbeat({}, set(), 60.0, clean=False) for each in stores
+    ]
     await asyncio.gather(*announce)
     known = {each.correlation_ids.database_id for each in stores}
     assert known == set(await drawn(look))

@@ -7,11 +7,11 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, Debounce, SetupError, SqlBroker
-from faststream_sqlbroker.broker.logging import passing_level
+from faststream_sqlbroker.broker.logging import find_enabled_level
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.flow import debug_log
-from faststream_sqlbroker.flow.debug_log import DebugLog, PerMinute
+from faststream_sqlbroker.flow.debug_log import DebugLog, PerMinuteLimit
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
@@ -24,7 +24,7 @@ BODY = "the-body-is-secret"
 @pytest.fixture(autouse=True)
 def a_limit_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have asked, too."""
-    monkeypatch.setattr(debug_log.OF_THIS_PROCESS, "_admitted", debug_log.deque())
+    monkeypatch.setattr(debug_log.PROCESS_LIMIT, "_admitted", debug_log.deque())
 
 
 def in_order(texts: list[str], parts: list[str]) -> bool:
@@ -164,13 +164,13 @@ def test_p14_at_most_sixty_messages_a_minute() -> None:
 
     clock = Clock()
     clock.monotonic = lambda: now
-    limit = PerMinute(clock=clock)
+    limit = PerMinuteLimit(clock=clock)
     debug = DebugLog("X-Debug", lambda text, _id, _queue: told.append(text), Clock(), limit)
     asks = NewMessage("q", b"body", '{"X-Debug": true}')
 
     def publish(first: int, count: int) -> None:
         ids = list(range(first, first + count))
-        debug.published([asks] * count, ids, 0.001, "")
+        debug.log_published([asks] * count, ids, 0.001, "")
 
     publish(1, 100)
     assert len(told) == 61
@@ -198,19 +198,19 @@ def test_p14_at_most_sixty_messages_a_minute() -> None:
     ],
 )
 def test_what_asks(headers: Any, asked: bool) -> None:
-    debug = DebugLog("X-Debug", lambda *_: None, Clock(), PerMinute())
-    assert debug._asks(headers) is asked
+    debug = DebugLog("X-Debug", lambda *_: None, Clock(), PerMinuteLimit())
+    assert debug._is_requested(headers) is asked
 
 
 def test_a_level_that_passes() -> None:
     quiet = logging.Logger("quiet", logging.ERROR)  # noqa: LOG001 - one for this test
-    assert passing_level(quiet) == logging.ERROR
+    assert find_enabled_level(quiet) == logging.ERROR
     handler = logging.NullHandler()
     handler.setLevel(logging.CRITICAL)
     quiet.addHandler(handler)
-    assert passing_level(quiet) == logging.CRITICAL
-    assert passing_level(logging.Logger("all", logging.DEBUG)) == logging.DEBUG  # noqa: LOG001
-    assert passing_level(object()) == logging.CRITICAL
+    assert find_enabled_level(quiet) == logging.CRITICAL
+    assert find_enabled_level(logging.Logger("all", logging.DEBUG)) == logging.DEBUG  # noqa: LOG001
+    assert find_enabled_level(object()) == logging.CRITICAL
 
 
 @pytest.mark.parametrize("name", ["", "x y", 'x"', "x\n", "é", "x" * 101, 7])

@@ -26,7 +26,7 @@ from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import WaitingMessage
 from faststream_sqlbroker.database.explain import live, policies
-from faststream_sqlbroker.database.explain.policies import PolicyFacts
+from faststream_sqlbroker.database.explain.policies import PolicyDetails
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -389,7 +389,9 @@ async def test_the_next_and_those_behind_it(
     settings = make_settings("q", {})
     says = Registration(settings, paused=False, on_change=lambda: None).describe()
     # It claims nothing.
-    await bench.store.live_subscribers.announce({"slow": says}, {"slow"}, 3600.0, clean=False)
+    await bench.store.live_subscribers.write_heartbeat(
+        {"slow": says}, {"slow"}, 3600.0, clean=False
+    )
     first = await put(bench, NewMessage("q", b"1", priority=5))
     await put(bench, NewMessage("q", b"1", priority=9, delay=3600.0))
     await put(bench, NewMessage("else", b"1", priority=9))
@@ -496,7 +498,7 @@ async def test_an_archived_message_is_explained_by_its_end(
         if body == "good":
             await message.ack()
         elif body == "old":
-            message.raw_message.settle_as(Discard(SUPERSEDED, 17))  # type: ignore[union-attr]
+            message.raw_message.record_outcome(Discard(SUPERSEDED, 17))  # type: ignore[union-attr]
         else:
             raise ValueError("bad body")
 
@@ -555,7 +557,7 @@ async def test_policies_add_their_reasons(
     seen: list[Any] = []
     until = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
-    def window(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    def window(facts: PolicyDetails, message: WaitingMessage) -> list[Reason]:
         seen.append((facts, message))
         return [Reason("outside_window", "it opens later", until=until)]
 
@@ -578,7 +580,7 @@ async def test_explain_reads_one_snapshot_and_writes_nothing(
     synchronous = create_engine(url.set(drivername=drivers.get(url.drivername, "mysql+pymysql")))
     counts: list[Any] = []
 
-    def meddle(facts: PolicyFacts, _message: WaitingMessage) -> list[Reason]:
+    def meddle(facts: PolicyDetails, _message: WaitingMessage) -> list[Reason]:
         for _ in range(2):
             counts.append(
                 facts.connection.execute(text("SELECT count(*) FROM message")).scalar_one()

@@ -76,7 +76,7 @@ async def scene(
 
 
 async def test_a_message_outside_its_window(scene: Scene) -> None:
-    now = await scene.broker._store.server.now()
+    now = await scene.broker._store.server.read_now()
     start = f"{(now.hour + 2) % 24:02}:00"
     end = f"{(now.hour + 3) % 24:02}:00"
     await scene.start(Window(start, end))

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from faststream_sqlbroker import SchemaError, SqlBroker
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.fastapi import shared_session
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
@@ -94,7 +94,7 @@ async def test_one_session_for_endpoint_publish_and_handler(
         number: int,
         session: Session,
     ) -> None:
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         assert session is transaction.session
         await put(session, number, "confirmed")

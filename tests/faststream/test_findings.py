@@ -24,11 +24,11 @@ from faststream_sqlbroker.admin import (
 )
 from faststream_sqlbroker.core import findings
 from faststream_sqlbroker.core.findings import (
-    archive_findings,
     explain_late,
+    find_archive_growth,
+    find_overdue_schedules,
+    find_queue_problems,
     is_failing,
-    queue_findings,
-    schedule_findings,
 )
 from faststream_sqlbroker.core.retention import ArchiveSize, Retention
 from faststream_sqlbroker.database import archive_growth
@@ -184,7 +184,7 @@ def test_an_archive_that_fills_the_disk(given: tuple[Any, ...], error: bool | No
         is_whole=whole,
         is_behind=behind,
     )
-    found = archive_findings(size)
+    found = find_archive_growth(size)
     assert [each.is_error for each in found] == ([] if error is None else [error])
     assert all(each.kind == "archive growth" for each in found)
     assert all(("retention has not removed" in each.text) is behind for each in found)
@@ -213,13 +213,13 @@ async def test_the_growth_of_many_is_told_by_their_ids(
     older = {n: timedelta(hours=60 - n) for n in range(2, 31)}
     today = dict.fromkeys((1, *range(31, 51)), timedelta(0))
     await archive(engine, older | today)
-    assert await broker._store.archive_growth.a_day() == 20
+    assert await broker._store.archive_growth.estimate_rows_per_day() == 20
     assert TABLES.archive is not None
     async with engine.begin() as connection:
         await connection.execute(delete(TABLES.archive).where(TABLES.archive.c.id.in_(older)))
-    assert 10 <= await broker._store.archive_growth.a_day() <= 25
+    assert 10 <= await broker._store.archive_growth.estimate_rows_per_day() <= 25
     await archive(engine, dict.fromkeys(range(100, 1_100, 10), timedelta(0)))
-    assert 80 <= await broker._store.archive_growth.a_day() <= 160, "of 1,089 ids"
+    assert 80 <= await broker._store.archive_growth.estimate_rows_per_day() <= 160, "of 1,089 ids"
 
 
 async def analyze(engine: AsyncEngine) -> None:
@@ -322,8 +322,8 @@ def of_queue(
 
 def test_a_queue_served_over_http_needs_no_subscriber() -> None:
     lonely = replace(of_queue(waiting=3), live_subscribers=0)
-    assert [found.kind for found in queue_findings(lonely, 60.0)] == ["no subscriber"]
-    assert queue_findings(replace(lonely, pulled=True), 60.0) == []
+    assert [found.kind for found in find_queue_problems(lonely, 60.0)] == ["no subscriber"]
+    assert find_queue_problems(replace(lonely, pulled=True), 60.0) == []
 
 
 async def test_a_token_to_take_messages_is_as_good_as_a_subscriber(
@@ -427,7 +427,7 @@ def test_a_throttle_excuses_only_what_it_holds(
     throttle = Throttle(rate, "1m")
     wait = PolicyWait("throttled", str(throttle), waiting, waiting, True, None, NOW)
     waits = PoliciedQueue("q", NOW, (), 1, due, False, (wait,) if waiting else ())
-    [late] = queue_findings(queue, 600.0)
+    [late] = find_queue_problems(queue, 600.0)
     found = explain_late(late, queue, waits, [SimpleNamespace(queues=("q",), rules=(throttle,))])
     assert found.is_error is error
     assert found.kind == ("late" if error else "waits for policy")
@@ -437,12 +437,12 @@ def test_a_throttle_excuses_only_what_it_holds(
 def test_a_schedule_whose_function_runs_is_not_dead() -> None:
     due = NOW - timedelta(minutes=5)
     schedule = Schedule("report", "0 * * * *", "UTC", None, due, 0)
-    [dead] = schedule_findings([schedule], NOW)
+    [dead] = find_overdue_schedules([schedule], NOW)
     assert dead.is_error
-    [slow] = schedule_findings([replace(schedule, running=True)], NOW)
+    [slow] = find_overdue_schedules([replace(schedule, running=True)], NOW)
     assert not slow.is_error
     assert slow.text.endswith("its function runs")
-    [failing] = schedule_findings([replace(schedule, running=True, failures_count=3)], NOW)
+    [failing] = find_overdue_schedules([replace(schedule, running=True, failures_count=3)], NOW)
     assert failing.is_error
 
 

@@ -54,7 +54,7 @@ def subscriber(broker: SqlBroker) -> QueueSubscriber:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What each look for a message has found."""
     found: list[Any] = []
-    take = DirectClaims.take
+    take = DirectClaims.claim
 
     async def noted(self: DirectClaims, *args: Any, **options: Any) -> Any:
         found.append(await take(self, *args, **options))
@@ -744,7 +744,7 @@ async def test_an_iteration_outlasts_an_outage(
 ) -> None:
     await broker.publish("a", "q")
     await broker.publish("b", "q")
-    take, settle = DirectClaims.take, DirectClaims.settle
+    take, settle = DirectClaims.claim, DirectClaims.settle
     failed: set[str] = set()
 
     async def failing_take(self: DirectClaims, *args: Any, **options: Any) -> Any:

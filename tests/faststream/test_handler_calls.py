@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SqlBroker, SqlBrokerRoute, SqlBrokerRouter, TestSqlBroker
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.fastapi import SqlBrokerRouter as FastAPIRouter
-from faststream_sqlbroker.flow.threads import in_thread
+from faststream_sqlbroker.flow.threads import run_in_thread
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import VARIABLE
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.helpers import eventually
@@ -474,15 +474,15 @@ def of_anyio() -> tuple[int, int]:
 
 def test_a_thread_is_as_one_of_anyio() -> None:
     """As FastStream's command line runs applications: by `anyio.run`."""
-    assert anyio.run(in_thread, of_anyio) == (1, 2)
+    assert anyio.run(run_in_thread, of_anyio) == (1, 2)
 
 
 async def test_a_stop_iteration_ends_the_wait() -> None:
     """No future can have it as its exception."""
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await in_thread(next, iter(()))
+        await run_in_thread(next, iter(()))
 
 
 async def test_a_free_thread_takes_the_next_call() -> None:
-    first = await in_thread(threading.current_thread)
-    assert await in_thread(threading.current_thread) is first
+    first = await run_in_thread(threading.current_thread)
+    assert await run_in_thread(threading.current_thread) is first

@@ -31,7 +31,7 @@ async def started(broker: SqlBroker, time: VirtualTime, **options: object) -> No
 
     await broker.start()
     if broker._store.can_listen and options.get("wakeup") != "poll":
-        await eventually(lambda: broker._wakeups.listening)
+        await eventually(lambda: broker._wakeups.is_listening)
     await pass_time(broker, time, 20.0)
 
 

@@ -27,7 +27,7 @@ from faststream_sqlbroker import (
     SqlConnection,
     TransientStoreError,
 )
-from faststream_sqlbroker.database.messages.handler import HandlerTransaction, current
+from faststream_sqlbroker.database.messages.handler import HandlerTransaction, current_transaction
 from faststream_sqlbroker.database.messages.inserts import Inserts
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.deliver import worker_ends
@@ -197,7 +197,7 @@ async def test_a_publish_that_goes_on_as_the_handler_ends_is_committed(
     """The commit waits for it. What has not begun by then is refused."""
     sending, go_on, is_shut = asyncio.Event(), asyncio.Event(), asyncio.Event()
     tasks: list[asyncio.Task[object]] = []
-    insert_in, shut = Inserts.insert_in, HandlerTransaction.shut
+    insert_in, shut = Inserts.insert_in, HandlerTransaction.stop_publishing
 
     async def slowly(self: Inserts, connection: Any, rows: Any) -> Any:
         if not isinstance(connection, HandlerTransaction):
@@ -419,7 +419,7 @@ async def test_a_task_of_a_handler_that_is_cut_off_keeps_nothing(
     @broker.subscriber("in", **ONCE)
     async def handle(body: str) -> None:
         tasks.append(asyncio.create_task(broker.publish("x", "out", dedup_id="d")))
-        transaction: Any = current.get()
+        transaction: Any = current_transaction.get()
         await eventually(transaction._turn.locked)
         waiting.set()
         await asyncio.Event().wait()

@@ -177,7 +177,7 @@ async def test_rows_of_any_codec_stay_readable(broker: SqlBroker, engine: AsyncE
 
 def test_every_json_column_has_the_brokers_codec() -> None:
     """A new column cannot depend on the engine's codec."""
-    tables = build_tables(SqlBrokerSchemaConfig()).ours
+    tables = build_tables(SqlBrokerSchemaConfig()).broker_tables
     columns = [c for table in tables for c in table.columns if c.type._type_affinity is JSON]
     assert columns
     assert all(isinstance(column.type, BrokerJson) for column in columns)

@@ -116,7 +116,7 @@ async def test_a_waiter_of_the_same_process_is_woken_in_turn(broker: SqlBroker) 
             order.append(number)
 
     def waiting() -> int:
-        return sum(place.waiting for place in broker._locks._places.values())
+        return sum(place.waiting for place in broker._locks._queues.values())
 
     # A waiter that is left to its pause tries again after a minute.
     pauses = patch.multiple(
@@ -130,7 +130,7 @@ async def test_a_waiter_of_the_same_process_is_woken_in_turn(broker: SqlBroker) 
             await asyncio.gather(*tasks)
     assert order == list(range(20))
     assert tries <= 1 + 20 * 2, "each before the lock was free, and when it was"
-    assert broker._locks._places == {}
+    assert broker._locks._queues == {}
 
 
 async def test_waiting_in_turn_ends_at_its_time(broker: SqlBroker) -> None:
@@ -141,7 +141,7 @@ async def test_waiting_in_turn_ends_at_its_time(broker: SqlBroker) -> None:
                 pass
 
         first = asyncio.create_task(wait_for(None))
-        await eventually(lambda: broker._locks._places)
+        await eventually(lambda: broker._locks._queues)
         with pytest.raises(LockNotAcquiredError):
             await wait_for(0.1)
         assert not first.done()
@@ -368,7 +368,7 @@ async def test_an_unanswered_commit_is_resolved_by_the_same_token(
 async def _extend_unknown(lock: Lock) -> None:
     with pytest.raises(UnknownOutcomeError):
         await lock.extend("1m")
-    assert lock._until - monotonic() <= 60, "it may be the shorter one"
+    assert lock._held_until - monotonic() <= 60, "it may be the shorter one"
     lock.check()
     await lock.extend("30s")
 
@@ -406,7 +406,7 @@ async def test_a_database_that_goes_away_is_waited_for_but_not_at_the_first_try(
     async with other.lock("k"):
         down = False
         task = asyncio.create_task(wait_for())
-        await eventually(lambda: broker._locks._places)
+        await eventually(lambda: broker._locks._queues)
         with patch.object(LockStore, "acquire", failing):
             down = True
             await eventually(lambda: heard.texts("waiting for the lock 'k': away"))

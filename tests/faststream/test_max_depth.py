@@ -62,7 +62,9 @@ async def make(make: Make) -> Make:
 @pytest.fixture
 def waits_begun() -> Iterator[Any]:
     """Counts the publishes that have found a queue full, and wait for room."""
-    wait = patch.object(PublishLimits, "_wait", autospec=True, side_effect=PublishLimits._wait)
+    wait = patch.object(
+        PublishLimits, "_wait", autospec=True, side_effect=PublishLimits._wait_for_capacity
+    )
     with wait as counted:
         yield counted
 

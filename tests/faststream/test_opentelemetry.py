@@ -38,7 +38,7 @@ from faststream_sqlbroker.opentelemetry import (
     SqlBrokerTelemetryMetrics,
     SqlBrokerTelemetryMiddleware,
 )
-from faststream_sqlbroker.opentelemetry.metrics import exported_name
+from faststream_sqlbroker.opentelemetry.metrics import get_exported_name
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -555,11 +555,11 @@ def test_each_metric_has_an_instrument() -> None:
         else:
             recorder.gauge(metric, {labels: 3.0})
     found = points(reader)
-    assert set(found) == {exported_name(metric) for metric in METRICS}
+    assert set(found) == {get_exported_name(metric) for metric in METRICS}
     for metric in METRICS:
-        [point] = found[exported_name(metric)]
+        [point] = found[get_exported_name(metric)]
         assert set(point.attributes) == set(metric.labels)
     for metric in METRICS:
         if metric.kind is Kind.GAUGE:
             recorder.gauge(metric, {})
-    assert not {exported_name(m) for m in METRICS if m.kind is Kind.GAUGE} & set(points(reader))
+    assert not {get_exported_name(m) for m in METRICS if m.kind is Kind.GAUGE} & set(points(reader))

@@ -112,7 +112,7 @@ async def test_an_outage_of_the_server_is_logged_in_two_lines(
     try:
         assert told(heard) == []
         process.crash()
-        lasting = broker._wakeups.outages._lasting
+        lasting = broker._wakeups.outages._outages
         await eventually(lambda: "" in lasting and lasting[""].counts["fetch loop"] >= LEAST)
         process.start()
         await after(broker, heard, handled, "fetch loop", LEAST)
@@ -150,7 +150,7 @@ async def test_a_file_that_is_locked_for_long_is_logged_in_two_lines(
         async with locked(str(tmp_path / "a.db")):
             # For which each try waits.
             monkeypatch.setattr(dialect, "BUSY_TIMEOUT", 0.1)
-            lasting = broker._wakeups.outages._lasting
+            lasting = broker._wakeups.outages._outages
             await eventually(lambda: "" in lasting and lasting[""].counts["heartbeat loop"] >= 2)
             monkeypatch.setattr(dialect, "BUSY_TIMEOUT", BUSY_TIMEOUT)
         await after(broker, heard, handled, "heartbeat loop", 2)

@@ -161,7 +161,7 @@ async def test_on_postgresql_other_processes_learn_of_a_pause_at_once(
     try:
         subscriber = of(broker, "q")
         await eventually(
-            lambda: broker._wakeups.listening and subscriber.consumer.registration.open
+            lambda: broker._wakeups.is_listening and subscriber.consumer.registration.open
         )
         await other.admin.pause("q")
         await eventually(lambda: subscriber.consumer.registration.open == ())
@@ -385,8 +385,8 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     reading = asyncio.Event()
     may_answer = asyncio.Event()
     carried_by: list[str] = []
-    look_around: Callable[..., Any] = store.look_around
-    announce: Callable[..., Any] = store.live_subscribers.announce
+    look_around: Callable[..., Any] = store.poll_all
+    announce: Callable[..., Any] = store.live_subscribers.write_heartbeat
 
     async def held(answer: Any, name: str) -> Any:
         carried_by.append(name)

@@ -38,7 +38,7 @@ async def member(broker: SqlBroker) -> Registration:
     await broker.start()
     [subscriber] = broker.subscribers
     member: Registration = subscriber.consumer.registration  # type: ignore[attr-defined]
-    await eventually(lambda: member.open == ("a", "b", "c"))
+    await eventually(lambda: member.open_queues == ("a", "b", "c"))
     return member
 
 
@@ -68,7 +68,7 @@ async def test_two_pauses_at_the_same_time_both_hold(
 ) -> None:
     answer_first_last(monkeypatch, broker._store.live_subscribers, "pause")
     await asyncio.gather(broker.admin.pause("a"), broker.admin.pause("b"))
-    assert member.open == ("c",)
+    assert member.open_queues == ("c",)
 
 
 async def test_two_resumes_at_the_same_time_both_open(
@@ -78,7 +78,7 @@ async def test_two_resumes_at_the_same_time_both_open(
     await broker.admin.pause("b")
     answer_first_last(monkeypatch, broker._store.live_subscribers, "resume")
     await asyncio.gather(broker.admin.resume("a"), broker.admin.resume("b"))
-    assert member.open == ("a", "b", "c")
+    assert member.open_queues == ("a", "b", "c")
 
 
 async def test_a_late_answer_does_not_hide_newer_pauses_of_other_processes(
@@ -102,7 +102,7 @@ async def test_a_late_answer_does_not_hide_newer_pauses_of_other_processes(
     await SqlBroker(engine, logger=None).admin.pause("b")
     await engine.dispose()
     broker._heartbeat.wake()
-    await eventually(lambda: member.open == ("c",))
+    await eventually(lambda: member.open_queues == ("c",))
     may_answer.set()
     await here
-    await eventually(lambda: member.open == ("c",))
+    await eventually(lambda: member.open_queues == ("c",))

@@ -75,7 +75,7 @@ async def _failures(store: Store) -> int:
 
     async def both() -> None:
         await store.insert([NewMessage("q", b"x")])
-        await asyncio.gather(*(store.ready_pairs(["q"]) for _ in range(10)))
+        await asyncio.gather(*(store.find_ready_pairs(["q"]) for _ in range(10)))
 
     results = await asyncio.gather(*(both() for _ in range(10)), return_exceptions=True)
     return sum(isinstance(result, StoreError) for result in results)

@@ -24,13 +24,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, SqlBrokerMessage, Throttle
-from faststream_sqlbroker.core.metrics import HELD, METRICS, OF_FLEET, READY, Kind
+from faststream_sqlbroker.core.metrics import FLEET_GAUGES, HELD, METRICS, READY, Kind
 from faststream_sqlbroker.exceptions import LeaseLostError, MissingExtraError, SetupError
 from faststream_sqlbroker.prometheus import (
     SqlBrokerPrometheusMetrics,
     SqlBrokerPrometheusMiddleware,
 )
-from faststream_sqlbroker.prometheus.metrics import exported_name
+from faststream_sqlbroker.prometheus.metrics import get_exported_name
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -266,7 +266,7 @@ async def test_gauges_tell_what_waits_and_what_is_held(
 
         await eventually(tells_findings)
         end.set()
-    gauges = {exported_name(m) for m in METRICS if m.kind is Kind.GAUGE}
+    gauges = {get_exported_name(m) for m in METRICS if m.kind is Kind.GAUGE}
     assert not [s for s in samples(registry) if s.name in gauges], "a stopped broker tells none"
 
 
@@ -430,7 +430,7 @@ async def test_a_scrape_has_all_metrics(
 
             async def complete() -> bool:
                 text = await asyncio.to_thread(fetch, address)
-                wanted = *map(exported_name, OF_FLEET), "sqlbroker_settled_messages_total"
+                wanted = *map(get_exported_name, FLEET_GAUGES), "sqlbroker_settled_messages_total"
                 return all(f"\n{name}{{" in text for name in wanted)
 
             await eventually(complete)
@@ -564,7 +564,7 @@ def test_what_one_process_tells_of_the_fleet_is_told_once(tmp_path: Path) -> Non
             env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
             check=True,
         )
-        found = [each for each in samples(registry) if each.name == exported_name(READY)]
+        found = [each for each in samples(registry) if each.name == get_exported_name(READY)]
         assert all(each.labels.keys() == {"queue"} for each in found)
         return {each.labels["queue"]: each.value for each in found}
 
@@ -572,6 +572,6 @@ def test_what_one_process_tells_of_the_fleet_is_told_once(tmp_path: Path) -> Non
     assert math.isnan(values["jobs"]), "a process of another host may look now"
     assert math.isnan(values["ended"])
     assert run(second) == {"jobs": 7.0, "gone": 0.0, "ended": 0.0}
-    [held] = [each for each in samples(registry) if each.name == exported_name(HELD)]
+    [held] = [each for each in samples(registry) if each.name == get_exported_name(HELD)]
     assert "pid" in held.labels
     assert held.value == 0

@@ -16,7 +16,7 @@ from faststream_sqlbroker import (
     SqlBroker,
     SqlBrokerResponse,
 )
-from faststream_sqlbroker.publisher.rows import DEEPEST, LARGEST, LONGEST_NAME
+from faststream_sqlbroker.publisher.rows import MAX_HEADER_DEPTH, MAX_HEADER_NAME, MAX_NUMBER
 from tests.faststream.conftest import Look
 
 
@@ -133,9 +133,9 @@ REFUSED: list[dict[str, Any]] = [
     {"headers": {"a": "\x00"}},
     {"headers": {"a": ["\ud800"]}},
     {"headers": "a"},
-    {"headers": nested(DEEPEST + 1)},
-    {"headers": {"a": [LARGEST + 1]}},
-    {"headers": {"a": {"ä" * (LONGEST_NAME // 2 + 1): 1}}},
+    {"headers": nested(MAX_HEADER_DEPTH + 1)},
+    {"headers": {"a": [MAX_NUMBER + 1]}},
+    {"headers": {"a": {"ä" * (MAX_HEADER_NAME // 2 + 1): 1}}},
 ]
 
 
@@ -176,7 +176,11 @@ async def test_refusals_write_nothing(broker: SqlBroker, look: Look, wrong: dict
 
 async def test_headers_at_their_limits_are_stored(broker: SqlBroker, look: Look) -> None:
     """What one database refuses, all refuse; the rest all store."""
-    for headers in (nested(DEEPEST), {"a": [LARGEST, -LARGEST]}, {"n" * LONGEST_NAME: {"b": 1}}):
+    for headers in (
+        nested(MAX_HEADER_DEPTH),
+        {"a": [MAX_NUMBER, -MAX_NUMBER]},
+        {"n" * MAX_HEADER_NAME: {"b": 1}},
+    ):
         await broker.publish("x", "q", headers=headers)
     assert len(await look.rows()) == 3
 

@@ -32,7 +32,7 @@ from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.parts.replies import SCOPE
 from faststream_sqlbroker.database.replies import ReplyStore
-from faststream_sqlbroker.flow.tasks.requests import LISTENING_POLL, LONGEST_TIMEOUT, POLL
+from faststream_sqlbroker.flow.tasks.requests import LISTENING_POLL, MAX_TIMEOUT, POLL
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageOfHandlers
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -103,7 +103,7 @@ class CountedReads:
     def __init__(self, failures: int = 0) -> None:
         self.count = 0
         self._failures = failures
-        self._read = ReplyStore.read
+        self._read = ReplyStore.read_replies
 
     async def __call__(self, store: ReplyStore, queue: str) -> Any:
         self.count += 1
@@ -249,9 +249,9 @@ async def test_how_often_replies_are_looked_for(broker: SqlBroker) -> None:
     """Every 10 ms without wake-ups of other processes; with them, seldom."""
     caller = asyncio.create_task(broker.request("x", "nothing", timeout=LONG))
     requests = broker._requests
-    await eventually(lambda: requests._look_at < inf)
+    await eventually(lambda: requests._poll_at < inf)
     for listening, expected in ((False, POLL), (True, LISTENING_POLL)):
-        broker._wakeups.listening = listening
+        broker._wakeups.is_listening = listening
         requests._hint(frozenset())
         assert await requests.tick() == expected
         left = await requests.tick()
@@ -460,7 +460,7 @@ async def test_options_of_publish_that_a_request_cannot_keep(
 async def test_timeouts_of_every_kind(broker: SqlBroker) -> None:
     answering(broker)
     await broker.start()
-    for timeout in ("30s", None, 2 * LONGEST_TIMEOUT):
+    for timeout in ("30s", None, 2 * MAX_TIMEOUT):
         assert await (await broker.request("x", "q", timeout=timeout)).decode() == "x"
     for short in (1e-24, 0):
         with pytest.raises(TimeoutError):
@@ -610,7 +610,7 @@ def test_a_broker_requests_in_one_event_loop_after_another(tmp_path: Path) -> No
 @on_one
 async def test_a_forked_process_has_a_queue_of_its_own(broker: SqlBroker) -> None:
     requests = broker._requests
-    first = requests.address()
-    assert requests.address().queue == first.queue
+    first = requests.create_address()
+    assert requests.create_address().queue == first.queue
     with patch("os.getpid", return_value=os.getpid() + 1):
-        assert requests.address().queue != first.queue
+        assert requests.create_address().queue != first.queue

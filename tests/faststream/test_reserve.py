@@ -349,7 +349,7 @@ async def test_a_cancelled_reserve_leases_nothing(
     broker: SqlBroker, look: Look, ticks: int
 ) -> None:
     """The one between the answer to the COMMIT and the end of decoding included."""
-    take = DirectClaims.take
+    take = DirectClaims.claim
     tries = 0
 
     async def slowly(self: DirectClaims, *arguments: Any, **options: Any) -> Any:

@@ -126,7 +126,7 @@ async def test_a_message_that_has_ended_again_is_young(
 ) -> None:
     """Between the look and the removal it was brought back, and has ended anew."""
     [first, second] = await archive.put("FAILED", 9, 1)
-    inner = sizes.chunks
+    inner = sizes.iter_chunks
 
     def chunks(ids: Sequence[int]) -> Any:
         assert list(ids) == [first]

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, insert, update
 
 from faststream_sqlbroker import Pruned, Retention, SetupError, SqlBroker
-from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
+from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE, LoadedWindow, RowSum
 from faststream_sqlbroker.database import loaded_windows as subject
 from faststream_sqlbroker.database.loaded_windows import LoadedWindows
 from faststream_sqlbroker.database.parts import loaded_windows as statements
@@ -57,13 +57,13 @@ class Archive:
         window = LoadedWindow(
             f"{start:%Y-%m-%d}", start, start + DAY, RowSum(len(ids), sum(ids)), "made by hand"
         )
-        values = {"scope": LOADED + "shop", "key": window.name, "due_at": window.end}
+        values = {"scope": LOADED_SCOPE + "shop", "key": window.name, "due_at": window.end}
         async with self._look.engine.begin() as connection:
-            await connection.execute(insert(self.records).values(info=window.info(), **values))
+            await connection.execute(insert(self.records).values(info=window.to_json(), **values))
 
     async def renew_records(self) -> None:
         """As an export that writes them again with the same rows."""
-        of_shop = self.records.c.scope == LOADED + "shop"
+        of_shop = self.records.c.scope == LOADED_SCOPE + "shop"
         async with self._look.engine.begin() as connection:
             await connection.execute(update(self.records).where(of_shop).values(counter=7))
 

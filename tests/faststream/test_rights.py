@@ -24,7 +24,7 @@ from faststream_sqlbroker import (
     Throttle,
 )
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.flow.deliver.outcomes import MOST_APART
+from faststream_sqlbroker.flow.deliver.outcomes import MAX_QUARANTINED
 from faststream_sqlbroker.flow.fleet import rights
 from tests.accounts import Account, account
 from tests.clock import ShiftedTime
@@ -258,8 +258,8 @@ async def test_the_rehearsal_changes_nothing_and_waits_for_no_row(
         for table in tables:
             await other.execute(text(f"SELECT * FROM {table}{locks}"))
         async with asyncio.timeout(20):
-            access = await broker._store.access.find_lacks(frozenset(Activity))
-    assert not access.lacks
+            access = await broker._store.access.find_missing_rights(frozenset(Activity))
+    assert not access.missing
     assert await rows() == before
 
 
@@ -271,12 +271,14 @@ async def test_the_rehearsal_waits_for_another_writer(
     """SQLite refuses at once a transaction that has read first and then writes."""
     async with engine.connect() as other:
         await other.exec_driver_sql("BEGIN IMMEDIATE")
-        asking = asyncio.create_task(broker._store.access.find_lacks(frozenset({activity})))
+        asking = asyncio.create_task(
+            broker._store.access.find_missing_rights(frozenset({activity}))
+        )
         await asyncio.sleep(1)
         assert not asking.done()
         await other.rollback()
         async with asyncio.timeout(60):
-            assert not (await asking).lacks
+            assert not (await asking).missing
 
 
 @servers_only
@@ -668,15 +670,15 @@ async def test_one_refusal_without_a_declaration_is_forgotten(
     with pytest.raises(AccessError):
         await its_broker.pop("q")
     assert not await its_broker.ping(5.0)
-    time.shift += rights.ONE_OFF
+    time.shift += rights.DENIAL_TTL
     await eventually(lambda: its_broker.ping(5.0))
     with pytest.raises(AccessError):
         await its_broker.pop("q")
     with pytest.raises(AccessError):
         await its_broker.publish("x", "q")
-    time.shift += rights.ONE_OFF
+    time.shift += rights.DENIAL_TTL
     known = its_broker._rights
-    await eventually(lambda: known._wanted() == {Activity.PUBLISH})
+    await eventually(lambda: known._find_activities() == {Activity.PUBLISH})
     assert not await its_broker.ping(5.0)
 
 
@@ -697,7 +699,7 @@ async def test_answers_without_a_grant_delay_nothing(
         return number
 
     await start_with_what_it_asks_for(its_broker, user)
-    asking = MOST_APART + 100
+    asking = MAX_QUARANTINED + 100
     await broker.publish_batch(*range(asking), queue="q", reply_to="answers")
     await broker.publish_batch(*range(asking, asking + 20), queue="q")
     [subscriber] = its_broker.subscribers

@@ -30,7 +30,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.status import ScheduleState, load_state
-from faststream_sqlbroker.database.schedules import Schedules
+from faststream_sqlbroker.database.schedules import ScheduleStore
 from faststream_sqlbroker.flow.tasks import schedules
 from faststream_sqlbroker.schema.types import later
 from tests.faststream.conftest import QUICK, Heard, Look
@@ -44,7 +44,7 @@ EVERY_SECOND = "* * * * * *"
 
 
 async def now(broker: SqlBroker) -> datetime:
-    return await broker._store.server.now()
+    return await broker._store.server.read_now()
 
 
 async def daily(broker: SqlBroker, ahead: int = 30) -> tuple[str, datetime]:
@@ -511,7 +511,7 @@ async def test_an_error_of_the_database_between_both_steps_neither_loses_nor_dou
     broker.publish_on_schedule("s", "0 0 1 1 *", "q", "x")
     await first_start(broker, look)
     await remember(look, next_at=await now(broker))
-    with patch.object(Schedules, "publish", side_effect=TransientStoreError("gone")) as publish:
+    with patch.object(ScheduleStore, "publish", side_effect=TransientStoreError("gone")) as publish:
         await broker.start()
         await eventually(lambda: heard.texts("the schedule 's' failed", logging.WARNING))
         assert not await broker.ping()
@@ -537,11 +537,11 @@ async def test_a_failure_that_began_in_an_outage_is_not_told_as_a_new_one(
         raise TransientStoreError("no answer")
 
     outages = broker._wakeups.outages
-    with patch.object(Schedules, "hold", late):
+    with patch.object(ScheduleStore, "hold", late):
         await broker.start()
         await asyncio.wait_for(inside.wait(), 60)
-        outages.failed("another", "other loop", TransientStoreError("away"))
-        outages.worked("another")
+        outages.record_failure("another", "other loop", TransientStoreError("away"))
+        outages.record_success("another")
         go.set()
         await eventually(lambda: broker._scheduler._failures)
         assert [line[:14] for line in heard.texts("", logging.WARNING)] == [
@@ -559,8 +559,8 @@ async def test_a_process_that_died_in_between_is_relieved_when_its_lease_ends(
     await first_start(broker, look)
     due = (await now(broker)).replace(microsecond=0)
     await remember(look, next_at=due)
-    assert await broker._store.schedules.hold("s", uuid4(), 600.0) is not None
-    assert await broker._store.schedules.hold("s", uuid4(), 600.0) is None
+    assert await broker._store.schedules.claim("s", uuid4(), 600.0) is not None
+    assert await broker._store.schedules.claim("s", uuid4(), 600.0) is None
     c = look.tables.policy_state.c
     of = (c.scope == "schedule") & (c.key == "s")
     async with look.engine.begin() as connection:
@@ -698,7 +698,7 @@ async def test_a_schedule_whose_claim_was_not_answered_is_free_at_once(
     scheduler = broker._scheduler
     schedules = broker._store.schedules
     taken = asyncio.Event()
-    hold = schedules.hold
+    hold = schedules.claim
 
     async def unheard(*args: Any) -> None:
         assert await hold(*args) is not None
@@ -708,7 +708,7 @@ async def test_a_schedule_whose_claim_was_not_answered_is_free_at_once(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(schedules, "hold", unheard)
-    firing_it = asyncio.create_task(scheduler._firing.fire(scheduler._planned["s"]))
+    firing_it = asyncio.create_task(scheduler._runner.fire(scheduler._planned["s"]))
     await taken.wait()
     if cut_off == "cancelled":
         firing_it.cancel()
@@ -876,13 +876,13 @@ async def test_failures_of_a_schedule_stop_nothing_and_are_logged(
     broker.publish_on_schedule("s", EVERY_SECOND, "elsewhere", "x", missed="all")
     await broker.start()
     await eventually(lambda: known(look, "s"))
-    with patch.object(Schedules, "read", side_effect=TransientStoreError("gone")):
+    with patch.object(ScheduleStore, "read", side_effect=TransientStoreError("gone")):
         await eventually(lambda: heard.texts("the schedule loop failed", logging.WARNING))
         assert not await broker.ping()
         await broker.publish("x", "q")
         await eventually(lambda: got)
     assert await eventually(broker.ping)
-    with patch.object(Schedules, "hold", side_effect=ZeroDivisionError("a bug")):
+    with patch.object(ScheduleStore, "hold", side_effect=ZeroDivisionError("a bug")):
         await eventually(lambda: heard.texts("could not fire", logging.CRITICAL))
         assert not await broker.ping()
     assert await eventually(broker.ping)
@@ -902,7 +902,7 @@ async def test_a_forgotten_schedule_begins_anew(
     await broker.start()
     loop = broker._scheduler._loop
     assert loop is not None
-    await eventually(lambda: loop.worked_at)  # from now on it naps
+    await eventually(lambda: loop.succeeded_at)  # from now on it naps
     await remember(look, next_at=at - timedelta(days=3), last_at=at - timedelta(days=4))
     assert await broker.admin.forget_schedule("s", by="ola")
     assert not await broker.admin.forget_schedule("s")
@@ -920,7 +920,7 @@ async def test_a_forgotten_schedule_begins_anew(
 
 
 async def test_without_schedules_nothing_is_asked(broker: SqlBroker) -> None:
-    with patch.object(Schedules, "read", side_effect=AssertionError):
+    with patch.object(ScheduleStore, "read", side_effect=AssertionError):
         await broker.start()
         assert broker._scheduler._loop is None
         assert await broker.ping(60.0)
@@ -946,10 +946,10 @@ async def test_the_rows_of_a_schedule_are_no_locks_and_no_unknown_outcomes(
     """Neither a lock nor an unknown outcome, and not cleaned up."""
     broker.publish_on_schedule("s", EVERY_SECOND, "q", "x")
     await first_start(broker, look)
-    await broker._store.schedules.hold("s", uuid4(), 30.0)
+    await broker._store.schedules.claim("s", uuid4(), 30.0)
     assert await broker.admin.locks() == []
     assert await broker.admin.unknown() == []
-    assert await broker._store.forget_expired(10) == 0
+    assert await broker._store.remove_expired_states(10) == 0
     async with engine.connect() as connection:
         assert (
             await connection.execute(text("SELECT count(*) FROM message_policy_state"))

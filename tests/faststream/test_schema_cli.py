@@ -33,10 +33,10 @@ async def test_tables_are_made_once(shell: Shell, engine: AsyncEngine) -> None:
     assert "CREATE TABLE" in planned
     assert "Aborted" in await shell.run("migrate", answer="n\n", code=1)
     broker = SqlBroker(engine, logger=None)
-    assert await broker._store.server.differences(), "nothing was made until now"
+    assert await broker._store.server.find_differences(), "nothing was made until now"
     made = await shell.run("migrate", "--yes", "--by", "Ann")
     assert f"version {HEAD} now; it was none" in made
-    assert await broker._store.server.differences() == []
+    assert await broker._store.server.find_differences() == []
     assert f"have version {HEAD}, the newest" in await shell.run("migrate", "--yes")
     again = json.loads(await shell.run("migrate", "--json", "--yes"))
     assert again == {"from": HEAD, "to": HEAD, "sql": "", "done": False}
@@ -58,7 +58,7 @@ async def test_the_printed_sql_makes_the_tables(
                 await connection.execute(text(statement.replace(":", "\\:")))
     assert f"have version {HEAD}, the newest" in await shell.run("migrate", "--yes")
     broker = SqlBroker(engine, logger=None)
-    assert await broker._store.server.differences() == []
+    assert await broker._store.server.find_differences() == []
     await broker.publish("x", "q")
     assert await broker.pop("q") is not None
 

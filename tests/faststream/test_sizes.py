@@ -31,7 +31,7 @@ from tools.private import CannotDownloadError, CannotStartError, mariadb, mysql
 from tools.servers import NoServerError
 
 LIMIT = 1024 * 1024
-LARGEST = LIMIT - sizes.OTHERS
+LARGEST = LIMIT - sizes.ROW_OVERHEAD
 PACKET = f"--max-allowed-packet={LIMIT}"
 AGAIN = ConstantRetryStrategy(delay_seconds=0.05, max_attempts=2)
 ORDERS = [b"first", b"too large", b"third", b"fourth"]

@@ -41,7 +41,9 @@ async def compared(broker: SqlBroker) -> None:
     """Wait until the members of `broker` have looked at the others."""
     presence = broker._heartbeat
     await eventually(
-        lambda: presence._registrations and presence._registrations.keys() <= presence._compared
+        lambda: (
+            presence._registrations and presence._registrations.keys() <= presence._compared_names
+        )
     )
 
 

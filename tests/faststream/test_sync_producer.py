@@ -284,7 +284,7 @@ async def test_subscribers_are_told_if_asked(
         got.append(body)
 
     await broker.start()
-    await eventually(lambda: database != "postgresql" or broker._wakeups.listening)
+    await eventually(lambda: database != "postgresql" or broker._wakeups.is_listening)
     telling = SqlProducer(sync_engine, notify=True)
     await asyncio.to_thread(telling.publish, 1, "q")
     await eventually(lambda: got == [1])

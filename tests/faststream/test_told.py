@@ -53,7 +53,7 @@ class Told:
 
         self.subscriber = self.broker.subscribers[-1]
         await self.broker.start()
-        await eventually(lambda: self.broker._wakeups.listening)
+        await eventually(lambda: self.broker._wakeups.is_listening)
         await self.asleep()
 
     async def asleep(self) -> None:
@@ -83,7 +83,7 @@ async def test_an_idle_process_sends_nothing(broker: SqlBroker, triggers: None) 
 
     broker.publish_on_schedule("yearly", "0 0 1 1 *", "q0")
     await broker.start()
-    await eventually(lambda: broker._wakeups.listening)
+    await eventually(lambda: broker._wakeups.is_listening)
     await pass_time(broker, time, 60.0)
     assert statements.total() > 0
     statements.clear()
@@ -125,7 +125,7 @@ async def test_what_another_process_gives_back_is_told(told: Told) -> None:
     store = told.broker._store
     await store.insert([NewMessage("q", b"back")])
     token = uuid4()
-    assert len(await store.claim(await store.ready_pairs(["q"]), 1, 600.0, token)) == 1
+    assert len(await store.claim(await store.find_ready_pairs(["q"]), 1, 600.0, token)) == 1
     await told.start()
     assert await store.release_claim(["q"], token) == 1
     await eventually(lambda: told.got == ["back"])
@@ -136,7 +136,7 @@ async def test_the_lease_of_a_dead_process_has_a_timer(told: Told, look: Look) -
     """A killed process cannot tell of its end."""
     store = told.broker._store
     await store.insert([NewMessage("q", b"left")])
-    assert len(await store.claim(await store.ready_pairs(["q"]), 1, 1.0, uuid4())) == 1
+    assert len(await store.claim(await store.find_ready_pairs(["q"]), 1, 1.0, uuid4())) == 1
     [left] = await look.rows()
     await told.start()
     [row] = await look.archived()
@@ -155,7 +155,7 @@ async def test_a_lost_listener_looks_when_it_is_back(told: Told) -> None:
     )
     await store.insert([NewMessage("q", b"missed")])
     await eventually(lambda: told.got == ["missed"])
-    await eventually(lambda: told.broker._wakeups.listening)
+    await eventually(lambda: told.broker._wakeups.is_listening)
     await told.asleep()
     await told.execute(INSERT, body=b"heard")
     await eventually(lambda: told.got == ["missed", "heard"])

@@ -14,8 +14,13 @@ from sqlalchemy import insert, text, update
 from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin import Verification
 from faststream_sqlbroker.core import verification as kinds
-from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, LoadedWindow, RowSum
-from faststream_sqlbroker.core.status import worker_name
+from faststream_sqlbroker.core.loaded_windows import (
+    DIFFERING_SCOPE,
+    LOADED_SCOPE,
+    LoadedWindow,
+    RowSum,
+)
+from faststream_sqlbroker.core.status import build_worker_name
 from faststream_sqlbroker.database import verification
 from faststream_sqlbroker.database.parts import loaded_windows as records
 from faststream_sqlbroker.database.parts import message_walks
@@ -33,7 +38,7 @@ CHECKS = ("message_state_check", "message_lease_check", "message_token_check")
 LIVE: dict[str, dict[str, Any]] = {
     kinds.UNKNOWN_STATE: {"state": "LOST"},
     kinds.NO_LEASE: {"state": "PROCESSING"},
-    kinds.LEASE_LEFT: {"lease_token": TOKEN, "lease_expires_at": PAST},
+    kinds.LEFT_LEASE: {"lease_token": TOKEN, "lease_expires_at": PAST},
     kinds.NO_OWNER: {"state": "PROCESSING", "lease_token": TOKEN, "lease_expires_at": PAST},
     kinds.NO_ATTEMPT: {"state": "RETRYABLE"},
 }
@@ -145,7 +150,7 @@ async def test_a_lease_whose_holder_lives_has_an_owner(broker: SqlBroker, plante
     for message_id, (holder, until) in holders.items():
         token = uuid.UUID(bytes=holder + bytes(8))
         leased = {"state": "PROCESSING", "lease_token": token, "lease_expires_at": PAST}
-        name = worker_name("host:1", holder)
+        name = build_worker_name("host:1", holder)
         statements += [
             planted.live(message_id, **leased),
             planted.record(SUBSCRIBER, name, info={}, lease_expires_at=until),
@@ -164,14 +169,14 @@ async def test_jobs_and_windows_of_a_lake_are_compared(
     other = window("b", days[1], 104, 105, 106, 107)
     apart = window("c", days[2], 109)
     loaded = [
-        planted.record(scope, each.name, info=each.info(), due_at=each.end)
+        planted.record(scope, each.name, info=each.to_json(), due_at=each.end)
         for scope, each in (
-            (LOADED + "shop", same),
-            (LOADED + "shop", other),
-            (DIFFERS + "shop", apart),
+            (LOADED_SCOPE + "shop", same),
+            (LOADED_SCOPE + "shop", other),
+            (DIFFERING_SCOPE + "shop", apart),
         )
     ]
-    empty = planted.record(LOADED + "shop", "d", info=window("d", days[3]).info())
+    empty = planted.record(LOADED_SCOPE + "shop", "d", info=window("d", days[3]).to_json())
     await planted.unchecked(
         *(planted.archived(n, days[0]) for n in (101, 102, 103)),
         *(planted.archived(n, days[1]) for n in (104, 105, 106, 108)),
@@ -188,7 +193,7 @@ async def test_jobs_and_windows_of_a_lake_are_compared(
         await connection.execute(update(jobs).where(jobs.c.scope == "job").values(due_at=None))
     verified = await broker.admin.verify()
     assert found(verified) == [
-        (kinds.JOB_RESTS, job.id),
+        (kinds.JOB_WITHOUT_DUE_TIME, job.id),
         (kinds.DIFFERS, "window b of lake 'shop'"),
         (kinds.DIFFERS, "window c of lake 'shop'"),
     ]
@@ -202,16 +207,16 @@ async def test_a_record_that_changes_during_the_look_is_not_taken_for_damage(
     loaded = window("a", PAST, 1, 2, 3)
     await planted.unchecked(
         *(planted.archived(n) for n in (1, 2, 3)),
-        planted.record(LOADED + "shop", "a", info=loaded.info(), due_at=loaded.end),
+        planted.record(LOADED_SCOPE + "shop", "a", info=loaded.to_json(), due_at=loaded.end),
     )
     first = await broker.admin.verify(rows=6)
     assert (first.ok, first.after is None) == (True, False)
-    lowered = window("a", PAST, 2, 3).info()
+    lowered = window("a", PAST, 2, 3).to_json()
     table = look.tables.policy_state
     archive = look.tables.archive
     assert archive is not None
     async with look.engine.begin() as connection:
-        of_lake = table.c.scope == LOADED + "shop"
+        of_lake = table.c.scope == LOADED_SCOPE + "shop"
         await connection.execute(update(table).where(of_lake).values(counter=1, info=lowered))
         await connection.execute(archive.delete().where(archive.c.id == 1))
     assert (await broker.admin.verify(after=first.after)).ok
@@ -224,7 +229,7 @@ async def test_a_redrive_is_a_note_and_a_lost_row_stays_damage(
     """Two lakes have recorded the day; what the undo puts back is no row of it."""
     days = [PAST, PAST + timedelta(days=1)]
     loaded = [
-        planted.record(LOADED + lake, each.name, info=each.info(), due_at=each.end)
+        planted.record(LOADED_SCOPE + lake, each.name, info=each.to_json(), due_at=each.end)
         for lake in ("shop", "other")
         for each in (window("a", days[0], 1, 2, 3), window("b", days[1], 4, 5))
     ]
@@ -296,7 +301,7 @@ async def test_wrong_arguments_are_refused(broker: SqlBroker) -> None:
         ["windows", ["lake:a", "b", "c", None, None, 0, "0"]],
     )
     made = [base64.urlsafe_b64encode(json.dumps(each).encode()).decode() for each in wrong_cursors]
-    cut = verification._dump("live", [17, 18, 19])[:-4]
+    cut = verification._dump_cursor("live", [17, 18, 19])[:-4]
     for cursor in ("x", "W10=", cut, *made):
         with pytest.raises(SetupError, match="after must be what the call before returned"):
             await broker.admin.verify(after=cursor)
@@ -318,7 +323,7 @@ async def test_an_id_twice_in_a_partitioned_archive_is_named(make: Make, look: L
             await connection.execute(planted.archived(1, PAST + timedelta(days=days)))
         await connection.execute(planted.archived(2))
     verified = await broker.admin.verify()
-    assert found(verified) == [(kinds.TWICE, 1), (kinds.TWICE, 1)]
+    assert found(verified) == [(kinds.ARCHIVED_TWICE, 1), (kinds.ARCHIVED_TWICE, 1)]
 
 
 async def test_without_an_archive_the_rest_is_looked_at(make: Make, look: Look) -> None:

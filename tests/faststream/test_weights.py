@@ -148,4 +148,4 @@ async def test_without_weights_there_are_no_shares(broker: SqlBroker) -> None:
 
     await broker.start()
     assert subscriber.consumer is not None
-    assert subscriber.consumer._fetcher._claimer._shares is None
+    assert subscriber.consumer._fetcher._claimer._scheduler is None

@@ -127,7 +127,7 @@ class Cell:
             await self._refuse_some()
         if self.login is not None:
             await self.execute(
-                *self.login.grants([*self.store.tables.ours, *_tables.sorted_tables])
+                *self.login.grants([*self.store.tables.broker_tables, *_tables.sorted_tables])
             )
         if self.prepare is not None:
             await self.prepare(self)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.core.rows import Claimed
+from faststream_sqlbroker.core.rows import ClaimedMessages
 from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.multi_statement import MarkedLocks
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
@@ -91,7 +91,7 @@ def blind_repeat(store: Any) -> None:
 
 def forgotten_outcomes(_store: Any) -> None:
     """A failed flush is taken for written: its rows are forgotten, and their leases run out."""
-    original = Flusher.flush_one
+    original = Flusher.flush_batch
 
     async def flush_one(flusher: Flusher) -> bool:
         inflight: Inflight = flusher._inflight
@@ -103,7 +103,7 @@ def forgotten_outcomes(_store: Any) -> None:
             inflight.queued.clear()
             raise
 
-    Flusher.flush_one = flush_one  # type: ignore[method-assign]
+    Flusher.flush_batch = flush_one  # type: ignore[method-assign]
 
 
 def claims_without_locks(store: Any) -> None:
@@ -133,7 +133,7 @@ def claims_without_locks(store: Any) -> None:
         claimed = dialect.claimed([(*row[:at], now, *row[at + 1 :]) for row in found], token)
         for message in claimed:
             message.deliveries_count += 1
-        return Claimed(claimed)
+        return ClaimedMessages(claimed)
 
     dialect.claim = claim
     dialect.claiming = lambda *arguments, **options: (
@@ -210,12 +210,12 @@ def unproven_transactions(_store: Any) -> None:
 
 def nothing_is_set_apart(_store: Any) -> None:
     """A transient failure is repeated as it is, before everything else."""
-    flush.APART_AFTER = sys.maxsize
+    flush.QUARANTINE_AFTER = sys.maxsize
 
 
 def read_only_sessions_stay(_store: Any) -> None:
     """Connections to a server that has said that it is read-only stay in the pool."""
-    Checkouts.note = lambda _checkouts, _error: None  # type: ignore[method-assign]
+    Checkouts.evict_if_read_only = lambda _checkouts, _error: None  # type: ignore[method-assign]
 
 
 def no_idle_limit(store: Any) -> None:

@@ -64,7 +64,7 @@ async def _read_unknown(h: History, store: Store, patience: float) -> None:
         listed.clear()
         listed.update(
             unknown.message_id
-            for unknown in await store.starts.unknown(None, 10_000)
+            for unknown in await store.ack_first_starts.list_unknown(None, 10_000)
             if unknown.queue == AT_MOST_ONCE
         )
         return len(notes) == len(listed)

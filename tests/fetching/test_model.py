@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from faststream_sqlbroker.flow.deliver import ready
 from faststream_sqlbroker.flow.deliver.claim import Claimer, Pace
 from faststream_sqlbroker.flow.deliver.ready import (
-    LONGEST_SCAN_INTERVAL,
+    MAX_SCAN_INTERVAL,
     TRANSITIONS,
-    Event,
     Mode,
-    Ready,
-    after,
+    ModeEvent,
+    ReadyTracker,
+    get_next_mode,
 )
 from tests.fetching.world import LONGEST, OUTCOMES, QUEUES, World
 from tests.policies.machine import LONGER
@@ -28,7 +28,7 @@ HEALED = 60.0
 """Seconds in which pauses after failures, and of slow looks, are over."""
 LATE = LONGEST + 0.05
 """Seconds within which a row is claimed while nothing fails and workers are free."""
-LATE_WHILE_SLOW = LONGEST_SCAN_INTERVAL + LATE
+LATE_WHILE_SLOW = MAX_SCAN_INTERVAL + LATE
 EXAMPLES = 60
 """Each of the planted defects is found by 40 of them."""
 MOST_IDLE_CALLS = 3 * HEALED
@@ -172,7 +172,7 @@ def test_a_look_of_another_is_not_waited_for_in_a_spin(longest: float | None) ->
     world.advance(HEALED)
     row = world.put("a", 0, 0.7)
     world.advance(0.6)
-    with patch.object(world.fetcher._lookout, "looks_for", lambda _: True):
+    with patch.object(world.fetcher._poller, "looks_for", lambda _: True):
         if longest is not None:
             world.fetcher.pace.idle_wait = LONGEST
         world.advance(0.3)  # fails if the loop spins
@@ -180,11 +180,11 @@ def test_a_look_of_another_is_not_waited_for_in_a_spin(longest: float | None) ->
     assert row.id not in world.rows
 
 
-async def _no_look(_: Ready) -> None:
+async def _no_look(_: ReadyTracker) -> None:
     return None
 
 
-def _without(source: Mode, event: Event) -> Any:
+def _without(source: Mode, event: ModeEvent) -> Any:
     table = {(a, e): b for a, e, b in TRANSITIONS if (a, e) != (source, event)}
     return patch.object(ready, "_NEXT", table)
 
@@ -200,11 +200,11 @@ async def _released(_: Claimer) -> None:
 
 DEFECTS = {
     "slow looks do not go on in the background": [
-        patch.object(Ready, "scan_in_background", _no_look)
+        patch.object(ReadyTracker, "scan_in_background", _no_look)
     ],
     "an empty queue is claimed from what an old look found": [
-        _without(Mode.FOLLOW, Event.FEWER),
-        patch.object(Ready, "age", 0.0),
+        _without(Mode.FOLLOW, ModeEvent.FEWER),
+        patch.object(ReadyTracker, "age", 0.0),
     ],
     "pauses grow without limit": [patch.object(Pace, "idle", _longer_each_time)],
     "claims without an answer are not given back": [
@@ -212,14 +212,14 @@ DEFECTS = {
     ],
     "a failed look counts as one that found nothing": [
         patch.object(ready, "_NEXT", dict.fromkeys(ready._NEXT, Mode.BLIND)),
-        patch.object(Ready, "scan_in_background", _no_look),
+        patch.object(ReadyTracker, "scan_in_background", _no_look),
     ],
 }
 
 
 TOLD_DEFECTS = {
     "triggers do not tell": patch.object(World, "_trigger", lambda *_: None),
-    "no timer for later due times": patch.object(Ready, "next_due", lambda _: []),
+    "no timer for later due times": patch.object(ReadyTracker, "next_due", lambda _: []),
 }
 
 
@@ -241,5 +241,7 @@ def test_the_model_finds_planted_defects(name: str) -> None:
 def test_the_table_has_one_way_for_each_event() -> None:
     assert len({(source, event) for source, event, _ in TRANSITIONS}) == len(TRANSITIONS)
     assert {target for _, _, target in TRANSITIONS} == set(Mode) - {Mode.START}
-    assert {event for _, event, _ in TRANSITIONS} == set(Event)
-    assert after(Mode.BLIND, Event.WOKEN) is Mode.BLIND, "what is not in the table changes nothing"
+    assert {event for _, event, _ in TRANSITIONS} == set(ModeEvent)
+    assert get_next_mode(Mode.BLIND, ModeEvent.WOKEN) is Mode.BLIND, (
+        "what is not in the table changes nothing"
+    )

@@ -12,9 +12,9 @@ from uuid import UUID
 from faststream_sqlbroker.core.clock import Clock, RealTime
 from faststream_sqlbroker.core.outcome import Ack, Defer, Release
 from faststream_sqlbroker.core.rows import (
-    Around,
-    Claimed,
     ClaimedMessage,
+    ClaimedMessages,
+    PollResult,
     ReadyPair,
     ReadyPairs,
     Settlement,
@@ -24,8 +24,8 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.fetch import Fetcher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_writer import write
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.deliver.outcome_writer import write_batch
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF
 from faststream_sqlbroker.flow.wakeup import ALL
@@ -77,15 +77,13 @@ class World(RealTime):
         )
         self.held = Inflight(clock=Clock(self))
         store: Any = self
-        lookout = Lookout(store, Clock(self), is_told=lambda: True)
-        self.fetcher = Fetcher(
-            store, self.held, self.settings, _quiet, self.member, lookout=lookout
-        )
+        lookout = SharedPoller(store, Clock(self), has_notifications=lambda: True)
+        self.fetcher = Fetcher(store, self.held, self.settings, _quiet, self.member, poller=lookout)
         self.fetch_loop = Steps(self, self.fetcher.tick)
         self.scan_loop = Steps(self, self.fetcher.ready.scan_in_background)
-        self.held.signals.room = self.fetch_loop.wake
+        self.held.signals.capacity_free = self.fetch_loop.wake
         self.held.signals.scans_slow = self.scan_loop.wake
-        self.member.begin(known=True)
+        self.member.start(pauses_known=True)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -118,17 +116,17 @@ class World(RealTime):
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
         """As `Consumer._hint`."""
-        self.fetcher.hint(queues)
+        self.fetcher.on_hint(queues)
         self.fetch_loop.wake()
 
     def close(self, queues: set[str]) -> None:
         """These are paused from now, and no others."""
         self.closed = queues
-        self.member.told(frozenset(queues))
+        self.member.update_paused(frozenset(queues))
 
     def _reopened(self) -> None:
         if hasattr(self, "fetcher"):
-            self.fetcher.reopened()
+            self.fetcher.on_queues_changed()
             self.fetcher.ready.scan_soon()
             self.scan_loop.wake()
             self.hint()
@@ -141,7 +139,7 @@ class World(RealTime):
             self.running.append(row)
             self.held.busy += 1
             if self.held.waiting.qsize() <= self.held.low_water:
-                self.held.made_room()
+                self.held.on_capacity()
 
     def end(self, outcome: Any) -> None:
         """The handler that began first ends."""
@@ -149,19 +147,19 @@ class World(RealTime):
             return
         row = self.running.pop(0)
         self.held.busy -= 1
-        self.held.times.ended(self.now - 0.001, self.now)
+        self.held.times.record_end(self.now - 0.001, self.now)
         attempted = not isinstance(outcome, Release)
         rules = SettleRules(retain_on_ack=False)
-        self.held.finish(settle(row, outcome, rules, ended_after=0.0, attempted=attempted))
-        self.held.made_room()
+        self.held.queue_outcome(settle(row, outcome, rules, ended_after=0.0, attempted=attempted))
+        self.held.on_capacity()
 
     def flush(self) -> None:
         """Write all outcomes."""
         while self.held.queued:
-            batch = self.held.take(100)
+            batch = self.held.start_batch(100)
             store: Any = self
-            run(write(store, self.held, batch, skip_locked=False))
-        self.held.made_room()
+            run(write_batch(store, self.held, batch, skip_locked=False))
+        self.held.on_capacity()
 
     def work(self) -> None:
         """Workers take all and ack it."""
@@ -202,19 +200,19 @@ class World(RealTime):
             for pair, due in first.items()
         )
         found.at = self._time(self.now)
-        found.took = 0.02 if mood == "slow" else 0.0
+        found.duration = 0.02 if mood == "slow" else 0.0
         self._happen()
         return found
 
     async def look_around(
         self, queues: Sequence[str], _leased: Sequence[str], _sign: Any = None
-    ) -> Around:
+    ) -> PollResult:
         leased = any(row.token is not None for row in self.rows.values())
-        return Around(await self.ready_pairs(queues), LEASE if leased else None)
+        return PollResult(await self.ready_pairs(queues), LEASE if leased else None)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, _lease: float, token: UUID, **_: Any
-    ) -> Claimed:
+    ) -> ClaimedMessages:
         mood = self._mood("claim")
         if mood == "fails":
             raise TransientStoreError("down")
@@ -236,7 +234,7 @@ class World(RealTime):
         if mood.startswith("unknown"):
             raise UnknownOutcomeError("no answer")
         self._happen()
-        return Claimed(self._message(row) for row in found[:limit])
+        return ClaimedMessages(self._message(row) for row in found[:limit])
 
     async def release_claim(self, _queues: Sequence[str], token: UUID) -> None:
         for row in self.rows.values():
@@ -250,7 +248,7 @@ class World(RealTime):
             row = self.rows[part.id]
             assert row.token == part.lease_token
             row.token = None
-            if part.leaves:
+            if part.is_final:
                 del self.rows[part.id]
                 continue
             if part.delay is not None:

@@ -56,7 +56,7 @@ class Rig(Bench):
     async def ack(self, row: ClaimedMessage) -> None:
         """The plain handler."""
         self.handled.append(row)
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     def consumer(
         self,
@@ -84,7 +84,7 @@ def count_as_quick(consumer: Consumer) -> None:
     """Let the handler of `consumer`, just started, count as one that takes no time: what it may
     prefetch is claimed."""
     times = consumer.inflight.times
-    times.ended(time.monotonic() - 0.001, time.monotonic())
+    times.record_end(time.monotonic() - 0.001, time.monotonic())
     # A busy machine may take longer to claim than the time after which a handler counts as stuck.
     times.ended_at = math.inf
     consumer._fetch_loop.wake()
@@ -93,9 +93,9 @@ def count_as_quick(consumer: Consumer) -> None:
 async def ticks(loop: Loop, count: int = 2) -> None:
     """Wait until `loop` has worked so many times more; the first time may have begun before."""
     for _ in range(count):
-        before = loop.worked_at
+        before = loop.succeeded_at
         loop.wake()
-        await eventually(lambda before=before: loop.worked_at != before)
+        await eventually(lambda before=before: loop.succeeded_at != before)
 
 
 @pytest.fixture(autouse=True)

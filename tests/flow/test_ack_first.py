@@ -20,7 +20,7 @@ QUICK: dict[str, Any] = {"max_fetch_interval": 0.05, "flush_interval": 0.01}
 
 
 async def unknown(rig: Rig) -> list[UnknownOutcome]:
-    return await rig.store.starts.unknown(None, 100)
+    return await rig.store.ack_first_starts.list_unknown(None, 100)
 
 
 async def marks(rig: Rig) -> int:
@@ -42,7 +42,7 @@ async def test_a_finished_handler_leaves_no_mark(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
-        row.settle_as(Nack(error=ValueError("no")) if row.id % 2 else Ack())
+        row.record_outcome(Nack(error=ValueError("no")) if row.id % 2 else Ack())
 
     await rig.put(6)
     await rig.consumer(handle, ack_first=True, max_workers=3, **QUICK).start()
@@ -110,7 +110,7 @@ async def test_a_removal_without_an_answer_does_not_run_and_is_listed(
     rig: Rig, committed: bool
 ) -> None:
     """If it was committed. If not, the message comes back when its lease has run out."""
-    starts = rig.store.starts
+    starts = rig.store.ack_first_starts
     remove = starts.remove_first
 
     async def unanswered(*arguments: Any) -> Any:
@@ -130,7 +130,7 @@ async def test_a_removal_without_an_answer_does_not_run_and_is_listed(
         assert rig.handled == []
     else:
         await rig.expire()
-        consumer._lookout.released()  # it looks when the first lease ends
+        consumer._poller.forget_leases()  # it looks when the first lease ends
         consumer._release_loop.wake()
         await eventually(lambda: [row.id for row in rig.handled] == ids)
 
@@ -142,7 +142,7 @@ async def test_a_removal_without_an_answer_does_not_run_and_is_listed(
 
 
 async def test_an_end_that_cannot_be_written_is_written_later(rig: Rig) -> None:
-    starts = rig.store.starts
+    starts = rig.store.ack_first_starts
     end = starts.end
     failures = 2
 
@@ -224,7 +224,7 @@ async def test_an_end_that_cannot_be_written_at_a_stop_is_logged(rig: Rig) -> No
     options = {**QUICK, "flush_interval": 60.0}
     consumer = rig.consumer(handle, ack_first=True, **options)
     with (
-        patch.object(rig.store.starts, "end", side_effect=TransientStoreError("not now")),
+        patch.object(rig.store.ack_first_starts, "end", side_effect=TransientStoreError("not now")),
         patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 0.1),
     ):
         await consumer.start()

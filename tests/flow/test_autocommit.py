@@ -19,7 +19,7 @@ async def test_a_driver_in_autocommit_mode_still_claims_each_row_once(rig: Rig) 
     )
     store = Store(engine, rig.store.tables, max_connections=10)
     await rig.put(300)
-    pairs = await store.ready_pairs(("q",))
+    pairs = await store.find_ready_pairs(("q",))
     claimed: list[int] = []
 
     async def claim_all() -> None:

@@ -39,7 +39,7 @@ async def test_a_failing_handler_is_tried_again_and_then_dead_lettered(rig: Rig)
 
     async def handle(row: ClaimedMessage) -> None:
         calls.append(row.payload)
-        row.settle_as(
+        row.record_outcome(
             Nack(error=ValueError(f"no {row.payload!r}")) if row.payload == b"0" else Ack()
         )
 
@@ -155,7 +155,7 @@ async def test_an_abandoned_handler_may_clean_up(rig: Rig) -> None:
             await asyncio.Event().wait()
         finally:
             await go_on.wait()
-            row.settle_as(Ack())
+            row.record_outcome(Ack())
             cleaned.set()
 
     await rig.put()
@@ -239,7 +239,7 @@ async def test_postpone_charges_nothing_and_comes_back(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
-        row.settle_as(Defer(0.02) if len(rig.handled) < 3 else Ack())
+        row.record_outcome(Defer(0.02) if len(rig.handled) < 3 else Ack())
 
     await rig.put()
     await rig.consumer(handle, **FAST).start()
@@ -254,7 +254,7 @@ async def test_a_batch_handler_gets_the_rows_of_one_claim(rig: Rig) -> None:
     async def handle(rows: tuple[ClaimedMessage, ...]) -> None:
         sizes.append(len(rows))
         for row in rows:
-            row.settle_as(Reject("bad") if row.payload == b"3" else Ack())
+            row.record_outcome(Reject("bad") if row.payload == b"3" else Ack())
 
     await rig.put(25)
     await rig.consumer(handle, batch=True, fetch_batch_size=10).start()
@@ -350,10 +350,10 @@ async def test_claims_stop_while_outcomes_cannot_be_written(rig: Rig) -> None:
 
 async def test_room_made_by_the_flush_brings_the_next_claim(rig: Rig) -> None:
     consumer = rig.consumer(max_fetch_interval=600)
-    consumer.inflight.wants_room = True
-    await consumer._flush_tick()
-    assert not consumer.inflight.wants_room
-    assert consumer._fetch_loop._wake.is_set()
+    consumer.inflight.is_capacity_requested = True
+    await consumer._flush()
+    assert not consumer.inflight.is_capacity_requested
+    assert consumer._fetch_loop._wake_event.is_set()
 
 
 @pytest.mark.parametrize("retain", [True, False])

@@ -134,7 +134,7 @@ async def test_a_forgotten_number_that_a_renewal_has_now_was_not_committed(
         while await next_number(engine) < int(locked.number):
             await other.execute(text("SELECT pg_current_xact_id()"))
             await other.execute(text("COMMIT"))
-    assert await bench.store.renew_free(locked.leases, LEASE) == (locked.held, set())
+    assert await bench.store.renew_free(locked.leases, LEASE) == (locked.locked_ids, set())
     assert await _xmax(engine) == int(locked.number)
     assert not await handlers.was_committed(locked)
 

@@ -65,7 +65,7 @@ async def none_is_free(*_: Any) -> set[int]:
 
 async def ack_all(rows: tuple[ClaimedMessage, ...]) -> None:
     for row in rows:
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
 
 @pytest.mark.parametrize("asked", ["claim_free_keys", "claim_keys"])
@@ -121,7 +121,7 @@ async def test_a_stop_while_a_claim_of_keys_waits_gives_messages_back(
 async def test_a_stop_while_keys_are_given_back_lets_the_message_run_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_back_keys = rig.store.policies.give_back_keys
+    give_back_keys = rig.store.policies.release_keys
     held = Held()
 
     async def slow(*args: Any) -> None:
@@ -129,7 +129,7 @@ async def test_a_stop_while_keys_are_given_back_lets_the_message_run_again(
         await give_back_keys(*args)
 
     async def fail(row: ClaimedMessage) -> None:
-        row.settle_as(Nack(delay=0.0, retry_possible=True))
+        row.record_outcome(Nack(delay=0.0, retry_possible=True))
 
     await rig.put(1, key="a")
     with monkeypatch.context() as patch:
@@ -147,7 +147,7 @@ async def test_a_stop_while_a_message_is_removed_first_gives_it_back_or_has_remo
     rig: Rig, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     """ACK_FIRST: its handler has not started."""
-    remove_first = rig.store.starts.remove_first
+    remove_first = rig.store.ack_first_starts.remove_first
     held = Held()
 
     async def slow(*args: Any) -> None:
@@ -156,7 +156,7 @@ async def test_a_stop_while_a_message_is_removed_first_gives_it_back_or_has_remo
         await held.wait()
 
     await rig.put(1)
-    monkeypatch.setattr(rig.store.starts, "remove_first", slow)
+    monkeypatch.setattr(rig.store.ack_first_starts, "remove_first", slow)
     consumer = rig.consumer(ack_first=True, **QUICK)
     await consumer.start()
     await held.stop(rig, consumer)

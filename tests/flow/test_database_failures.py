@@ -82,13 +82,13 @@ async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     flusher = Flusher(store, inflight, rig.log, batch_size=10, interval=1)
     inflight.add(rows)
     for row in rows:
-        inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+        inflight.queue_outcome(settle(row, Ack(), RULES, ended_after=0.0))
     proxy.swallow_answer_to = COMMIT
     with pytest.raises(UnknownOutcomeError):
-        await flusher.flush_one()
+        await flusher.flush_batch()
     assert proxy.swallowed == 1
     assert len(inflight.queued) == 3
-    await flusher.flush_one()
+    await flusher.flush_batch()
     assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 0)
     assert len(await rig.rows(archive=True)) == 3
     assert inflight.held == {}
@@ -96,8 +96,8 @@ async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     [row] = await rig.claim()
     await rig.store.release_claim(["q"], row.lease_token)
     inflight.add([row])
-    inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
-    await flusher.flush_one()
+    inflight.queue_outcome(settle(row, Ack(), RULES, ended_after=0.0))
+    await flusher.flush_batch()
     assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 1), (
         "that doubt is over"
     )
@@ -123,7 +123,7 @@ async def test_ack_first_does_not_run_a_message_that_may_not_be_removed(
     proxy, store = far
     await rig.put()
     consumer = rig.consumer(ack_first=True, store=store)
-    original = store.starts.remove_first
+    original = store.ack_first_starts.remove_first
 
     async def unanswered(*arguments: Any) -> Any:
         # Their commits are not the ones meant.
@@ -133,7 +133,7 @@ async def test_ack_first_does_not_run_a_message_that_may_not_be_removed(
         proxy.swallow_answer_to = COMMIT
         return await original(*arguments)
 
-    with patch.object(store.starts, "remove_first", unanswered):
+    with patch.object(store.ack_first_starts, "remove_first", unanswered):
         await consumer.start()
         await eventually(lambda: rig.logged("not known to be committed"))
     assert rig.handled == []
@@ -166,10 +166,10 @@ async def test_ack_first_is_committed_before_the_handler_starts(rig: Rig) -> Non
 async def test_a_stalled_server_costs_the_time_limit_and_no_more(far: tuple[Proxy, Store]) -> None:
     """Bounded time for every statement."""
     proxy, store = far
-    await store.server.now()
+    await store.server.read_now()
     proxy.stall()
     with pytest.raises(TransientStoreError):
-        await unanswered(store.engine.pool.checkedout, store.server.now())  # type: ignore[attr-defined]
+        await unanswered(store.engine.pool.checkedout, store.server.read_now())  # type: ignore[attr-defined]
     assert not await store.access.ping(0.1)
     proxy.flow()
     await eventually(lambda: store.access.ping(10.0))
@@ -202,7 +202,7 @@ async def test_a_connection_that_dies_on_its_way_back_to_the_pool_blocks_nothing
     assert proxy.died == 1
     await store.insert([NewMessage("q", b"third")])
     proxy.die_at = ROLLBACK
-    await unanswered(lambda: proxy.died == 2, store.server.now())
+    await unanswered(lambda: proxy.died == 2, store.server.read_now())
     assert len(await rig.rows()) == 3
 
 
@@ -263,7 +263,7 @@ async def test_a_bug_around_a_handler_does_not_end_its_worker(rig: Rig) -> None:
     """The message comes back; nothing is lost."""
     await rig.put(3)
     consumer = rig.consumer(max_fetch_interval=0.05)
-    original = Inflight.finish
+    original = Inflight.queue_outcome
     failures = []
 
     def failing_once(inflight: Inflight, settlement: Settlement) -> None:
@@ -302,7 +302,7 @@ async def test_a_handlers_own_base_exception_does_not_end_its_worker(rig: Rig) -
 async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig) -> None:
     await rig.put()
     with (
-        patch.object(rig.store.starts, "remove_first", side_effect=RuntimeError("bug")),
+        patch.object(rig.store.ack_first_starts, "remove_first", side_effect=RuntimeError("bug")),
         patch("faststream_sqlbroker.flow.deliver.worker.ERROR_PAUSE", 0.1),
     ):
         consumer = rig.consumer(ack_first=True, max_fetch_interval=0.05)
@@ -357,7 +357,7 @@ async def test_a_locked_database_costs_the_time_limit_and_no_more(rig: Rig, busy
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Store]) -> None:
     proxy, store = far
-    await store.server.now()
+    await store.server.read_now()
     proxy.die_at = re.compile(rb"LISTEN")
 
     async def listen() -> None:
@@ -474,7 +474,7 @@ async def test_halves_written_before_a_failure_are_no_lost_leases(rig: Rig) -> N
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=10, interval=1)
     inflight.add(rows)
     for row in rows:
-        inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+        inflight.queue_outcome(settle(row, Ack(), RULES, ended_after=0.0))
     original = rig.store.settle
     calls = []
 
@@ -488,9 +488,9 @@ async def test_halves_written_before_a_failure_are_no_lost_leases(rig: Rig) -> N
 
     with patch.object(rig.store, "settle", failing):
         with pytest.raises(TransientStoreError):
-            await flusher.flush_one()
+            await flusher.flush_batch()
         assert len(inflight.queued) == 2
-        await flusher.flush_one()
+        await flusher.flush_batch()
     assert calls == [4, 2, 2, 2]
     assert inflight.lease_lost_count == 0
     assert inflight.settled_count == 4
@@ -507,8 +507,8 @@ async def test_drivers_own_errors_are_worth_a_repeat(rig: Rig) -> None:
         asyncpg.InterfaceError("connection is closed"),
         pymysql.err.InterfaceError("(0, '')"),
     ):
-        assert isinstance(errors.of(error), TransientStoreError)
-    assert errors.of(KeyError("a bug")) is None
+        assert isinstance(errors.to_store_error(error), TransientStoreError)
+    assert errors.to_store_error(KeyError("a bug")) is None
 
 
 @on_servers
@@ -559,7 +559,7 @@ async def test_connections_that_broke_in_the_pool_are_replaced_unseen(
 ) -> None:
     """An idle web process must not lose its first publish of the day."""
     proxy, store = far
-    await asyncio.gather(*(store.server.now() for _ in range(3)))
+    await asyncio.gather(*(store.server.read_now() for _ in range(3)))
     await proxy.stop()
     await proxy.start()
     assert len(await store.insert([NewMessage("q", b"1")])) == 1
@@ -617,7 +617,7 @@ async def test_a_strategy_that_raises_ends_in_the_dead_letters(rig: Rig) -> None
             raise ZeroDivisionError("in the strategy")
 
     async def handle(row: ClaimedMessage) -> None:
-        row.settle_as(Nack(error=ValueError("in the handler")))
+        row.record_outcome(Nack(error=ValueError("in the handler")))
 
     await rig.put()
     await rig.consumer(handle, retry_strategy=Broken()).start()
@@ -652,7 +652,7 @@ async def test_repeated_cancellation_leaves_no_task_behind(rig: Rig) -> None:
     left."""
     before = asyncio.all_tasks()
     for pause in (0.0, 0.0, 0.001, 0.003, 0.01):
-        work = asyncio.create_task(rig.store.server.now())
+        work = asyncio.create_task(rig.store.server.read_now())
         while not work.done():
             await asyncio.sleep(pause)
             work.cancel()

@@ -75,8 +75,8 @@ async def fall_silent(raw: Any, locking: str, limit: float = IDLE) -> int:
 
 async def is_seen(store: Store) -> bool:
     """Whether the silent session was found; it takes a moment until it is seen to wait."""
-    assert await store.silent.end() == []
-    return bool(store.silent._seen)
+    assert await store.dead_sessions.end_dead_sessions() == []
+    return bool(store.dead_sessions._first_seen)
 
 
 async def is_there(store: Store, pid: int) -> bool:
@@ -110,7 +110,7 @@ async def test_a_dead_session_is_ended_and_its_rows_are_unlocked(
     await asyncio.sleep(0.9)
     assert await is_there(store, pid), "PostgreSQL does what we do"
     time.shift = IDLE
-    assert await store.silent.end() == [pid]
+    assert await store.dead_sessions.end_dead_sessions() == [pid]
     await eventually(lambda: gone(store, pid))
     async with store.engine.begin() as connection:
         found = await connection.execute(text("SELECT id FROM message FOR UPDATE NOWAIT"))
@@ -130,7 +130,7 @@ async def test_a_session_that_goes_on_is_left_alone(
     await eventually(lambda: is_seen(store))
     await raw.prepare("DELETE FROM message WHERE id = $1 AND queue = $2")
     time.shift = 2 * IDLE
-    assert await store.silent.end() == []
+    assert await store.dead_sessions.end_dead_sessions() == []
     assert await is_there(store, pid)
 
 
@@ -143,7 +143,7 @@ async def test_a_session_without_locks_on_our_tables_is_left_alone(
     await raw.prepare("DELETE FROM other WHERE id = $1")
     await eventually(lambda: is_seen(store))
     time.shift = 2 * IDLE
-    assert await store.silent.end() == []
+    assert await store.dead_sessions.end_dead_sessions() == []
     assert await is_there(store, raw.get_server_pid())
 
 
@@ -155,10 +155,10 @@ async def test_a_session_that_may_idle_longer_is_left_alone_as_long(
     pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=10 * IDLE)
     await eventually(lambda: is_seen(store))
     time.shift = 2 * IDLE
-    assert await store.silent.end() == []
+    assert await store.dead_sessions.end_dead_sessions() == []
     assert await is_there(store, pid)
     time.shift = 11 * IDLE
-    assert await store.silent.end() == [pid]
+    assert await store.dead_sessions.end_dead_sessions() == [pid]
 
 
 async def test_transactions_of_the_broker_are_marked(store: Store) -> None:
@@ -189,7 +189,7 @@ async def test_an_application_that_takes_its_time_is_left_alone(
     statement = await raw.prepare("DELETE FROM message WHERE id = $1")
     await eventually(lambda: is_seen(store))
     time.shift = 2 * IDLE
-    assert await store.silent.end() == []
+    assert await store.dead_sessions.end_dead_sessions() == []
     await statement.fetch(0)
     await raw.execute("COMMIT")
 
@@ -209,9 +209,9 @@ async def test_a_copy_reads_from_its_client_all_the_time(
     pid = raw.get_server_pid()
     copying = asyncio.create_task(raw.copy_to_table("other", source=slowly()))
     await eventually(lambda: waits(store, pid))
-    assert await store.silent.end() == []
+    assert await store.dead_sessions.end_dead_sessions() == []
     time.shift = 2 * IDLE
-    assert await store.silent.end() == []
+    assert await store.dead_sessions.end_dead_sessions() == []
     go_on.set()
     await copying
     await raw.execute("COMMIT")
@@ -241,7 +241,7 @@ async def test_a_user_without_the_right_to_end_sessions_is_not_refused(
         await store.insert([NewMessage("q", b"x")])
         await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
         await eventually(lambda: is_seen(store))
-        find = store.silent._find
+        find = store.dead_sessions._find_waits
         async with engine.connect() as connection:
             assert len(await connection.run_sync(find)) == 1
             await connection.execute(text("SET ROLE sqlbroker_no_end"))
@@ -263,7 +263,7 @@ async def test_a_subscriber_claims_the_rows_of_a_dead_session(
     await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
     consumer = rig.consumer(rig.ack, max_fetch_interval=0.05, release_stuck_interval=0.1)
     await consumer.start()
-    await eventually(lambda: store.silent._seen)
+    await eventually(lambda: store.dead_sessions._first_seen)
     time.shift = 2 * IDLE
     await eventually(lambda: rig.rows(archive=True))
     await consumer.stop()

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Reject, Relocate
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import TransactionEndedError, TransientStoreError
 from faststream_sqlbroker.schema.types import MYSQL
@@ -60,7 +60,7 @@ class Handler:
         self.errors: list[Exception] = []
 
     async def __call__(self, rows: Any) -> None:
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         self.started += 1
         step = self._attempts[min(self.started, len(self._attempts)) - 1]
@@ -212,14 +212,14 @@ async def test_a_batch_ends_together(rig: Rig, effects: Any) -> None:
 
 async def test_a_handlers_session_notices_the_end_too(rig: Rig, effects: Any) -> None:
     async def roll_back(_: AsyncConnection) -> None:
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         await transaction.session.execute(text(effect(1)))
         await transaction.session.execute(text("ROLLBACK"))
         await transaction.session.execute(text(effect(2)))
 
     async def commit(_: AsyncConnection) -> None:
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         await transaction.session.execute(text(effect(3)))
         await transaction.session.commit()  # only flushes
@@ -481,7 +481,7 @@ async def nothing_was_written(rig: Rig) -> None:
     row = await rig.one()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PROCESSING", 0, 1)
     assert await rig.rows(archive=True) == []
-    assert rig.consumers[0].inflight.empty
+    assert rig.consumers[0].inflight.is_empty
     assert rig.logged("nothing is written of them")
 
 

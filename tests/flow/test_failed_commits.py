@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Relocate
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.database.messages.handler import HandlerTransaction, current
+from faststream_sqlbroker.database.messages.handler import HandlerTransaction, current_transaction
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.deliver import transactional
 from tests.clock import let_loop_pass
@@ -90,7 +90,7 @@ class Handler:
         self.started = 0
 
     async def __call__(self, rows: Any) -> None:
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         self.started += 1
         await transaction.connection.execute(text(f"INSERT INTO effect VALUES ({self.started})"))
@@ -194,7 +194,7 @@ async def test_messages_of_a_batch_that_were_settled_otherwise_stay_settled(
     async def nack_one(rows: tuple[ClaimedMessage, ...]) -> None:
         for row in rows:
             if row.id == ids[0]:
-                row.settle_as(Nack())
+                row.record_outcome(Nack())
         await handle(rows)
 
     consumer = rig.consumer(nack_one, **ONE_ATTEMPT, batch=True)
@@ -292,7 +292,7 @@ KILL = {"postgresql": "SELECT pg_terminate_backend({})"}
 
 async def kill_own(rig: Rig) -> None:
     """End the session of the handler that runs."""
-    transaction = current.get()
+    transaction = current_transaction.get()
     kind = rig.store.dialect_name
     assert transaction is not None
     number = (
@@ -327,7 +327,7 @@ async def test_a_handler_that_committed_by_itself_does_not_run_again(
 
     async def committing(row: ClaimedMessage) -> None:
         await handle(row)
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         await transaction.connection.execute(text("COMMIT"))
         await transaction.connection.execute(text("BEGIN"))
@@ -353,7 +353,7 @@ async def test_a_handler_that_is_silent_for_too_long_has_failed(rig: Rig, effect
 
     async def silent(row: ClaimedMessage) -> None:
         await handle(row)
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         assert await transaction.hold([(row.id, row.lease_token)], 1.0)
         await eventually(lambda: free(rig, row.id), step=0.1)

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.routing import DESTINATION
-from faststream_sqlbroker.flow.deliver.forward import Forward
+from faststream_sqlbroker.flow.deliver.forward import ForwardHandler
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -123,7 +123,9 @@ async def test_order_is_that_of_ids(rig: Rig) -> None:
 async def test_a_length_of_time_in_a_header_counts_from_now_at_the_latest(rig: Rig) -> None:
     """`publish_after` as a duration counts from created_at, which is not to come."""
     await foreign(rig, YEAR, "a", headers='{"destination": "out", "publish_after": "1h"}')
-    forward = Forward(make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None)
+    forward = ForwardHandler(
+        make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None
+    )
     await rig.consumer(forward, batch=True, **QUICK).start()
 
     async def moved() -> dict[str, Any] | None:
@@ -132,5 +134,5 @@ async def test_a_length_of_time_in_a_header_counts_from_now_at_the_latest(rig: R
 
     row = await eventually(moved)
     assert row is not None
-    left = row["next_attempt_at"] - await rig.store.server.now()
+    left = row["next_attempt_at"] - await rig.store.server.read_now()
     assert timedelta(minutes=55) < left <= timedelta(hours=1, seconds=1)

@@ -71,7 +71,7 @@ async def test_p3_a_zero_date_is_delivered_at_once(rig: Rig, column: str, ordere
         )
         await connection.execute(text("SET SESSION sql_mode = DEFAULT"))
     await rig.put(1)
-    pairs = await rig.store.ready_pairs(["q"])
+    pairs = await rig.store.find_ready_pairs(["q"])
     assert [pair.due_in <= 0 for pair in pairs] == [True]
     consumer = rig.consumer(max_fetch_interval=0.05, ordered=ordered)
     await consumer.start()
@@ -145,12 +145,12 @@ async def test_p3_a_row_that_is_not_due_hides_none_that_is_unusable(rig: Rig) ->
         "INSERT INTO message (queue, payload, next_attempt_at) "
         "VALUES ('q', x'31', 4102444800000000)"
     )
-    assert [pair.unusable for pair in await rig.store.ready_pairs(["q"])] == [False]
+    assert [pair.has_invalid_due for pair in await rig.store.find_ready_pairs(["q"])] == [False]
     await rig.execute(
         "INSERT INTO message (queue, payload, next_attempt_at) VALUES ('q', x'31', datetime('now'))"
     )
-    [pair] = await rig.store.ready_pairs(["q"])
-    assert pair.unusable
+    [pair] = await rig.store.find_ready_pairs(["q"])
+    assert pair.has_invalid_due
     assert pair.due_in <= 0
     await rig.consumer(max_fetch_interval=0.05).start()
     await eventually(lambda: [row.id for row in rig.handled] == [2])

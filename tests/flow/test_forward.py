@@ -11,7 +11,7 @@ import pytest
 from faststream_sqlbroker.core.outcome import Relocate
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.flow.deliver.forward import Forward
+from faststream_sqlbroker.flow.deliver.forward import ForwardHandler
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -20,7 +20,7 @@ from tests.helpers import eventually
 async def test_a_late_move_changes_nothing(rig: Rig) -> None:
     """The lease is lost while the batch is on its way: another has the messages, and they stay its
     own."""
-    forward = Forward(make_settings("q", {"forward_to": "out"}), rig.log, lambda *_: None)
+    forward = ForwardHandler(make_settings("q", {"forward_to": "out"}), rig.log, lambda *_: None)
     reached = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -44,10 +44,12 @@ async def test_a_late_move_changes_nothing(rig: Rig) -> None:
 @pytest.mark.parametrize("ahead", [0.0, 0.0004, 0.03, 0.5, 3600.0])
 async def test_a_forwarded_message_is_never_due_too_early(rig: Rig, ahead: float) -> None:
     """P1: whatever the clock's step, and however soon it is written."""
-    forward = Forward(make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None)
+    forward = ForwardHandler(
+        make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None
+    )
     took = []
     for _ in range(10):
-        began = await rig.store.server.now()
+        began = await rig.store.server.read_now()
         due = began + timedelta(seconds=ahead)
         headers = f'{{"destination": "out", "publish_after": "{due.isoformat()}"}}'
         await rig.put(headers=headers)
@@ -56,7 +58,7 @@ async def test_a_forwarded_message_is_never_due_too_early(rig: Rig, ahead: float
         await forward([row])
         assert isinstance(row.outcome, Relocate)
         await rig.store.settle([settle(row, row.outcome, SettleRules(), ended_after=0.0)])
-        took.append(await rig.store.server.now() - began)
+        took.append(await rig.store.server.read_now() - began)
     for stored, late in zip(await rig.rows(), took, strict=True):
         headers = stored["headers"]
         assert stored["next_attempt_at"] >= _due(headers)

@@ -138,7 +138,7 @@ async def test_the_limit_is_set_on_the_session_and_the_applications_own_is_resto
     assert await left() == application
     async with store.transaction() as transaction:
         await transaction.lock(lease, 120.0)
-        assert (await transaction.commit([done(row)])).settled == {row.id}
+        assert (await transaction.commit([done(row)])).settled_ids == {row.id}
     assert await left() == application
     await engine.dispose()
 
@@ -190,17 +190,17 @@ async def test_rows_of_a_claim_come_back(rig: Rig, far: tuple[Proxy, Store]) -> 
     """On PostgreSQL a claim is one statement, which commits by itself."""
     proxy, store = far
     await rig.put(3)
-    pairs = await store.ready_pairs(["q"])
-    before = await rig.store.server.now()
+    pairs = await store.find_ready_pairs(["q"])
+    before = await rig.store.server.read_now()
 
     async def claim() -> None:
         nonlocal before
-        before = await rig.store.server.now()
+        before = await rig.store.server.read_now()
         await store.claim(pairs, 10, 60.0, uuid4())
 
     async with vanished(proxy, b"SET state = 'PROCESSING'", claim):
         rows: list[ClaimedMessage] = await rig.claim(10)
-        if await rig.store.server.now() - before < timedelta(seconds=LIMIT):
+        if await rig.store.server.read_now() - before < timedelta(seconds=LIMIT):
             assert rows == [], "they are locked"
 
         async def all_claimed() -> bool:
@@ -217,7 +217,7 @@ async def test_an_order_is_free_again(rig: Rig, far: tuple[Proxy, Store]) -> Non
     """Of a queue in order one claim goes on at a time, so that one which hangs stops it all."""
     proxy, store = far
     await rig.put(3, key="k")
-    pairs = await store.ready_pairs(["q"])
+    pairs = await store.find_ready_pairs(["q"])
 
     async def claim() -> None:
         await store.claim_ordered(pairs, 10, 60.0, uuid4(), {})
@@ -249,7 +249,7 @@ async def settled(rig: Rig, settlements: list[Any]) -> None:
     found = set[int]()
 
     async def all_settled() -> bool:
-        found.update((await rig.store.settle(settlements, skip_locked=True)).settled)
+        found.update((await rig.store.settle(settlements, skip_locked=True)).settled_ids)
         return len(found) == len(settlements)
 
     await eventually(all_settled)
@@ -301,12 +301,12 @@ async def test_a_handler_that_idles_for_too_long_fails_and_its_connection_is_rep
         lease = [(row.id, row.lease_token)]
         assert await transaction.lock(lease, 60.0) == {row.id}
         await transaction.connection.execute(text("UPDATE message SET last_error = 'lost'"))
-        await transaction.connection.run_sync(store.dialect.allow_idling, 1.0)
+        await transaction.connection.run_sync(store.dialect.set_idle_limit, 1.0)
         await eventually(lambda: free(rig, row.id))
         with pytest.raises(TransientStoreError):
             await transaction.commit([done(row)])
     assert (await rig.one())["last_error"] is None
-    assert (await store.settle([done(row)])).settled == {row.id}
+    assert (await store.settle([done(row)])).settled_ids == {row.id}
     await engine.dispose()
 
 

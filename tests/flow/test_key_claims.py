@@ -10,9 +10,9 @@ import pytest
 
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.database.parts.once import Verdict
+from faststream_sqlbroker.database.parts.once import OnceStatus
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.deliver.policies import KeyClaims
+from faststream_sqlbroker.flow.deliver.policies import KeyClaimer
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -40,7 +40,7 @@ class Policies:
         for row in rows:
             if row.id in self.refused:
                 raise self.refused[row.id]
-        return {row.id: (Verdict.START, row.id) for row in rows}
+        return {row.id: (OnceStatus.START, row.id) for row in rows}
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def row(number: int) -> ClaimedMessage:
 def ask(policies: Policies, *ids: int) -> "list[asyncio.Task[Any]]":
     """One worker for each of `ids`."""
     store: Any = SimpleNamespace(policies=policies)
-    claims = getattr(policies, "claims", None) or KeyClaims(store, 60.0)
+    claims = getattr(policies, "claims", None) or KeyClaimer(store, 60.0)
     policies.claims = claims  # type: ignore[attr-defined]
     return [asyncio.create_task(claims.claim([row(i)])) for i in ids]
 
@@ -70,14 +70,14 @@ async def test_workers_that_ask_together_share_a_transaction(policies: Policies)
     policies.go.set()
     answers = await asyncio.gather(*first, *second)
     assert policies.asked == [[1, 2, 3], [4, 5]]
-    assert answers == [{i: (Verdict.START, i)} for i in (1, 2, 3, 4, 5)]
+    assert answers == [{i: (OnceStatus.START, i)} for i in (1, 2, 3, 4, 5)]
 
 
 async def test_what_the_database_refuses_keeps_no_other(policies: Policies) -> None:
     policies.go.set()
     policies.refused[2] = StoreError("no such key")
     one, two, three = await asyncio.gather(*ask(policies, 1, 2, 3))
-    assert (one, three) == ({1: (Verdict.START, 1)}, {3: (Verdict.START, 3)})
+    assert (one, three) == ({1: (OnceStatus.START, 1)}, {3: (OnceStatus.START, 3)})
     assert two is policies.refused[2]
     assert policies.asked == [[1, 2, 3], [1], [2], [3]]
 
@@ -98,14 +98,14 @@ async def test_an_unexpected_error_reaches_all_and_the_next_go_on(policies: Poli
     policies.go.set()
     errors = await asyncio.gather(*first, return_exceptions=True)
     assert errors == [policies.refused[1]] * 2
-    assert await asyncio.gather(*second) == [{3: (Verdict.START, 3)}]
+    assert await asyncio.gather(*second) == [{3: (OnceStatus.START, 3)}]
 
 
 async def test_free_keys_are_not_asked_for_again(policies: Policies) -> None:
     policies.go.set()
     policies.free = {1, 3}
     answers = await asyncio.gather(*ask(policies, 1, 2, 3))
-    assert answers == [{i: (Verdict.START, i)} for i in (1, 2, 3)]
+    assert answers == [{i: (OnceStatus.START, i)} for i in (1, 2, 3)]
     assert policies.asked == [[2]]
 
 
@@ -124,7 +124,7 @@ async def test_a_refusal_of_free_keys_asks_for_all(policies: Policies) -> None:
     policies.unsure = StoreError("no such key")
     policies.refused[2] = StoreError("no such key")
     one, two = await asyncio.gather(*ask(policies, 1, 2))
-    assert one == {1: (Verdict.START, 1)}
+    assert one == {1: (OnceStatus.START, 1)}
     assert two is policies.refused[2]
 
 
@@ -133,8 +133,8 @@ async def test_a_batch_asks_for_all_its_keys_at_once(policies: Policies) -> None
     policies.go.set()
     policies.free = {1, 2}
     store: Any = SimpleNamespace(policies=policies)
-    both = await KeyClaims(store, 60.0).claim([row(1), row(2)])
-    assert both == {1: (Verdict.START, 1), 2: (Verdict.START, 2)}
+    both = await KeyClaimer(store, 60.0).claim([row(1), row(2)])
+    assert both == {1: (OnceStatus.START, 1), 2: (OnceStatus.START, 2)}
     assert policies.asked == [[1, 2]]
 
 
@@ -152,11 +152,11 @@ async def test_only_free_keys_are_claimed_without_a_verdict(rig: Rig, database: 
     assert free == ({ids[1], ids[4]} if database == "postgresql" else set())
     verdicts = await rig.store.policies.claim_keys(asked, 60.0)
     assert verdicts == {
-        ids[0]: (Verdict.DUPLICATE, taken),
-        ids[1]: (Verdict.START, ids[1]),
-        ids[2]: (Verdict.DUPLICATE, ids[1]),
-        ids[3]: (Verdict.LOST, None),
-        ids[4]: (Verdict.START, ids[4]),
+        ids[0]: (OnceStatus.DUPLICATE, taken),
+        ids[1]: (OnceStatus.START, ids[1]),
+        ids[2]: (OnceStatus.DUPLICATE, ids[1]),
+        ids[3]: (OnceStatus.LOST, None),
+        ids[4]: (OnceStatus.START, ids[4]),
     }
     assert await rig.store.policies.claim_free_keys(asked, 60.0) == set(), "claimed by now"
 
@@ -185,8 +185,8 @@ async def test_messages_of_one_key_that_start_together_run_once(rig: Rig) -> Non
     rows = await rig.claim(10)
     verdicts = await rig.store.policies.claim_keys(rows, 60.0)
     assert verdicts == {
-        ids[0]: (Verdict.START, ids[0]),
-        **dict.fromkeys(ids[1:], (Verdict.DUPLICATE, ids[0])),
+        ids[0]: (OnceStatus.START, ids[0]),
+        **dict.fromkeys(ids[1:], (OnceStatus.DUPLICATE, ids[0])),
     }
     assert await rig.store.policies.claim_keys(rows, 60.0) == verdicts, "a repeat changes nothing"
 

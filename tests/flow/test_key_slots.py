@@ -61,7 +61,7 @@ async def test_an_urgent_message_is_not_behind_slots_that_were_given_away(
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes with other options are gone for longer than their options hold."""
-    monkeypatch.setattr(throttle, "OTHERS_LIVE", -3_600_000_000)
+    monkeypatch.setattr(throttle, "OTHER_LIMITS_LIFETIME", -3_600_000_000)
 
 
 @pytest.mark.usefixtures("gone")
@@ -91,7 +91,7 @@ async def test_what_expires_takes_no_slot(held: Rig, clock: Clock) -> None:
     assert found.keys() == {*expired, last}
     assert found[last].slot is not None
     assert first.slot is not None
-    late = found[last].slot.at - first.slot.at - 2 * MICROSECONDS
+    late = found[last].slot.granted_at - first.slot.granted_at - 2 * MICROSECONDS
     assert 0 <= late <= LATE + MICROSECONDS
 
 

@@ -16,7 +16,7 @@ from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper, StuckReleaser
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
@@ -38,7 +38,7 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
         await rig.ack(row)
 
     async def renewed() -> bool:
-        now = await rig.store.server.now()
+        now = await rig.store.server.read_now()
         ends = [row["lease_expires_at"] - now for row in await rig.rows()]
         return min(ends) > timedelta(seconds=500)
 
@@ -55,7 +55,9 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
     await rig.consumer(handle, **SHORT).start()
     with (
         patch("faststream_sqlbroker.flow.fleet.lookout.LONGEST_TRUST", 0.1),
-        patch.object(rig.store, "lease_ends_in", wraps=rig.store.lease_ends_in) as searched,
+        patch.object(
+            rig.store, "lease_ends_in", wraps=rig.store.get_seconds_to_lease_end
+        ) as searched,
     ):
         await eventually(lambda: searched.call_count > 2)
     go_on.set()
@@ -72,9 +74,9 @@ async def test_a_message_held_longer_than_max_lease_is_given_to_another(rig: Rig
 
     async def hang(_row: ClaimedMessage) -> None:
         # Or it might take the message again itself.
-        hung._fetcher.room = lambda _: 0  # type: ignore[method-assign]
+        hung._fetcher.get_capacity = lambda _: 0  # type: ignore[method-assign]
         await go_on.wait()
-        _row.settle_as(Ack())
+        _row.record_outcome(Ack())
 
     async def end() -> Any:
         return (await rig.one())["lease_expires_at"]
@@ -156,11 +158,11 @@ async def test_a_lease_that_a_lock_kept_from_renewal_is_renewed_soon(rig: Rig) -
         await keeper.tick()
         await other.rollback()
     assert (await rig.one(), row.lease_lost) == (before, False)
-    assert inflight.due_for_renewal(600.0, None) == [], "not at each look: the lock may last"
+    assert inflight.list_due_for_renewal(600.0, None) == [], "not at each look: the lock may last"
     row.locked_monotonic -= third / 4
     await keeper.tick()
     assert (await rig.one())["lease_expires_at"] > before["lease_expires_at"]
-    assert inflight.due_for_renewal(600.0, None) == []
+    assert inflight.list_due_for_renewal(600.0, None) == []
 
 
 async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) -> None:
@@ -168,7 +170,7 @@ async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) ->
     rounds = 40
     await rig.put(100)
     rows = await rig.claim(100)
-    before = await rig.store.server.now()
+    before = await rig.store.server.read_now()
     inflight = Inflight()
     inflight.add(rows)
     keeper = LeaseKeeper(rig.store, inflight, rig.log, lease=60.0, max_lease=None)
@@ -182,7 +184,7 @@ async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) ->
             row.renewed_monotonic = float("-inf")
             row.locked_monotonic = float("-inf")
             row.held_until = 0.0
-        assert len(inflight.due_for_renewal(60.0, None)) == len(rows)
+        assert len(inflight.list_due_for_renewal(60.0, None)) == len(rows)
         _, held = await asyncio.gather(keeper.tick(), hold(rows[n], n % 8 * 0.001))
         assert held
     left = {r["id"]: r["lease_expires_at"] - before for r in await rig.rows()}
@@ -226,7 +228,7 @@ async def test_a_message_may_be_claimed_again_before_its_outcome_is_known_to_be_
         nonlocal calls
         calls += 1
         if calls == 1:
-            row.settle_as(outcome)
+            row.record_outcome(outcome)
         else:
             await rig.ack(row)
             handled_again.set()
@@ -269,14 +271,14 @@ async def test_returned_leases_are_reported_even_if_old_states_fail(
     await rig.claim(1)
     await rig.expire()
     told: list[None] = []
-    lookout = Lookout(rig.store, Clock())
+    lookout = SharedPoller(rig.store, Clock())
     releaser = StuckReleaser(
         rig.store,
         ["q"],
         rig.log,
         interval=60.0,
-        released=lambda: told.append(None),
-        lookout=lookout,
+        on_released=lambda: told.append(None),
+        poller=lookout,
         housekeeping=Housekeeping(rig.store, rig.log, Clock()),
     )
     assert await releaser.tick() == 0.0
@@ -288,7 +290,7 @@ async def test_returned_leases_are_reported_even_if_old_states_fail(
         assert await releaser.tick() == 0.0
     await rig.claim(1)
     await rig.expire()
-    lookout.released()  # as after `LONGEST_TRUST`
+    lookout.forget_leases()  # as after `LONGEST_TRUST`
     assert await releaser.tick() == 0.0
     assert told == [None] * 2
     assert rig.logged("1 expired leases given back in q")

@@ -44,7 +44,7 @@ async def test_a_retry_keeps_its_place(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
-        row.settle_as(Ack() if row.attempts_count == 2 else Nack(error=ValueError("not yet")))
+        row.record_outcome(Ack() if row.attempts_count == 2 else Nack(error=ValueError("not yet")))
 
     [first, second] = await rig.put(2, key="a")
     strategy = ConstantRetryStrategy(delay_seconds=0.05)
@@ -56,7 +56,7 @@ async def test_a_retry_keeps_its_place(rig: Rig) -> None:
 async def test_a_dead_letter_unblocks_the_next_message(rig: Rig) -> None:
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
-        row.settle_as(Reject() if len(rig.handled) == 1 else Ack())
+        row.record_outcome(Reject() if len(rig.handled) == 1 else Ack())
 
     ids = await rig.put(2, key="a")
     await rig.consumer(handle, **QUICK).start()
@@ -188,13 +188,13 @@ async def test_many_blocked_messages_are_not_scanned_without_a_pause(rig: Rig) -
     consumer = rig.consumer(ordered=True, max_fetch_interval=0.2)
     await consumer.start()
     pace = consumer._fetcher.pace
-    idle = pace.idle
+    idle = pace.get_idle_pause
 
     def noted() -> float:
         waits.append(idle())
         return waits[-1]
 
-    pace.idle = noted  # type: ignore[method-assign]
+    pace.get_idle_pause = noted  # type: ignore[method-assign]
     with patch.object(rig.store, "claim_ordered", counted):
         await eventually(lambda: pace.idle_wait == 0.2)
         claims = 0

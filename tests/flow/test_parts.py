@@ -24,7 +24,7 @@ async def put(rig: Rig, count: int) -> list[int]:
 
 async def ack_all(rows: Rows) -> None:
     for row in rows:
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
 
 async def states(rig: Rig) -> list[tuple[str, int, int]]:
@@ -61,7 +61,7 @@ class Parts:
         self.entered.set()
         await self.go_on.wait()
         for row in rows:
-            row.settle_as(Ack())
+            row.record_outcome(Ack())
 
 
 async def test_a_stop_gives_back_parts_that_have_not_started(rig: Rig) -> None:
@@ -78,7 +78,7 @@ async def test_a_stop_gives_back_parts_that_have_not_started(rig: Rig) -> None:
         ("PENDING", 0, 0),
         ("PENDING", 0, 0),
     ]
-    assert consumer.inflight.empty
+    assert consumer.inflight.is_empty
 
 
 async def test_a_part_whose_lease_was_lost_does_not_start(rig: Rig) -> None:
@@ -123,7 +123,7 @@ async def test_a_stop_between_parts_gives_back_their_keys_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys of what has failed are being given back when the worker is cancelled."""
-    give_back_keys = rig.store.policies.give_back_keys
+    give_back_keys = rig.store.policies.release_keys
     reached = asyncio.Event()
     may_end = asyncio.Event()
 
@@ -135,7 +135,7 @@ async def test_a_stop_between_parts_gives_back_their_keys_first(
     async def handle(rows: Rows) -> None:
         for row in rows[1:]:
             row.outcome = Again(0)
-        rows[0].settle_as(Nack(delay=0.0, retry_possible=True))
+        rows[0].record_outcome(Nack(delay=0.0, retry_possible=True))
 
     ids = await put(rig, 3)
     with monkeypatch.context() as patch:
@@ -192,7 +192,7 @@ async def test_messages_that_may_not_start_any_more_are_left_out(
     ids = await put(rig, 3)
     handle = Parts()
     given_back = []
-    give_back_keys = rig.store.policies.give_back_keys
+    give_back_keys = rig.store.policies.release_keys
 
     async def give_back(rows: list[ClaimedMessage]) -> None:
         given_back.append(
@@ -200,7 +200,7 @@ async def test_messages_that_may_not_start_any_more_are_left_out(
         )
         await give_back_keys(rows)
 
-    rig.store.policies.give_back_keys = give_back  # type: ignore[method-assign]
+    rig.store.policies.release_keys = give_back  # type: ignore[method-assign]
     consumer = rig.consumer(handle, **options)
     await consumer.start()
     await handle.entered.wait()
@@ -231,7 +231,7 @@ async def test_parts_end_each_by_itself(rig: Rig, ack_first: bool) -> None:
             raise asyncio.CancelledError
         else:
             for row in rows:
-                row.settle_as(Ack())
+                row.record_outcome(Ack())
 
     ids = await rig.put(3)
     await rig.consumer(handle, **QUICK, ack_first=ack_first, retry_strategy=None).start()

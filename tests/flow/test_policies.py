@@ -47,7 +47,7 @@ async def test_a_delay_holds_every_message_back_once(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         handled.append(row.id)
-        row.settle_as(Nack(delay=0.0) if len(handled) == 1 else Ack())
+        row.record_outcome(Nack(delay=0.0) if len(handled) == 1 else Ack())
 
     async def held_back() -> bool:
         [row] = await rig.rows()
@@ -123,7 +123,7 @@ async def test_a_slow_claim_ends_no_burst_without_its_late_arrivals(
 ) -> None:
     """Z1, Z7: what arrives while a claim runs, and before a burst ends that ends while it runs,
     belongs to the burst."""
-    look = Intake.burst
+    look = Intake.join_bursts
 
     monkeypatch.setattr(Intake, "burst", lambda *args: (look(*args), sleep(0.5))[0])
     old, _, new = await rig.store.insert(
@@ -149,7 +149,7 @@ async def test_a_burst_waits_for_the_message_before(rig: Rig) -> None:
         running.append(row.id)
         if len(running) == 1:
             await go.wait()
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     consumer = rig.consumer(handle, policies=[Debounce("100ms")], max_workers=4, **QUICK)
     await consumer.start()
@@ -168,8 +168,8 @@ async def test_a_burst_waits_for_the_message_before(rig: Rig) -> None:
 def slot_of(row: ClaimedMessage) -> datetime:
     """When its handler may start, by the database's clock."""
     assert row.slot is not None
-    assert row.slot.at is not None
-    return from_microseconds(row.slot.at)
+    assert row.slot.granted_at is not None
+    return from_microseconds(row.slot.granted_at)
 
 
 @pytest.mark.parametrize("burst", [1, 5])
@@ -246,7 +246,7 @@ async def test_a_concurrency_is_never_exceeded(rig: Rig, per_key: bool) -> None:
         most = max(most, running)
         await asyncio.sleep(0.02)
         running -= 1
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     for _ in range(2):
         await rig.consumer(
@@ -259,7 +259,7 @@ async def test_a_concurrency_is_never_exceeded(rig: Rig, per_key: bool) -> None:
 
 async def test_p6_outside_its_window_nothing_is_claimed(rig: Rig) -> None:
     """P6: messages wait unclaimed."""
-    now = await rig.store.server.now()
+    now = await rig.store.server.read_now()
     hour = now.hour
     closed = Window(f"{(hour + 2) % 24:02}:00", f"{(hour + 3) % 24:02}:00")
     consumer = rig.consumer(policies=[closed], **QUICK)
@@ -295,7 +295,7 @@ async def test_only_a_repeatable_error_is_retried(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         tries.append(row.id)
-        row.settle_as(Nack(delay=0.01, retry_possible=len(tries) == 1))
+        row.record_outcome(Nack(delay=0.01, retry_possible=len(tries) == 1))
 
     await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
     await rig.put(1, key="a")
@@ -310,7 +310,7 @@ async def test_a_worker_rests_after_a_failure(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         starts.append(monotonic())
-        row.settle_as(Nack() if len(starts) == 1 else Ack())
+        row.record_outcome(Nack() if len(starts) == 1 else Ack())
 
     await rig.consumer(handle, policies=[BlockingWait("300ms")], **QUICK).start()
     await rig.put(2)
@@ -346,7 +346,7 @@ async def test_a_batch_takes_only_messages_with_a_slot(rig: Rig) -> None:
         for row in rows:
             assert row.slot is not None
             early.append(row.slot.earliest - now)
-            row.settle_as(Ack())
+            row.record_outcome(Ack())
 
     policies = [Throttle(50, per="1s")]
     consumer = rig.consumer(handle, policies=policies, batch=True, fetch_batch_size=10, **QUICK)

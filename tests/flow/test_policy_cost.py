@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.policies import Debounce
 from faststream_sqlbroker.core.rows import Prefetch
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.database.policies.rows import SCAN
+from faststream_sqlbroker.database.policies.rows import SCAN_SIZE
 from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig, count_as_quick
@@ -36,7 +36,7 @@ MANY = int(os.environ.get("SQLBROKER_TEST_BURST", "0"))
 def scan(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many messages one statement looks at."""
     if MANY:
-        return SCAN
+        return SCAN_SIZE
     for module in ("rows", "intake"):
         monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", STEP)
     return STEP
@@ -59,15 +59,15 @@ async def test_a_subscriber_without_policies_sends_no_statement_more(rig: Rig) -
     (tests/contract/test_cost.py)."""
     await rig.put(100)
     known = counted(rig.store.engine)
-    pairs = await rig.store.ready_pairs(["q"])
-    suspicion = Suspicion.under(13)
+    pairs = await rig.store.find_ready_pairs(["q"])
+    suspicion = SuspectRule.from_max_deliveries(13)
     prefetch = Prefetch(1, 20.0)
     rows = await rig.store.claim(pairs, 100, 60.0, uuid4(), suspicion=suspicion, prefetch=prefetch)
     for renew in (rig.store.renew_free, rig.store.renew):  # a process that stands still renews
         await renew([(r.id, r.lease_token) for r in rows], 60.0)
     await rig.store.settle([done(row) for row in rows])
-    await rig.store.lease_ends_in(["q"])
-    await rig.store.look_around(["q"], ["q"])
+    await rig.store.get_seconds_to_lease_end(["q"])
+    await rig.store.poll_all(["q"], ["q"])
     expected = dict(known)
     known.clear()
     await rig.put(100)
@@ -123,7 +123,7 @@ async def claimed(store: Store, most: int) -> tuple[list[tuple[str | None, int]]
         claim, memory = await store.policies.claim(wanted, memory)
         claims += 1
         assert claims <= most
-        dry = 0 if claim.rows or claim.more else dry + 1
+        dry = 0 if claim.rows or claim.has_more else dry + 1
         found += [(row.key, row.id) for row in claim.rows]
         if claim.rows:
             await store.settle([done(row) for row in claim.rows])

@@ -17,7 +17,11 @@ from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.request import (
+    PolicyClaim,
+    PolicyClaimRequest,
+    ScanPosition,
+)
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.prefetch import HORIZON
@@ -36,7 +40,7 @@ class Process:
         self._wanted = wanted
         self._memory = ScanPosition()
 
-    async def claim(self, limit: int = 10, **wanted: Any) -> Claim:
+    async def claim(self, limit: int = 10, **wanted: Any) -> PolicyClaim:
         """One."""
         asked = PolicyClaimRequest(
             ["q"], limit, 60.0, uuid4(), self._policies, **self._wanted, **wanted
@@ -100,7 +104,7 @@ async def test_a_backlog_is_scanned_whatever_a_claim_leaves_of_it(rig: Rig, exce
     for _ in range(30):
         claim = await process.claim(2)
         rows += claim.rows
-        assert claim.rows or claim.more or not await waiting(rig)
+        assert claim.rows or claim.has_more or not await waiting(rig)
     assert not await waiting(rig)
     assert len([row for row in rows if row.outcome is None]) == 15
 
@@ -124,7 +128,7 @@ async def test_a_claim_that_finds_nothing_does_not_loop(rig: Rig, policies: list
     await rig.put(5, key="a")
     for _ in range(10):
         claim = await process.claim()
-        if not claim.rows and not claim.more:
+        if not claim.rows and not claim.has_more:
             break
     else:
         pytest.fail("no end")
@@ -150,7 +154,7 @@ async def test_arrivals_of_all_priorities_are_taken_in_order(
     """Z7: also where there are more than one look finds, of one priority and not of another."""
     for module in ("rows", "intake"):
         monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", 10)
-    now = await rig.store.server.now()
+    now = await rig.store.server.read_now()
 
     async def put(count: int, seconds: int, **fields: Any) -> list[int]:
         ids = await rig.put(count, **fields)
@@ -196,7 +200,7 @@ async def test_a_started_message_does_not_run_again_when_its_key_is_free(
     else:
         rules = SettleRules(retry_strategy=ConstantRetryStrategy(delay_seconds=0))
         await rig.store.settle([settle(row, Abandon(), rules, ended_after=0.0)])
-    await rig.store.forget_expired(10)
+    await rig.store.remove_expired_states(10)
     [row] = (await process.claim()).rows
     verdicts = await rig.store.policies.claim_keys([row], 0.01)
     assert verdicts[message][0].name == "UNKNOWN"
@@ -223,7 +227,7 @@ async def test_a_worker_that_waits_for_a_slot_is_not_free(rig: Rig) -> None:
         rig.handled.append(row)
         if len(rig.handled) == 2:
             await go.wait()
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     consumer = rig.consumer(
         handle, policies=[Throttle(10, per="1s", burst=1)], max_workers=1, **QUICK
@@ -257,8 +261,8 @@ async def test_the_first_of_a_key_gets_the_next_slot_again(rig: Rig) -> None:
     claim = await process.claim()
     assert claim.rows == []
     assert first.id == ids[0]
-    assert claim.again is not None
-    assert 0 < claim.again < 1000, "the slot after that of its first attempt"
+    assert claim.next_claim_in is not None
+    assert 0 < claim.next_claim_in < 1000, "the slot after that of its first attempt"
 
 
 async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None:
@@ -267,7 +271,7 @@ async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None
 
     async def handle(row: ClaimedMessage) -> None:
         handled.append(row.id)
-        row.settle_as(Nack(delay=0.0) if len(handled) == 1 else Ack())
+        row.record_outcome(Nack(delay=0.0) if len(handled) == 1 else Ack())
 
     policies = [Throttle(4, per="1s", key=True, burst=1)]
     ids = await rig.put(8, key="a")
@@ -306,7 +310,7 @@ async def test_a_message_behind_another_of_its_key_keeps_no_slot(rig: Rig, excee
         rig.handled.append(row)
         if len(rig.handled) == 1:
             await asyncio.sleep(1.0)
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     for seconds in (90, 60, 30):
         await backlog(rig, 1, seconds, key="a")
@@ -330,7 +334,7 @@ async def test_a_passing_error_does_not_cost_the_retry(
 ) -> None:
     """Z4: what may be repeated is, also when its key could not be given back at first."""
     handled: list[int] = []
-    give_back = rig.store.policies.give_back_keys
+    give_back = rig.store.policies.release_keys
     failures = iter([TransientStoreError("busy")])
 
     async def fail_once(rows: Sequence[ClaimedMessage]) -> None:
@@ -340,7 +344,7 @@ async def test_a_passing_error_does_not_cost_the_retry(
 
     async def handle(row: ClaimedMessage) -> None:
         handled.append(row.id)
-        row.settle_as(Nack(delay=0.0, retry_possible=True) if len(handled) == 1 else Ack())
+        row.record_outcome(Nack(delay=0.0, retry_possible=True) if len(handled) == 1 else Ack())
 
     monkeypatch.setattr(rig.store.policies, "give_back_keys", fail_once)
     await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
@@ -358,7 +362,7 @@ async def test_a_message_runs_once_though_no_answer_says_whether_its_key_was_cla
     """
     policies = rig.store.policies
     claim = policies.claim_keys
-    give_back = policies.give_back_keys
+    give_back = policies.release_keys
     claims: list[StoreError] = [UnknownOutcomeError("lost"), *[TransientStoreError("busy")] * 4]
     busy = [TransientStoreError("busy")] * 7
 
@@ -400,7 +404,7 @@ async def test_a_key_is_given_back_when_its_claim_has_ended(rig: Rig) -> None:
         await connection.execute(
             text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": row.id}
         )
-        giving = asyncio.create_task(rig.store.policies.give_back_keys([row]))
+        giving = asyncio.create_task(rig.store.policies.release_keys([row]))
         done, _ = await asyncio.wait([giving], timeout=0.3)
         assert not done
         await connection.rollback()
@@ -412,7 +416,7 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
 ) -> None:
     """Z4: the lease of a slow process has run out, and its message was called unknown, before it
     gave the key back."""
-    give_back = rig.store.policies.give_back_keys
+    give_back = rig.store.policies.release_keys
     late = asyncio.Event()
     go_on = asyncio.Event()
     given_back = asyncio.Event()
@@ -424,7 +428,7 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
         given_back.set()
 
     async def handle(row: ClaimedMessage) -> None:
-        row.settle_as(Nack(delay=0.0, retry_possible=True))
+        row.record_outcome(Nack(delay=0.0, retry_possible=True))
 
     monkeypatch.setattr(rig.store.policies, "give_back_keys", give_back_late)
     slow = rig.consumer(handle, policies=[Once("1h")], **QUICK, release_stuck_interval=3600.0)
@@ -441,7 +445,9 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
     assert (row["state"], row["reason"]) == ("FAILED", "unknown_outcome")
     go_on.set()
     await given_back.wait()
-    assert [each.message_id for each in await rig.store.starts.unknown("q", 10)] == [first]
+    assert [each.message_id for each in await rig.store.ack_first_starts.list_unknown("q", 10)] == [
+        first
+    ]
     await rig.put(1, key="a")
     assert [(row["reason"], row["related_id"]) for row in await archived(rig, 2)] == [
         ("unknown_outcome", None),
@@ -474,4 +480,4 @@ async def test_a_burst_waits_only_briefly_for_a_message_that_may_be_cancelled(ri
     )
     assert (await Process(rig, [Debounce("1s")]).claim()).rows == []
     due = {row["id"]: row["next_attempt_at"] for row in await rig.rows()}
-    assert 10 < (due[second] - await rig.store.server.now()).total_seconds() <= 60
+    assert 10 < (due[second] - await rig.store.server.read_now()).total_seconds() <= 60

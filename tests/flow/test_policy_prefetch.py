@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Slot
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.deliver.policies import PolicyStarts
+from faststream_sqlbroker.flow.deliver.policies import PolicyRunner
 from faststream_sqlbroker.flow.deliver.prefetch import HORIZON, HandlerTimes
 from tests.flow.conftest import Rig, count_as_quick
 from tests.flow.test_policies import archived, slot_of
@@ -28,7 +28,7 @@ async def start_quick(rig: Rig, go: asyncio.Event, **options: Any) -> Consumer:
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
         await go.wait()
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     consumer = rig.consumer(handle, max_workers=1, wakeup="poll", **options)
     await consumer.start()
@@ -88,7 +88,7 @@ async def test_the_rate_holds_whatever_a_commit_takes(rig: Rig) -> None:
         await_only(asyncio.sleep(0.4))
 
     asked = monotonic()
-    now = await rig.store.server.now()
+    now = await rig.store.server.read_now()
     answered = monotonic()
     claim = await process.claim()
     assert claim.rows
@@ -98,7 +98,7 @@ async def test_the_rate_holds_whatever_a_commit_takes(rig: Rig) -> None:
         # By our clock the slot is between these.
         since = (slot_of(row) - now).total_seconds()
         assert asked + since - 0.01 < row.slot.earliest <= row.slot.latest
-        deadline = (row.slot.deadline - row.slot.at) / 1e6  # type: ignore[operator]
+        deadline = (row.slot.deadline - row.slot.granted_at) / 1e6  # type: ignore[operator]
         assert row.slot.latest < answered + since + deadline + 0.01
 
 
@@ -127,20 +127,20 @@ async def test_workers_that_wait_for_slots_do_not_count_as_stuck(rig: Rig) -> No
     clock = rig.wakeups.clock
     times = HandlerTimes(clock)
     now = clock.monotonic()
-    times.ended(now - 100.0 - HORIZON, now - 100.0)
-    assert times.starts_ahead(400, 0) == 0
-    times.begins(now + 1_000.0)
-    times.begins(now)
-    times.ended(now - 100.0 - HORIZON, now - 100.0)
-    assert times.starts_ahead(400, 0) > 300
+    times.record_end(now - 100.0 - HORIZON, now - 100.0)
+    assert times.count_upcoming_starts(400, 0) == 0
+    times.record_start(now + 1_000.0)
+    times.record_start(now)
+    times.record_end(now - 100.0 - HORIZON, now - 100.0)
+    assert times.count_upcoming_starts(400, 0) > 300
 
     consumer = rig.consumer(policies=[Throttle(1, per="1h")])
     nothing: Any = None
-    starts = PolicyStarts(rig.store, consumer.inflight, nothing, [], rig.log, bool, None)
+    starts = PolicyRunner(rig.store, consumer.inflight, nothing, [], rig.log, bool, None)
     slot = Slot(now + 1_000.0, now + 2_000.0)
     row: Any = SimpleNamespace(slot=slot, slot_started=None, lease_lost=True)
     waiting = asyncio.create_task(starts.wait_for_slot(row))
-    await eventually(lambda: consumer.inflight.times.begins_at >= now + 999.0)
+    await eventually(lambda: consumer.inflight.times.starts_at >= now + 999.0)
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
@@ -152,8 +152,8 @@ async def test_busy_workers_put_the_next_claim_off(rig: Rig) -> None:
     consumer = rig.consumer(policies=[throttle], max_workers=400, max_fetch_interval=9_000.0)
     await rig.put(5)
     now = rig.wakeups.clock.monotonic()
-    consumer.inflight.times.ended(now - 60.0, now)
+    consumer.inflight.times.record_end(now - 60.0, now)
     consumer.inflight.running = 400
     assert await consumer._fetcher.tick() > 20.0
     assert consumer.inflight.waiting.qsize() == 0
-    assert consumer.inflight.wants_room
+    assert consumer.inflight.is_capacity_requested

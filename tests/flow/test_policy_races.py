@@ -32,7 +32,7 @@ async def test_a_message_that_arrives_while_its_burst_ends_takes_part(
     key = ""
     in_time = False
     ids: list[int] = []
-    choose: Any = PolicyRows.due
+    choose: Any = PolicyRows.list_due
 
     def late(*given: Any, **options: Any) -> Any:
         nonlocal in_time

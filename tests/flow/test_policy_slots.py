@@ -7,14 +7,18 @@ from uuid import uuid4
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.request import (
+    PolicyClaim,
+    PolicyClaimRequest,
+    ScanPosition,
+)
 from tests.flow.conftest import Rig
 from tests.flow.test_policies import archived
 
 HOURLY: Any = {"per": "1h"}
 
 
-async def claim(rig: Rig, throttle: Throttle) -> Claim:
+async def claim(rig: Rig, throttle: Throttle) -> PolicyClaim:
     """As a process does that has just started."""
     claimed, _ = await rig.store.policies.claim(
         PolicyClaimRequest(["q"], 10, 60.0, uuid4(), [throttle]), ScanPosition()
@@ -31,8 +35,8 @@ async def test_a_lost_lease_has_spent_its_slot(rig: Rig) -> None:
     assert await rig.store.release_stuck(["q"], 10) == 1
     again = await claim(rig, throttle)
     assert again.rows == []
-    assert again.again is not None
-    assert again.again > 3500
+    assert again.next_claim_in is not None
+    assert again.next_claim_in > 3500
 
 
 async def test_what_waits_for_its_slot_starts_in_it(rig: Rig) -> None:
@@ -44,7 +48,7 @@ async def test_what_waits_for_its_slot_starts_in_it(rig: Rig) -> None:
         rig.handled.append(row)
         now = monotonic()
         early.append(max(row.slot.earliest - now, 0.0))
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     policies = [Throttle(5, per="1s", burst=1)]
     consumer = rig.consumer(

@@ -93,15 +93,15 @@ async def test_nothing_is_fetched_ahead_of_a_handler_of_unknown_duration(rig: Ri
         nonlocal started
         started += 1
         await end.wait()
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     await rig.put(9)
     consumer = rig.consumer(handle, **FAST, max_workers=2)
     await consumer.start()
     await eventually(lambda: started == 2)
-    ticks = consumer._fetcher.window
+    ticks = consumer._fetcher.get_window
     seen: list[int] = []
-    consumer._fetcher.window = lambda: (seen.append(1), ticks())[1]  # type: ignore[method-assign]
+    consumer._fetcher.get_window = lambda: (seen.append(1), ticks())[1]  # type: ignore[method-assign]
     await eventually(lambda: len(seen) >= 3)
     assert len(consumer.inflight.held) == 2
     end.set()
@@ -113,7 +113,7 @@ async def test_waiting_rows_are_leased_and_renewed_for_less(rig: Rig) -> None:
     consumer = await _held_up(rig, gate)
     rows = waiting(consumer)
     assert all(row.prefetched for row in rows)
-    ends_in = await rig.store.lease_ends_in(["q"])
+    ends_in = await rig.store.get_seconds_to_lease_end(["q"])
     assert ends_in is not None
     assert ends_in <= PREFETCH_LEASE
     ids = {row.id for row in rows}
@@ -126,7 +126,7 @@ async def test_waiting_rows_are_leased_and_renewed_for_less(rig: Rig) -> None:
         lambda: all(r.renewed_monotonic > b for r, b in zip(rows, before, strict=True))
     )
     assert all(row.prefetched for row in rows), "still by the shorter lease"
-    again = await rig.store.lease_ends_in(["q"])
+    again = await rig.store.get_seconds_to_lease_end(["q"])
     assert again is not None
     assert again <= PREFETCH_LEASE
     gate.open.set()
@@ -281,14 +281,14 @@ async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig
     async def handle(row: ClaimedMessage) -> None:
         started.append(row.payload)
         await gate.wait()
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     await rig.put(5)
     consumer = rig.consumer(handle, flush_interval=0.01, max_fetch_interval=600.0, wakeup="poll")
     await consumer.start()
     await eventually(lambda: started)
     await rig.store.insert([NewMessage("q", b"urgent", priority=7)])
-    consumer._hint()
+    consumer._on_hint()
     hint = consumer._fetcher.ready._hint
     assert hint is not None
     consumer._fetcher.ready._hint = replace(hint, at=hint.at - HORIZON)
@@ -321,7 +321,7 @@ async def test_a_lease_is_counted_from_the_request_of_a_claim_whose_answer_is_la
 
     async def handle(row: ClaimedMessage) -> None:
         started.append(row.id)
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     await rig.put()
     consumer = rig.consumer(handle, **FAST, release_stuck_timeout=60.0)

@@ -37,7 +37,7 @@ class Watch:
         self.consumer: Consumer
 
     async def __call__(self, rows: Any) -> None:
-        self.waited.append(self.consumer.inflight.prefetched())
+        self.waited.append(self.consumer.inflight.measure_prefetched())
         given = rows if isinstance(rows, tuple) else (rows,)
         self.batches.append(sum(len(row.payload) for row in given))
         # The next claim is answered while this runs.
@@ -54,7 +54,7 @@ async def publish(rig: Rig, sizes: list[int]) -> None:
 def known_large(consumer: Consumer) -> None:
     """Let large bodies be known, as after the first claim."""
     row = ClaimedMessage(*(1, "q", bytes(LIMIT), *(None,) * 13))  # type: ignore[arg-type]
-    consumer.inflight.prefetch.note([row])
+    consumer.inflight.prefetch.record_claim([row])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +87,7 @@ async def test_surplus_is_given_back_and_told(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         await end.wait()
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     consumer = rig.consumer(handle, **FAST, max_prefetch_bytes=LIMIT, max_workers=8)
     await publish(rig, [3_000] * 8)
@@ -110,7 +110,7 @@ async def test_without_a_limit_all_are_claimed(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         await end.wait()
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     consumer = rig.consumer(handle, **FAST, max_prefetch_bytes=None)
     await publish(rig, [30_000] * 8)

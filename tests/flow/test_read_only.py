@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker.core.outcome import Ack, Nack, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Unit
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
@@ -84,7 +84,7 @@ async def test_each_operation_recovers_by_itself(rig: Rig, server: Server) -> No
         lambda: store.settle([done(first)]),
         lambda: store.settle([done(second, unit=Unit([NewMessage("out", b"")]))]),
         lambda: store.locks.acquire("key", token, 60.0),
-        lambda: store.schedules.forget("none", "the test"),
+        lambda: store.schedules.remove("none", "the test"),
         lambda: store.live_subscribers.pause("other", None, {}, "channel"),
         lambda: store.release_stuck(["q"], 10),
     ]
@@ -112,7 +112,7 @@ async def test_a_connection_that_works_is_kept(rig: Rig, server: Server) -> None
     await server.turned()
     await rig.store.insert([NewMessage("q", b"first")])
     for _ in range(2 * POOL):
-        await rig.store.server.now()  # each checks the next connection of the pool out
+        await rig.store.server.read_now()  # each checks the next connection of the pool out
     opened = server.opened
     for n in range(10):
         await rig.store.insert([NewMessage("q", b"%d" % n)])
@@ -165,16 +165,16 @@ async def test_a_handler_that_could_not_write_gets_another_connection(
     """MySQL, MariaDB and SQLite let it lock its row, so that only the handler finds out."""
 
     async def handle(rows: list[ClaimedMessage]) -> None:
-        transaction = current.get()
+        transaction = current_transaction.get()
         assert transaction is not None
         try:
             await transaction.connection.execute(
                 text("UPDATE message SET last_error = 'by the handler'")
             )
         except DBAPIError as error:
-            rows[0].settle_as(Nack(error=error))
+            rows[0].record_outcome(Nack(error=error))
         else:
-            rows[0].settle_as(Ack())
+            rows[0].record_outcome(Ack())
 
     inflight = Inflight()
     settings = make_settings("q", {"transactional": True})

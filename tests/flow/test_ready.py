@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.deliver import ready as module
-from faststream_sqlbroker.flow.deliver.ready import Mode, Ready
+from faststream_sqlbroker.flow.deliver.ready import Mode, ReadyTracker
 from faststream_sqlbroker.flow.wakeup import ALL
 from tests.clock import VirtualTime
 from tests.flow.conftest import Rig
@@ -59,7 +59,7 @@ async def test_a_wake_up_for_an_unknown_priority_is_answered_too(
     await idle(consumer, time)
     await rig.publisher.publish([NewMessage("q", b"1", priority=7)])
     await eventually(lambda: rig.handled)
-    assert (("q", 7)) in consumer._fetcher.ready._known
+    assert (("q", 7)) in consumer._fetcher.ready._known_pairs
 
 
 @pytest.mark.parametrize(
@@ -91,28 +91,28 @@ async def test_a_wake_up_is_answered_from_its_queues(
 def test_wake_ups_before_a_claim_are_answered_together(rig: Rig) -> None:
     ready = rig.consumer(None, ["a", "b", "c"], **SLEEPY)._fetcher.ready
     ready.mode = Mode.IDLE
-    ready.woken(frozenset("a"))
-    ready.woken(frozenset("c"))
+    ready.add_hint(frozenset("a"))
+    ready.add_hint(frozenset("c"))
     assert ready.take_hint(1.0) == {"a", "c"}
     ready.mode = Mode.IDLE
-    ready.woken(ALL)
-    ready.woken(frozenset("b"))
+    ready.add_hint(ALL)
+    ready.add_hint(frozenset("b"))
     assert ready.take_hint(1.0) == ALL
     ready.mode = Mode.IDLE
-    ready.woken(frozenset("b"))
+    ready.add_hint(frozenset("b"))
     assert ready.take_hint(-1.0) is None, "it has waited for too long"
     assert ready.mode is Mode.LOOK
 
 
 async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
     """Claims go on without scans; a scan in the background finds the rest, every second."""
-    looks = rig.store.ready_pairs
+    looks = rig.store.find_ready_pairs
     took = 0.02
 
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
         found = await looks(queues)
         result = ReadyPairs(found)
-        result.took = took
+        result.duration = took
         result.at = getattr(found, "at", None)
         return result
 
@@ -134,7 +134,7 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
 
 def found(took: float, *pairs: ReadyPair, at: datetime | None = None) -> ReadyPairs:
     result = ReadyPairs(pairs)
-    result.took = took
+    result.duration = took
     result.at = at
     return result
 
@@ -154,18 +154,20 @@ async def test_claims_begin_a_little_before_the_last_row_while_scans_are_slow(ri
     [message] = await rig.claim(1)
     due = message.next_attempt_at
     earlier = ReadyPair("q", 0, -60.0, due - timedelta(minutes=1))
-    ready = Ready(IntakePosition(found(1.0), found(1.0, earlier, at=due), found(0.0)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(IntakePosition(found(1.0), found(1.0, earlier, at=due), found(0.0)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
-    assert [p.since for p in ready.known()] == [None], "nothing was claimed yet"
-    ready.claimed(ready.known(), [message])
-    assert [p.since for p in ready.known()] == [due - module.LATE_COMMITS]
+    assert [p.since for p in ready.list_known()] == [None], "nothing was claimed yet"
+    ready.record_claimed(ready.list_known(), [message])
+    assert [p.since for p in ready.list_known()] == [due - module.LATE_COMMITS]
     await ready.scan()
-    assert [p.since for p in ready.known()] == [earlier.due], "a look has found an older one"
+    assert [p.since for p in ready.list_known()] == [earlier.due_at], (
+        "a look has found an older one"
+    )
     await ready.scan()
     assert ready.mode is Mode.FOLLOW
-    assert [p.since for p in ready.known()] == [None]
-    ready.claimed(ready.known(), [message])
-    assert [p.since for p in ready.known()] == [None], "looks are not slow"
+    assert [p.since for p in ready.list_known()] == [None]
+    ready.record_claimed(ready.list_known(), [message])
+    assert [p.since for p in ready.list_known()] == [None], "looks are not slow"
 
 
 async def test_a_scan_that_finds_an_earlier_row_is_not_undone_by_a_running_claim(
@@ -175,42 +177,42 @@ async def test_a_scan_that_finds_an_earlier_row_is_not_undone_by_a_running_claim
     [message] = await rig.claim(1)
     due = message.next_attempt_at
     earlier = ReadyPair("q", 0, -3600.0, due - timedelta(hours=1))
-    ready = Ready(IntakePosition(found(1.0, at=due), found(1.0, earlier, at=due)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(IntakePosition(found(1.0, at=due), found(1.0, earlier, at=due)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
-    asked = ready.known()
+    asked = ready.list_known()
     await ready.scan()
-    ready.claimed(asked, [message])
-    [pair] = ready.known()
-    assert pair.since == earlier.due
-    ready.claimed([pair], [message])
-    assert [p.since for p in ready.known()] == [due - module.LATE_COMMITS]
+    ready.record_claimed(asked, [message])
+    [pair] = ready.list_known()
+    assert pair.since == earlier.due_at
+    ready.record_claimed([pair], [message])
+    assert [p.since for p in ready.list_known()] == [due - module.LATE_COMMITS]
 
 
 async def test_pairs_that_a_slow_scan_does_not_find_are_not_scanned_again() -> None:
     """A process that starts under a held snapshot: its claims begin where the look has found the
     first row."""
     at = MINUTES
-    ready = Ready(
+    ready = ReadyTracker(
         IntakePosition(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)),
         ["a", "b"],
     )  # type: ignore[arg-type]
     await ready.scan()
-    begins = {pair.queue: pair.since for pair in ready.known()}
+    begins = {pair.queue: pair.since for pair in ready.list_known()}
     assert begins == {"a": at - module.LATE_COMMITS, "b": at - timedelta(seconds=9)}
-    ready.begin_anew()
-    assert {pair.since for pair in ready.known()} == {None}
+    ready.reset_begin()
+    assert {pair.since for pair in ready.list_known()} == {None}
 
 
 async def test_a_message_that_becomes_due_does_not_hurry_claims_without_scans() -> None:
     later = ReadyPair("q", 0, 60.0)
-    ready = Ready(IntakePosition(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(IntakePosition(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
-    assert ready.next_due() != []
-    ready.looked_at -= 61
-    assert ready.next_due() == [], "the last claim has seen it"
+    assert ready.list_next_due() != []
+    ready.polled_at -= 61
+    assert ready.list_next_due() == [], "the last claim has seen it"
     await ready.scan()
-    ready.looked_at -= 61
-    assert ready.next_due() == [0.0], "the next look finds it"
+    ready.polled_at -= 61
+    assert ready.list_next_due() == [0.0], "the next look finds it"
 
 
 async def test_a_scan_without_an_answer_leaves_claims_without_scans() -> None:
@@ -218,7 +220,7 @@ async def test_a_scan_without_an_answer_leaves_claims_without_scans() -> None:
         async def ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
             raise TransientStoreError("no answer within 30 seconds")
 
-    ready = Ready(Hanging(), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(Hanging(), ["q"])  # type: ignore[arg-type]
     with pytest.raises(TransientStoreError):
         await ready.scan()
     assert ready.mode is Mode.START, "nothing is known that could be claimed from"
@@ -231,14 +233,14 @@ async def test_a_scan_without_an_answer_leaves_claims_without_scans() -> None:
 async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
     """Outcomes are written, whatever a background scan is waiting for."""
     hanging = asyncio.Event()
-    looks = rig.store.ready_pairs
+    looks = rig.store.find_ready_pairs
 
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
         if len(rig.handled) == 3:
             hanging.set()
             await asyncio.sleep(60)
         result = ReadyPairs(await looks(queues))
-        result.took = 0.02
+        result.duration = 0.02
         return result
 
     await rig.put(3)
@@ -254,7 +256,7 @@ async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
 
 async def test_slow_scans_take_a_twentieth_of_the_time() -> None:
     looks = IntakePosition(found(0.2), found(0.2))
-    ready = Ready(looks, ["q"], Clock(VirtualTime()))  # type: ignore[arg-type]
+    ready = ReadyTracker(looks, ["q"], Clock(VirtualTime()))  # type: ignore[arg-type]
     assert await ready.scan_in_background() is None, "no claim needs it"
     await ready.scan()
     assert await ready.scan_in_background() == 0.2 * module.SLOW_SHARE
@@ -268,13 +270,13 @@ async def test_slow_scans_take_a_twentieth_of_the_time() -> None:
 async def test_known_pairs_are_bounded() -> None:
     many = [ReadyPair("q", n % 200, 0.0) for n in range(200)]
     few = ReadyPair("q", 7, 0.0)
-    ready = Ready(IntakePosition(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(IntakePosition(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
     with patch.object(module, "MAX_PAIRS", 10):
         await ready.scan()
-        assert len(ready.known()) == 200, "what has rows is never forgotten"
+        assert len(ready.list_known()) == 200, "what has rows is never forgotten"
         await ready.scan()
-        assert len(ready.known()) == 10
-        assert few.priority in {pair.priority for pair in ready.known()}
+        assert len(ready.list_known()) == 10
+        assert few.priority in {pair.priority for pair in ready.list_known()}
 
 
 async def test_z2_m2_the_first_claim_of_a_subscriber_scans_first(rig: Rig) -> None:
@@ -290,7 +292,7 @@ async def test_z2_m2_the_first_claim_of_a_subscriber_scans_first(rig: Rig) -> No
         await rig.put(3, priority=priority)
     consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=2)
     await consumer.start()
-    consumer._hint()  # as a publish, an opened queue or a returned lease does
+    consumer._on_hint()  # as a publish, an opened queue or a returned lease does
     await eventually(lambda: len(order) == 12)
     assert order == sorted(order, reverse=True)
 
@@ -299,7 +301,7 @@ async def test_z2_m2_the_first_claim_of_a_subscriber_scans_first(rig: Rig) -> No
 async def test_z2_m2_a_claim_follows_a_scan_that_has_succeeded(rig: Rig, at_once: bool) -> None:
     """One that fails when the subscriber starts does not let it claim what it happens to know."""
     order: list[int] = []
-    looks = rig.store.ready_pairs
+    looks = rig.store.find_ready_pairs
     failures = []
 
     async def look(queues: Any) -> Any:

@@ -20,8 +20,8 @@ from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import State
-from faststream_sqlbroker.flow.deliver.outcome_writer import DEAD_AFTER
+from faststream_sqlbroker.flow.deliver.outcome_states import DeliveryState
+from faststream_sqlbroker.flow.deliver.outcome_writer import DEAD_LETTER_AFTER
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.conftest import Servers
@@ -51,8 +51,10 @@ async def test_one_bad_outcome_does_not_delay_the_others(rig: Rig) -> None:
     inflight.add(rows)
     for n, row in enumerate(rows):
         nack = Nack(delay=5, error=ValueError("poison" if n == 4 else "no"))
-        inflight.finish(settle(row, nack, SettleRules(retry_strategy=NoLimit()), ended_after=0.0))
-    await flusher.flush_one()
+        inflight.queue_outcome(
+            settle(row, nack, SettleRules(retry_strategy=NoLimit()), ended_after=0.0)
+        )
+    await flusher.flush_batch()
     states = {r["id"]: (r["state"], r["last_error"]) for r in await rig.rows()}
     assert states.pop(rows[4].id) == ("PROCESSING", None)
     assert set(states.values()) == {("RETRYABLE", "ValueError: no")}
@@ -63,7 +65,7 @@ async def test_one_bad_outcome_does_not_delay_the_others(rig: Rig) -> None:
     assert [(r["state"], r["last_error"]) for r in await rig.rows() if r["id"] == rows[4].id] == [
         ("RETRYABLE", "(the text of the error was refused by the database)")
     ]
-    assert inflight.empty
+    assert inflight.is_empty
 
 
 async def test_a_move_that_cannot_be_made_is_a_dead_letter(rig: Rig) -> None:
@@ -81,10 +83,10 @@ async def test_a_move_that_cannot_be_made_is_a_dead_letter(rig: Rig) -> None:
         return await original(batch, **options)
 
     for row, queue in zip(rows, ("nowhere", "elsewhere"), strict=True):
-        inflight.finish(settle(row, Relocate(queue), RULES, ended_after=0.0))
+        inflight.queue_outcome(settle(row, Relocate(queue), RULES, ended_after=0.0))
     with patch.object(rig.store, "settle", refusing):
-        await flusher.flush_one()
-        for _ in range(DEAD_AFTER - 2):
+        await flusher.flush_batch()
+        for _ in range(DEAD_LETTER_AFTER - 2):
             assert not await _retried(flusher)
         assert await rig.rows(archive=True) == []
         await eventually(lambda: _retried(flusher))
@@ -102,7 +104,7 @@ async def test_a_dead_letter_whose_queue_is_refused_stays_one(rig: Rig) -> None:
     inflight = Inflight()
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=100, interval=1)
     inflight.add([row])
-    inflight.finish(settle(row, Reject("bad", ValueError("no")), rules, ended_after=0.0))
+    inflight.queue_outcome(settle(row, Reject("bad", ValueError("no")), rules, ended_after=0.0))
     original = rig.store.settle
 
     async def refusing(batch: list[Settlement], **options: Any) -> Any:
@@ -111,7 +113,7 @@ async def test_a_dead_letter_whose_queue_is_refused_stays_one(rig: Rig) -> None:
         return await original(batch, **options)
 
     with patch.object(rig.store, "settle", refusing):
-        await flusher.flush_one()
+        await flusher.flush_batch()
         await eventually(lambda: _retried(flusher))
     dead = await rig.one(archive=True)
     assert (dead["state"], dead["reason"], dead["queue"], dead["headers"]) == (
@@ -171,16 +173,16 @@ async def test_an_ack_refused_once_is_still_an_ack(rig: Rig) -> None:
     inflight = Inflight()
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=10, interval=1)
     inflight.add([row])
-    inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+    inflight.queue_outcome(settle(row, Ack(), RULES, ended_after=0.0))
     with patch.object(rig.store, "settle", side_effect=StoreError("not now")):
-        await flusher.flush_one()
+        await flusher.flush_batch()
         for _ in range(3):
             inflight.batches[0].due = 0.0
-            await flusher.repeater.tick()
+            await flusher.quarantine.tick()
     assert inflight.batches[0].tries == 4
     await eventually(lambda: _retried(flusher))
     assert (await rig.one(archive=True))["state"] == "COMPLETED"
-    assert inflight.empty
+    assert inflight.is_empty
 
 
 async def test_a_row_that_was_claimed_again_is_not_refused_twice(rig: Rig) -> None:
@@ -191,14 +193,14 @@ async def test_a_row_that_was_claimed_again_is_not_refused_twice(rig: Rig) -> No
     inflight = Inflight()
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=10, interval=1)
     inflight.add([row])
-    inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+    inflight.queue_outcome(settle(row, Ack(), RULES, ended_after=0.0))
 
     async def refusing(_batch: list[Settlement], **_: Any) -> Any:
         inflight.add([again])
         raise StoreError("no")
 
     with patch.object(rig.store, "settle", refusing):
-        await flusher.flush_one()
+        await flusher.flush_batch()
     assert (inflight.batches, inflight.queued) == ([], [])
     assert inflight.held == {row.id: again}
 
@@ -218,12 +220,12 @@ async def test_a_row_that_cannot_be_updated_for_a_moment_is_not_lost(
     flusher = Flusher(store, inflight, rig.log, batch_size=10, interval=1)
     inflight.add(rows)
     for row in rows:
-        inflight.finish(
+        inflight.queue_outcome(
             settle(row, outcome, SettleRules(retry_strategy=NoLimit()), ended_after=0.0)
         )
     with patch.object(store, "settle", side_effect=StoreError("no")):
-        await flusher.flush_one()
-        for _ in range(2 * DEAD_AFTER):
+        await flusher.flush_batch()
+        for _ in range(2 * DEAD_LETTER_AFTER):
             await _retried(flusher)
     assert len(_refused(inflight)) == 3
     await eventually(lambda: _retried(flusher))
@@ -253,7 +255,7 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
             patch("faststream_sqlbroker.flow.deliver.fetch.MOST_APART", 20),
             patch("faststream_sqlbroker.flow.consumer.MOST_APART", 20),
         ):
-            assert consumer._fetcher.room(150) == 0
+            assert consumer._fetcher.get_capacity(150) == 0
             assert not consumer.healthy
     await eventually(lambda: _count(rig, 70))
     assert len(rig.handled) == 70
@@ -292,11 +294,11 @@ async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> Non
     inflight = Inflight()
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=10, interval=1)
     inflight.add([row])
-    inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+    inflight.queue_outcome(settle(row, Ack(), RULES, ended_after=0.0))
     with patch.object(rig.store, "settle", side_effect=StoreError("not now")):
-        await flusher.flush_one()
+        await flusher.flush_batch()
     inflight.lose([row], "renew", "")
-    assert inflight.empty
+    assert inflight.is_empty
     assert await flusher.tick() is None
 
 
@@ -335,7 +337,7 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
         await eventually(lambda: len(rig.handled) == 5)
         await eventually(lambda: consumer._flush_loop.failures >= 2)
         with pytest.raises(TransientStoreError):
-            await store.server.now()
+            await store.server.read_now()
         unlock()
         await eventually(lambda: _count(rig, 5))
         await eventually(lambda: consumer.healthy)
@@ -391,12 +393,17 @@ async def _retried(flusher: Flusher) -> bool:
     for batch in list(flusher._inflight.batches):
         batch.due = 0.0
     for _ in list(flusher._inflight.batches):
-        await flusher.repeater.tick()
+        await flusher.quarantine.tick()
     return not flusher._inflight.batches
 
 
 def _refused(inflight: Inflight) -> list[int]:
-    return [s.id for b in inflight.batches if State.REFUSED in (b.state, b.origin) for s in b.parts]
+    return [
+        s.id
+        for b in inflight.batches
+        if DeliveryState.REFUSED in (b.state, b.origin)
+        for s in b.parts
+    ]
 
 
 async def _count(rig: Rig, count: int) -> bool:

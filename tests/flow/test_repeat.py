@@ -36,7 +36,7 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds_delays_no_othe
         if row.id == held:
             row.chained = [NewMessage("out", b"answer", dedup_id="D")]
         rig.handled.append(row)
-        row.settle_as(Ack())
+        row.record_outcome(Ack())
 
     await rig.put(40)
     async with rig.store.engine.connect() as other:

@@ -12,15 +12,15 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.metrics import (
     DELAYED,
     FINDINGS,
+    FLEET_GAUGES,
     HEALTHY,
     HELD,
     METRICS,
-    OF_FLEET,
     POOL_LIMIT,
     POOL_USED,
     READY,
-    STANDING,
-    STANDING_OVERDUE,
+    STANDBY,
+    STANDBY_OVERDUE,
     Kind,
     QueueState,
 )
@@ -75,7 +75,7 @@ class Process:
     @property
     def tells(self) -> bool:
         """Whether it exports what is in the queues."""
-        assert len({bool(self.kept.gauges[metric.name]) for metric in OF_FLEET}) == 1
+        assert len({bool(self.kept.gauges[metric.name]) for metric in FLEET_GAUGES}) == 1
         return bool(self.kept.gauges[READY.name])
 
 
@@ -97,7 +97,7 @@ async def test_one_process_reads_the_queues(rig: Rig) -> None:
     assert first.kept.gauges[DELAYED.name] == {("a",): 2}
     assert first.kept.gauges[FINDINGS.name] == {("late", "error", "a"): 1.0}
     assert (first.looks, second.looks) == (1, 0), "once a minute"
-    [held] = await rig.store.locks.held(10)
+    [held] = await rig.store.locks.list_held(10)
     assert held.key == LOCK
     # Both tell of themselves.
     for process in (first, second):
@@ -137,7 +137,7 @@ async def test_the_next_process_reads_when_the_first_has_died(rig: Rig) -> None:
         return second.tells
 
     await eventually(taken_over)
-    dead.sampler._look_at = 0.0
+    dead.sampler._sample_at = 0.0
     await dead.sampler.tick()
     assert not dead.tells, "back again, it asks first"
 
@@ -148,7 +148,7 @@ async def test_a_failed_look_leaves_no_old_values(rig: Rig) -> None:
     process = Process(rig)
     await process.sampler.tick()
     assert process.tells
-    process.sampler._look_at = 0.0
+    process.sampler._sample_at = 0.0
     with patch.object(rig.store.queue_states, "read", side_effect=StoreError("gone")):
         assert await process.sampler.tick() == LONG
     assert not process.tells
@@ -163,11 +163,11 @@ async def test_what_stands_by_unseen_is_in_the_log_once(rig: Rig) -> None:
     process = Process(rig)
     for late, warnings in ((500.0, 0), (700.0, 1), (800.0, 1), (0.0, 1), (900.0, 2)):
         state = QueueState("a", 0, 0, 0, 0.0, 0, standing=3, standing_overdue=late)
-        process.sampler._look_at = 0.0
+        process.sampler._sample_at = 0.0
         with patch.object(rig.store.queue_states, "read", return_value=[state]):
             await process.sampler.tick()
-        assert process.kept.gauges[STANDING.name] == {("a",): 3.0}
-        assert process.kept.gauges[STANDING_OVERDUE.name] == {("a",): late}
+        assert process.kept.gauges[STANDBY.name] == {("a",): 3.0}
+        assert process.kept.gauges[STANDBY_OVERDUE.name] == {("a",): late}
         assert len(process.told) == warnings
     level, text = process.told[0]
     assert level == logging.WARNING
@@ -182,7 +182,7 @@ async def test_a_slow_look_is_followed_by_a_longer_pause(rig: Rig) -> None:
     now = 100.0
     process.clock.monotonic = lambda: now
     looks = 0
-    read = rig.store.queue_states.read
+    read = rig.store.queue_states.read_all
 
     async def slow() -> Any:
         nonlocal now, looks

@@ -33,7 +33,7 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
         await rig.execute(
             f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'"
         )
-        await eventually(lambda: consumer._fetcher._solo_runs._known)
+        await eventually(lambda: consumer._fetcher._solo_runs._suspects)
         await rig.put(20)
         await eventually(lambda: len(rig.handled) == 20)
         assert b"suspect" not in {row.payload for row in rig.handled}
@@ -70,8 +70,8 @@ async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(r
         await consumer.start()
         await eventually(lambda: consumer.inflight.queued)
         suspects = consumer._fetcher._solo_runs
-        met = Mock(wraps=suspects.met)
-        suspects.met = met  # type: ignore[method-assign]
+        met = Mock(wraps=suspects.add_suspects)
+        suspects.add_suspects = met  # type: ignore[method-assign]
         # Its lease has run out twice, here and in another process.
         await rig.execute(
             "UPDATE message SET state = 'PENDING', deliveries_count = 2, acquired_at = NULL, "
@@ -81,7 +81,7 @@ async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(r
         await eventually(lambda: any(call.args[0] for call in met.call_args_list))
         out_of_reach = False
         await eventually(lambda: len(rig.handled) == 2)
-        await eventually(lambda: consumer.inflight.empty)
+        await eventually(lambda: consumer.inflight.is_empty)
     assert [row["queue"] for row in await rig.rows()] == ["out"], "one answer"
     assert (await rig.one(archive=True))["deliveries_count"] == 3
     assert rig.logged("lease lost"), "of the first delivery"
@@ -207,7 +207,7 @@ async def test_nothing_is_claimed_while_a_suspect_runs(rig: Rig) -> None:
     await consumer.start()
     await running.wait()
     await rig.put(5)
-    looks = rig.store.ready_pairs
+    looks = rig.store.find_ready_pairs
     with (
         patch.object(rig.store, "ready_pairs", wraps=looks) as looked,
         patch("faststream_sqlbroker.flow.deliver.solo_run.ALONE", 600.0),

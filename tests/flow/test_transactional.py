@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver import ended_transactions, transactional
 from tests.flow.conftest import Rig
@@ -59,7 +59,7 @@ async def test_a_stop_after_the_commit_loses_no_lease(
     assert (await rig.one(archive=True))["state"] == "COMPLETED"
     assert (consumer.inflight.settled_count, consumer.inflight.lease_lost_count) == (1, 0)
     assert not rig.logged("lease lost")
-    assert consumer.inflight.empty
+    assert consumer.inflight.is_empty
 
 
 async def test_a_nack_that_outlived_its_lease_is_not_lost(
@@ -87,7 +87,7 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(
         return await settle(*args, **options)
 
     async def handle(row: ClaimedMessage) -> None:
-        row.settle_as(Nack())
+        row.record_outcome(Nack())
 
     monkeypatch.setattr(rig.store, "transaction", late)
     monkeypatch.setattr(rig.store, "settle", after_a_release)
@@ -142,7 +142,7 @@ async def completed(rig: Rig, handle: Any, **options: Any) -> dict[str, Any]:
 
 
 async def ack(row: ClaimedMessage) -> None:
-    row.settle_as(Ack())
+    row.record_outcome(Ack())
 
 
 async def test_once_keeps_no_key_for_a_transaction_that_did_not_begin(
@@ -218,7 +218,7 @@ async def test_a_key_is_given_back_if_a_stop_comes_while_the_transaction_ends(
     slow_to_close, closing = never_closed(rig)
 
     async def not_done(row: ClaimedMessage) -> None:
-        row.settle_as(Nack(retry_possible=True))
+        row.record_outcome(Nack(retry_possible=True))
 
     await stopped_at(closing, slow_to_close, not_done, rig, monkeypatch)
     assert (await completed(rig, ack))["attempts_count"] == 2
@@ -259,10 +259,10 @@ async def test_a_key_is_kept_if_a_stop_comes_while_the_end_of_the_transaction_is
         raise TransientStoreError
 
     async def not_done(row: ClaimedMessage) -> None:
-        opened = current.get()
+        opened = current_transaction.get()
         assert opened is not None
         await opened.connection.rollback()
-        row.settle_as(Nack(retry_possible=True))
+        row.record_outcome(Nack(retry_possible=True))
 
     monkeypatch.setattr(rig.store.handlers, "was_committed", silent)
     monkeypatch.setattr(ended_transactions, "SHIELDED_TIMEOUT", 0.1)
@@ -292,7 +292,7 @@ async def test_messages_of_a_batch_under_once_that_did_not_run_keep_their_own_ou
     async def first_fails(rows: tuple[ClaimedMessage, ...]) -> None:
         for row in rows:
             runs.append(row.id)
-            row.settle_as(Nack(retry_possible=possible) if len(runs) == 1 else Ack())
+            row.record_outcome(Nack(retry_possible=possible) if len(runs) == 1 else Ack())
 
     monkeypatch.setattr(rig.store, "transaction", closing)
     first, second = await rig.store.insert([NewMessage("q", b"x", key=key) for key in "ab"])

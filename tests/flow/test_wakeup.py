@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.wakeup import COALESCE, SECOND_HINT, Wakeups
+from faststream_sqlbroker.flow.wakeup import COALESCE_INTERVAL, SECOND_HINT, Wakeups
 from tests.clock import VirtualTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -28,7 +28,7 @@ async def sleeper(rig: Rig) -> Rig:
     consumer = rig.consumer(**SLEEPY)
     await consumer.start()
     if rig.store.can_listen:
-        await eventually(lambda: rig.wakeups.listening)
+        await eventually(lambda: rig.wakeups.is_listening)
     await _has_looked(rig)
     return rig
 
@@ -36,7 +36,7 @@ async def sleeper(rig: Rig) -> Rig:
 async def _has_looked(rig: Rig) -> None:
     fetcher = rig.consumers[0]._fetcher
     looked = time.monotonic()
-    fetcher.hint()
+    fetcher.on_hint()
     rig.consumers[0]._fetch_loop.wake()
     await eventually(lambda: time.monotonic() - fetcher.ready.age > looked)
 
@@ -67,7 +67,7 @@ async def test_a_rollback_wakes_for_nothing(sleeper: Rig) -> None:
         async with sleeper.store.engine.begin() as connection:
             await sleeper.publisher.publish([MESSAGE], connection=connection)
             raise KeyError
-    await eventually(lambda: not sleeper.wakeups._watched)
+    await eventually(lambda: not sleeper.wakeups._watched_transactions)
     assert sleeper.handled == []
 
 
@@ -80,17 +80,17 @@ async def test_a_transaction_is_watched_once_however_often_it_publishes(sleeper:
     async with sleeper.store.engine.begin() as connection:
         for n in range(50):
             await publish([NewMessage("ab"[n % 2], b"x")], connection=connection)
-            assert len(sleeper.wakeups._watched) == 1
+            assert len(sleeper.wakeups._watched_transactions) == 1
         with pytest.raises(KeyError):
             async with connection.begin_nested():
                 await publish([NewMessage("rolled back", b"x")], connection=connection)
                 raise KeyError
         async with connection.begin_nested():
             await publish([MESSAGE], connection=connection)
-        assert len(sleeper.wakeups._watched) == 1, "a savepoint ends nothing"
+        assert len(sleeper.wakeups._watched_transactions) == 1, "a savepoint ends nothing"
         assert hints == sleeper.handled == []
     await eventually(lambda: set(hints) == {"a", "b"} and sleeper.handled)
-    await eventually(lambda: not sleeper.wakeups._watched)
+    await eventually(lambda: not sleeper.wakeups._watched_transactions)
 
 
 async def test_a_session_is_watched_once_for_each_of_its_transactions(sleeper: Rig) -> None:
@@ -98,10 +98,10 @@ async def test_a_session_is_watched_once_for_each_of_its_transactions(sleeper: R
         for handled in (50, 100):
             for _ in range(50):
                 await sleeper.publisher.publish([MESSAGE], connection=session)
-            assert len(sleeper.wakeups._watched) == 1
+            assert len(sleeper.wakeups._watched_transactions) == 1
             await session.commit()
             await eventually(lambda handled=handled: len(sleeper.handled) == handled)
-            await eventually(lambda: not sleeper.wakeups._watched)
+            await eventually(lambda: not sleeper.wakeups._watched_transactions)
 
 
 async def test_a_transaction_that_was_dropped_without_an_end_hints_too(sleeper: Rig) -> None:
@@ -114,19 +114,19 @@ async def test_a_transaction_that_was_dropped_without_an_end_hints_too(sleeper: 
     sleeper.wakeups.register(["q"], lambda _: hints.append(None), listen=False)
     transaction = Transaction()
     for _ in range(3):
-        sleeper.wakeups.published_in(transaction, ["q"])
+        sleeper.wakeups.notify_after(transaction, ["q"])
     del transaction
     again = Transaction()
-    sleeper.wakeups.published_in(again, ["other"])
-    assert len(sleeper.wakeups._watched) == 2
+    sleeper.wakeups.notify_after(again, ["other"])
+    assert len(sleeper.wakeups._watched_transactions) == 2
     await eventually(lambda: hints)
-    assert list(sleeper.wakeups._watched.values()) == [{"other"}]
+    assert list(sleeper.wakeups._watched_transactions.values()) == [{"other"}]
 
 
 async def test_synchronous_publishes_are_not_watched(rig: Rig) -> None:
     async with rig.store.engine.begin() as connection:
         await connection.run_sync(lambda c: rig.publisher.publish_sync([MESSAGE], connection=c))
-        assert not rig.wakeups._watched
+        assert not rig.wakeups._watched_transactions
 
 
 async def test_the_second_hint_comes_a_moment_later(sleeper: Rig) -> None:
@@ -144,7 +144,7 @@ async def test_no_hint_follows_the_stop(rig: Rig) -> None:
     rig.wakeups.clock.use(time)
     async with rig.store.engine.begin() as connection:
         await rig.publisher.publish([MESSAGE], connection=connection)
-    await time.advance(COALESCE)
+    await time.advance(COALESCE_INTERVAL)
     assert rig.wakeups._timers
     await rig.wakeups.stop()
     await time.advance(3 * SECOND_HINT)
@@ -203,15 +203,15 @@ async def test_the_listener_comes_back_after_its_connection_was_ended(
         patch.setattr(with_pause, interval)
         await sleeper.wakeups.stop()
         consumer = sleeper.consumers[0]
-        sleeper.wakeups.register(["q"], consumer._hint, listen=True)
-        await eventually(lambda: sleeper.wakeups.listening)
+        sleeper.wakeups.register(["q"], consumer._on_hint, listen=True)
+        await eventually(lambda: sleeper.wakeups.is_listening)
         # Everybody but us: the pooled connections of the broker are found broken and replaced.
         await sleeper.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         await eventually(lambda: sleeper.logged("listening for wake-ups"))
-        await eventually(lambda: sleeper.wakeups.listening)
+        await eventually(lambda: sleeper.wakeups.is_listening)
     await _has_looked(sleeper)
     await elsewhere.publish([MESSAGE])
     await eventually(lambda: sleeper.handled)
@@ -231,7 +231,7 @@ async def test_a_burst_is_notified_together(rig: Rig, elsewhere: Publisher) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "notify", counted)
         for _ in range(20):
-            elsewhere._wakeups.published(["a"])
-            elsewhere._wakeups.published(["b"])
-        await eventually(lambda: not elsewhere._wakeups._pending and sent)
+            elsewhere._wakeups.notify_published(["a"])
+            elsewhere._wakeups.notify_published(["b"])
+        await eventually(lambda: not elsewhere._wakeups._pending_queues and sent)
     assert sent == [["a", "b"]]

@@ -28,8 +28,8 @@ from faststream_sqlbroker.http.answers import (
 from faststream_sqlbroker.http.app import probe_app
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.local import check_local
-from faststream_sqlbroker.http.proxies import host_name
-from faststream_sqlbroker.http.shield import HANDLERS, HEADERS, Shield
+from faststream_sqlbroker.http.proxies import parse_host_name
+from faststream_sqlbroker.http.shield import HANDLERS, SECURITY_HEADERS, SecurityMiddleware
 from tests.http.conftest import BASE, as_user, client_of, logins, on_sqlite
 from tests.http.known import CHANNEL, JOBS, PATH, PUBLISH, bearer
 from tests.http.pulling import channels
@@ -47,7 +47,9 @@ def answering(read: Any, limits: BodyLimits = FEW) -> Any:
         return JSONResponse(found.decode() if isinstance(found, bytes) else found)
 
     routes = [Route("/", endpoint, methods=["POST"])]
-    return Shield(Starlette(routes=routes, exception_handlers=dict(HANDLERS)), local_only=False)
+    return SecurityMiddleware(
+        Starlette(routes=routes, exception_handlers=dict(HANDLERS)), local_only=False
+    )
 
 
 @on_sqlite
@@ -56,9 +58,9 @@ async def test_each_answer_has_the_headers_of_the_shield(app: HttpApp) -> None:
         for path, status in (("/health/live", 200), ("/csrf-token", 401), ("/none", 404)):
             found = await client.get(path)
             assert found.status_code == status
-            for name, value in HEADERS.items():
+            for name, value in SECURITY_HEADERS.items():
                 assert found.headers[name] == value
-    policy = HEADERS["content-security-policy"]
+    policy = SECURITY_HEADERS["content-security-policy"]
     assert "unsafe" not in policy
     assert "http" not in policy
 
@@ -273,7 +275,7 @@ async def test_a_form() -> None:
 
 
 CSRF = Csrf(b"0123456789abcdef")
-GOOD = CSRF.token("ann")
+GOOD = CSRF.create_token("ann")
 JSON = {"content-type": "application/json"}
 
 
@@ -316,8 +318,8 @@ JSON = {"content-type": "application/json"}
         ("PUT", {"sec-fetch-site": "same-site", "x-csrf-token": GOOD}, False),
         # Forged tokens.
         ("PUT", {"x-csrf-token": ""}, False),
-        ("PUT", {"x-csrf-token": CSRF.token("vic")}, False),
-        ("PUT", {"x-csrf-token": Csrf(b"other secret----").token("ann")}, False),
+        ("PUT", {"x-csrf-token": CSRF.create_token("vic")}, False),
+        ("PUT", {"x-csrf-token": Csrf(b"other secret----").create_token("ann")}, False),
         ("PUT", {"x-csrf-token": "\u00e9"}, False),
     ],
 )
@@ -386,10 +388,10 @@ async def test_a_token_is_its_users(app: HttpApp) -> None:
 
 
 def test_the_name_in_host() -> None:
-    assert host_name("LocalHost:80") == "localhost"
-    assert host_name("[::1]:80") == "[::1]"
-    assert host_name("[::1]") == "[::1]"
-    assert host_name("localhost:evil") == "localhost:evil"
+    assert parse_host_name("LocalHost:80") == "localhost"
+    assert parse_host_name("[::1]:80") == "[::1]"
+    assert parse_host_name("[::1]") == "[::1]"
+    assert parse_host_name("localhost:evil") == "localhost:evil"
 
 
 @on_sqlite

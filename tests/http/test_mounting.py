@@ -15,7 +15,7 @@ from starlette.routing import Mount
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.http import HttpApp, User
 from faststream_sqlbroker.http.local import LocalOnly
-from faststream_sqlbroker.http.mounting import Below
+from faststream_sqlbroker.http.mounting import PathPrefix
 from tests.faststream.conftest import Heard
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.pulling import JOBS, channels
@@ -142,7 +142,7 @@ async def test_a_path_to_mount_at(app: HttpApp) -> None:
 
 
 def test_a_path_equals_what_is_below_it() -> None:
-    path = Below("/a")
+    path = PathPrefix("/a")
     for same in ("/a", "/a/", "/a/b"):
         assert same == path
         assert not same != path
@@ -150,7 +150,7 @@ def test_a_path_equals_what_is_below_it() -> None:
         assert other != path
         assert not other == path
     assert path != 5
-    assert {path: 1}[Below("/a")] == 1
+    assert {path: 1}[PathPrefix("/a")] == 1
 
 
 SPANS = """

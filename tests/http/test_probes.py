@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SetupError, SqlBroker
-from faststream_sqlbroker.broker.serving import probe_address
+from faststream_sqlbroker.broker.serving import parse_probe_address
 from faststream_sqlbroker.http import HttpApp, probes
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
 from tests.faststream.conftest import QUICK, Heard, Look
@@ -207,7 +207,7 @@ async def test_processes_share_a_range_of_ports(
     ],
 )
 def test_the_address_of_probes(given: Any, found: Any) -> None:
-    assert probe_address(given) == found
+    assert parse_probe_address(given) == found
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ def test_the_address_of_probes(given: Any, found: Any) -> None:
 )
 def test_what_is_no_port(wrong: Any) -> None:
     with pytest.raises(SetupError, match="health_port"):
-        probe_address(wrong)
+        parse_probe_address(wrong)

@@ -21,9 +21,9 @@ from faststream_sqlbroker import (
     Throttle,
 )
 from faststream_sqlbroker.core import channels as channel_rules
-from faststream_sqlbroker.core.channels import TRANSITIONS, JobState
+from faststream_sqlbroker.core.channels import TRANSITIONS, PullJobState
 from faststream_sqlbroker.database import tokens
-from faststream_sqlbroker.database.pull import Changed
+from faststream_sqlbroker.database.pull import ChangeResult
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.http import Channel, Channels, Consumer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
@@ -390,7 +390,7 @@ def test_w4_the_table_is_the_missions() -> None:
         ("INFLIGHT", "DEAD"),
         ("DEAD", "INFLIGHT"),
     }
-    assert {state.value for state in JobState} == GOLDEN.keys()
+    assert {state.value for state in PullJobState} == GOLDEN.keys()
 
 
 async def test_w4_a_job_that_was_pruned_is_not_found(pulling: Pulling, look: Look) -> None:
@@ -817,7 +817,7 @@ async def test_an_answer_to_a_commit_that_was_lost(
     async def run(work: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal lost
         found = await real(work, *arguments, **options)
-        if isinstance(found, Changed) and (found.started or found.ended):
+        if isinstance(found, ChangeResult) and (found.started or found.ended):
             lost += 1
             raise UnknownOutcomeError("the answer was lost")
         return found

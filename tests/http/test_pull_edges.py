@@ -19,8 +19,8 @@ from faststream_sqlbroker.database.policies import policy_holds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.fleet import housekeeping
 from faststream_sqlbroker.flow.tasks import configured, pull_jobs
-from faststream_sqlbroker.flow.tasks.configured import Configured
-from faststream_sqlbroker.flow.tasks.pull_jobs import MOST_ROUNDS
+from faststream_sqlbroker.flow.tasks.configured import ConfiguredSetup
+from faststream_sqlbroker.flow.tasks.pull_jobs import MAX_ROUNDS
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import Look
@@ -124,7 +124,7 @@ async def test_many_that_have_expired_hide_no_job(broker: SqlBroker, look: Look)
     pulling = Pulling(broker)
     async with pulling.http:
         await pulling.queued()
-        rows = [SqlBrokerResponse(b"late", expires_in="1h")] * (2 * MOST_ROUNDS + 4)
+        rows = [SqlBrokerResponse(b"late", expires_in="1h")] * (2 * MAX_ROUNDS + 4)
         await broker.publish_batch(*rows, queue=QUEUE)
         await _expire(look, timedelta(minutes=2))
         await broker.publish("in time", QUEUE)
@@ -265,7 +265,7 @@ async def test_a_request_that_was_let_in_before_takes_no_job_of_a_push_consumer(
         await pulling.broadcast()
         [waiting] = await pulling.queued()
         jobs = pulling.app._service.jobs()  # type: ignore[misc]
-        before = await jobs.find(CHANNEL, CONSUMER)
+        before = await jobs.find_channel(CHANNEL, CONSUMER)
         await pulling.put(JOBS, {"type": "push"})
 
         async def find(channel: str, consumer: str) -> Any:
@@ -289,7 +289,7 @@ async def test_a_job_that_is_taken_during_a_change_to_push_is_queued_again(
         await pulling.broadcast()
         [job] = await pulling.queued()
         store = broker._store.tokens
-        put = store.put_channel
+        put = store.set_channel
 
         async def taken_at_last(*arguments: Any, **options: Any) -> Any:
             found = await put(*arguments, **options)
@@ -446,7 +446,7 @@ async def test_all_pull_consumers_are_watched(
             assert (await pulling.put(f"/channel/{CHANNEL}/consumer/{name}")).status_code == 201
         await pulling.put("/channel/last")
         await pulling.put("/channel/last/consumer/x", {"type": "pull"})
-        found = await pulling.app._service.jobs().store.tokens.pulled()  # type: ignore[misc]
+        found = await pulling.app._service.jobs().store.tokens.list_pulled_queues()  # type: ignore[misc]
     assert found == ["last/x", QUEUE, f"{CHANNEL}/c", f"{CHANNEL}/e"]
 
 
@@ -577,25 +577,25 @@ async def test_the_loop_starts_with_the_broker_and_the_application(
         [job] = await pulling.queued()
         await pulling.start(job["ID"])
         await broker.stop()
-        assert not jobs._loop.running
+        assert not jobs._loop.is_running
         await over(look)
         await broker.start()
         row = await look.in_state("PENDING")
         assert row["deliveries_count"] == 1
         await broker.stop()
-        assert not jobs._loop.running
+        assert not jobs._loop.is_running
         # A request does not start again what was stopped.
         await pulling.http.get("/health/live")
-        assert not jobs._loop.running
+        assert not jobs._loop.is_running
         await broker.connect()
         # Any request will do, also a probe; a mounted application is not told of the server.
         await pulling.http.get("/health/live")
-        assert jobs._loop.running
+        assert jobs._loop.is_running
         await jobs.stop()
         # An application that runs alone is told.
         async with pulling.app._lifespan(None):  # type: ignore[arg-type]
-            assert jobs._loop.running
-        assert not jobs._loop.running
+            assert jobs._loop.is_running
+        assert not jobs._loop.is_running
 
 
 async def test_a_configuration_that_fails_is_not_made_by_each_request(
@@ -612,20 +612,20 @@ async def test_a_configuration_that_fails_is_not_made_by_each_request(
         if made < 3:
             raise SetupError(f"number {made}")
 
-    found = Configured(make, clock)
+    found = ConfiguredSetup(make, clock)
     monkeypatch.setattr(configured, "backoff", lambda failures, _clock: 10.0 * failures)
     for _ in range(5):
         with pytest.raises(SetupError, match="number 1"):
-            await found.begin()
+            await found.run_once()
     assert made == 1
     now = 10.0
     for _ in range(5):
         with pytest.raises(SetupError, match="number 2"):
-            await found.begin()
+            await found.run_once()
     assert made == 2
     now = 29.0
     with pytest.raises(SetupError, match="number 2"):
-        await found.begin()
+        await found.run_once()
     now = 30.0
-    await asyncio.gather(*(found.begin() for _ in range(5)))
+    await asyncio.gather(*(found.run_once() for _ in range(5)))
     assert made == 3

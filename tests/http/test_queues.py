@@ -17,7 +17,7 @@ from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
 from faststream_sqlbroker.database.messages import direct_claim
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.tasks import queue_jobs
-from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
+from faststream_sqlbroker.flow.tasks.queue_jobs import RemoteConsumer
 from faststream_sqlbroker.http import Queues, QueueTokens
 from faststream_sqlbroker.http.server import ProbeServer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
@@ -235,8 +235,8 @@ async def test_many_that_wait_share_one_look_and_one_claim(
     store = jobs.store
     looks: list[Any] = []
     claims: list[Any] = []
-    look_around = store.look_around
-    take = store.takes.take
+    look_around = store.poll_all
+    take = store.direct_claims.claim
 
     async def looking(queues: Any, leased: Any, sign: Any = None) -> Any:
         looks.append(list(queues))
@@ -247,7 +247,7 @@ async def test_many_that_wait_share_one_look_and_one_claim(
         return await take(*args, **options)
 
     monkeypatch.setattr(store, "look_around", looking)
-    monkeypatch.setattr(store.takes, "take", taking)
+    monkeypatch.setattr(store.direct_claims, "take", taking)
     waiting = [asyncio.create_task(web.reserve(wait=30)) for _ in range(20)]
     await until_waiting(web, 20)
     while len(claims) < 20:
@@ -294,7 +294,7 @@ async def test_a_stop_of_the_broker_ends_the_waits(web: Queueing, broker: SqlBro
     refused = await web.post("/reserve", {"wait": 30})
     assert refused.status_code == 503
     # Nor has it begun to look again, which no one would end.
-    assert not web.app._service.queues().polls._loop.running  # type: ignore[attr-defined,misc]
+    assert not web.app._service.queues().polls._loop.is_running  # type: ignore[attr-defined,misc]
     await broker.start()
     waiting = asyncio.create_task(web.reserve(wait=30))
     await until_waiting(web, 1)
@@ -362,9 +362,9 @@ async def test_a_client_that_leaves_ends_its_wait(web: Queueing, look: Look) -> 
 
 
 @pytest.fixture
-def no_looks(web: Queueing, monkeypatch: pytest.MonkeyPatch) -> QueueJobs:
+def no_looks(web: Queueing, monkeypatch: pytest.MonkeyPatch) -> RemoteConsumer:
     """Requests that wait are called by what this process knows, as if the next look were far."""
-    found: QueueJobs = web.app._service.queues()  # type: ignore[attr-defined,misc]
+    found: RemoteConsumer = web.app._service.queues()  # type: ignore[attr-defined,misc]
     monkeypatch.setattr(queue_jobs, "LAST_PAUSE", 1000.0)
     monkeypatch.setattr(queue_jobs, "FIRST_PAUSE", 1000.0)
     found.polls._pause = 1000.0
@@ -373,7 +373,7 @@ def no_looks(web: Queueing, monkeypatch: pytest.MonkeyPatch) -> QueueJobs:
 
 @on_sqlite
 async def test_what_is_known_to_be_due_later_is_looked_for_then(
-    web: Queueing, no_looks: QueueJobs
+    web: Queueing, no_looks: RemoteConsumer
 ) -> None:
     """By the publish, by the claim that finds nothing yet, and by the rollback."""
     waiting = asyncio.create_task(web.reserve(wait=30))
@@ -399,20 +399,20 @@ async def test_wake_ups_make_no_look_later(web: Queueing) -> None:
     waiting = asyncio.create_task(web.reserve(wait=30))
     await until_waiting(web, 1)
     polls = web.app._service.queues().polls  # type: ignore[attr-defined,misc]
-    await eventually(lambda: polls._wakeups.listening)
+    await eventually(lambda: polls._wakeups.is_listening)
     polls._pause = 1000.0
     await eventually(lambda: polls._pause <= queue_jobs.LAST_PAUSE)
-    assert polls._look_at <= polls._clock.monotonic() + 2 * queue_jobs.LAST_PAUSE
+    assert polls._poll_at <= polls._clock.monotonic() + 2 * queue_jobs.LAST_PAUSE
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
 
 @on_sqlite
 async def test_one_that_leaves_during_its_claim_calls_the_next_one(
-    web: Queueing, no_looks: QueueJobs, monkeypatch: pytest.MonkeyPatch
+    web: Queueing, no_looks: RemoteConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had got is given back, and no other would know of it."""
-    take = no_looks.store.takes.take
+    take = no_looks.store.direct_claims.claim
     claimed = asyncio.Event()
     leave = asyncio.Event()
     claims = 0
@@ -426,7 +426,7 @@ async def test_one_that_leaves_during_its_claim_calls_the_next_one(
             await leave.wait()
         return taken
 
-    monkeypatch.setattr(no_looks.store.takes, "take", slowly)
+    monkeypatch.setattr(no_looks.store.direct_claims, "take", slowly)
 
     def wait() -> "asyncio.Task[Any]":
         return asyncio.create_task(no_looks.reserve(QUEUE, limit=1, lease=3600.0, wait=30.0))
@@ -891,7 +891,7 @@ async def test_a_lost_answer_to_a_commit(
     web: Queueing, monkeypatch: pytest.MonkeyPatch, look: Look
 ) -> None:
     jobs = web.app._service.queues()  # type: ignore[attr-defined]
-    settle_held = jobs.store.takes.settle_held
+    settle_held = jobs.store.direct_claims.settle_held
     lost: list[Any] = []
 
     async def losing(*args: Any) -> Any:
@@ -903,7 +903,7 @@ async def test_a_lost_answer_to_a_commit(
 
     await web.publish(1)
     [message] = await web.reserve()
-    monkeypatch.setattr(jobs.store.takes, "settle_held", losing)
+    monkeypatch.setattr(jobs.store.direct_claims, "settle_held", losing)
     answer = await web.end(message)
     # The repetition has found nothing to write: perhaps because it is written.
     assert answer.status_code == 503

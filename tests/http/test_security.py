@@ -14,7 +14,7 @@ import pytest
 from starlette.routing import Mount, Route
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.listening import listening
+from faststream_sqlbroker.cli.listening import create_server_config
 from faststream_sqlbroker.http import server as module
 from faststream_sqlbroker.http.server import InnerServer
 from tests.faststream.conftest import Look
@@ -74,7 +74,7 @@ def filled(path: str) -> str:
 @asynccontextmanager
 async def running(app: Any) -> AsyncIterator[Site]:
     """As `sqlbroker serve` runs it."""
-    config, listener = listening(app, "127.0.0.1", 0, {})
+    config, listener = create_server_config(app, "127.0.0.1", 0, {})
     server = InnerServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     site = Site(app, listener.getsockname()[1])

@@ -9,7 +9,7 @@ import pytest
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http import ProxyAuth
 from faststream_sqlbroker.http.dashboard import live
-from faststream_sqlbroker.http.local import OF_PROXIES, LocalOnly
+from faststream_sqlbroker.http.local import PROXY_HEADERS, LocalOnly
 from tests.helpers import eventually
 from tests.http.conftest import as_user, logins, on_sqlite
 from tests.http.dashboard.conftest import EVIL, PAGES, fill
@@ -66,10 +66,10 @@ async def test_nothing_that_is_shown_runs(broker: SqlBroker) -> None:
     "403 on every path",
 )
 async def test_without_authentication_nothing_is_forwarded(broker: SqlBroker) -> None:
-    app = broker._asgi_alone(LocalOnly(), channels(), queues(), proxies=())
+    app = broker._make_standalone_app(LocalOnly(), channels(), queues(), proxies=())
     async with running(app) as site:
         assert (await site.http.get("/csrf-token")).status_code == 200
-        sent = [{name: "127.0.0.1"} for name in OF_PROXIES]
+        sent = [{name: "127.0.0.1"} for name in PROXY_HEADERS]
         sent += [{"Host": host} for host in ("evil.test", f"evil.test:{site.port}", "127.0.0.1.x")]
         for headers in sent:
             for method, _, path in site.routes:
@@ -168,7 +168,7 @@ async def test_live_pages_are_limited(broker: SqlBroker) -> None:
 
     async with running(broker.asgi(logins())) as site:
         try:
-            for _ in range(live.MOST_VIEWERS):
+            for _ in range(live.MAX_VIEWERS):
                 assert b" 200 " in await opened()
             refused = await site.http.get("/ui/live", auth=as_user("vic"))
             assert refused.status_code == 503

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import SchemaError, SetupError, StoreError
-from faststream_sqlbroker.http.basic import hash_password, stored_password
-from faststream_sqlbroker.http.server import bound
+from faststream_sqlbroker.http.basic import hash_password, parse_password_hash
+from faststream_sqlbroker.http.server import bind_socket
 from tests import forked
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
@@ -295,7 +295,7 @@ def test_files_that_are_no_certificate_are_refused(database_url: str, tmp_path: 
 
 async def test_answers_are_not_held_back_for_more() -> None:
     """Nagle's algorithm and a client's late acknowledgements cost 40 ms an answer."""
-    listener = bound("port", "127.0.0.1", 0)
+    listener = bind_socket("port", "127.0.0.1", 0)
     accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -312,7 +312,7 @@ async def test_answers_are_not_held_back_for_more() -> None:
 def test_a_password_is_asked_for_twice() -> None:
     asked = CliRunner().invoke(app, ["hash-password"], input="long enough\nlong enough\n")
     assert asked.exit_code == 0, asked.output
-    assert stored_password(asked.output.splitlines()[-1]).fits("long enough")
+    assert parse_password_hash(asked.output.splitlines()[-1]).matches("long enough")
     short = CliRunner().invoke(app, ["hash-password"], input="short\nshort\n")
     assert "8 characters" in str(short.exception)
 
@@ -324,7 +324,7 @@ def test_a_script_gets_the_hash_alone() -> None:
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
     assert "Password" in done.stderr
     [line] = done.stdout.splitlines()
-    assert stored_password(line).fits("long enough")
+    assert parse_password_hash(line).matches("long enough")
 
 
 @on_sqlite

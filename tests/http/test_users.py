@@ -10,11 +10,11 @@ from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.core.channels import (
-    RANDOM_TOKEN,
+    RANDOM_TOKEN_LENGTH,
     QueueRole,
-    Registered,
-    new_token,
-    token_fits,
+    RegisteredEndpoint,
+    create_token,
+    is_token_valid,
 )
 from faststream_sqlbroker.http import (
     BasicAuth,
@@ -28,10 +28,20 @@ from faststream_sqlbroker.http import (
     hash_password,
 )
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.basic import COST, StoredPassword, credentials, stored_password
+from faststream_sqlbroker.http.basic import (
+    COST,
+    StoredPassword,
+    parse_credentials,
+    parse_password_hash,
+)
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.gate import FACTOR, NO_USER, RECENT, WRONG
-from faststream_sqlbroker.http.lockout import MAX_KEYS, WINDOW, Failures, RightSecrets
+from faststream_sqlbroker.http.gate import (
+    ADDRESS_FACTOR,
+    NO_CREDENTIALS,
+    RECENT_SECONDS,
+    WRONG_CREDENTIALS,
+)
+from faststream_sqlbroker.http.lockout import MAX_KEYS, WINDOW, FailureCounter, VerifiedSecrets
 from tests.faststream.conftest import Heard
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
@@ -45,9 +55,9 @@ def test_a_password_is_stored_as_a_salted_hash() -> None:
     first, second = hash_password("correct horse"), hash_password("correct horse")
     assert first != second
     assert "correct" not in first
-    assert stored_password(first).fits("correct horse")
-    assert not stored_password(first).fits("correct horsf")
-    assert stored_password(hash_password("päss-wörd €")).fits("päss-wörd €")
+    assert parse_password_hash(first).matches("correct horse")
+    assert not parse_password_hash(first).matches("correct horsf")
+    assert parse_password_hash(hash_password("päss-wörd €")).matches("päss-wörd €")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +119,7 @@ async def test_unauthenticated(app: HttpApp, header: str | None) -> None:
             found = await client.get(path, headers=headers)
             assert found.status_code == 401
             assert found.headers["www-authenticate"].startswith("Basic ")
-            assert found.json() == {"error": NO_USER}
+            assert found.json() == {"error": NO_CREDENTIALS}
 
 
 @on_sqlite
@@ -119,7 +129,7 @@ async def test_a_wrong_password_and_an_unknown_name_look_alike(app: HttpApp, hea
         unknown = await client.get("/csrf-token", auth=("nil\u202e", "wrong-password"))
         assert wrong.status_code == unknown.status_code == 401
         assert wrong.content == unknown.content
-        assert wrong.json() == {"error": WRONG}
+        assert wrong.json() == {"error": WRONG_CREDENTIALS}
     told = heard.texts("a wrong password or token")
     assert len(told) == 2
     assert "wrong-password" not in "".join(told)
@@ -134,7 +144,7 @@ async def test_a_password_that_was_right_is_hashed_once(
     now = 1000.0
     monkeypatch.setattr(basic, "monotonic", lambda: now)
     auth = logins()
-    real = auth._fits
+    real = auth._check_password
 
     async def counting(stored: Any, password: str) -> bool:
         hashed.append(password)
@@ -148,7 +158,7 @@ async def test_a_password_that_was_right_is_hashed_once(
         assert (await client.get("/csrf-token", auth=("vic", "other-word"))).status_code == 401
         # Another user's password is not taken for this one's.
         assert (await client.get("/csrf-token", auth=("ola", "vic-password"))).status_code == 401
-        now += basic.VERIFIED + 1
+        now += basic.VERIFIED_SECONDS + 1
         assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
         assert hashed.count("vic-password") == 3
 
@@ -169,9 +179,9 @@ async def test_few_passwords_are_hashed_at_a_time(
     async with client_of(broker.asgi(auth, max_failures=1000)) as client:
         asked = [
             asyncio.create_task(client.get("/csrf-token", auth=(f"u{n}", "wrong")))
-            for n in range(basic.WAITING)
+            for n in range(basic.MAX_WAITING)
         ]
-        while auth._waiting < basic.WAITING:
+        while auth._waiting < basic.MAX_WAITING:
             await asyncio.sleep(0)
         refused = await client.get("/csrf-token", auth=("one", "more"))
         assert refused.status_code == 503
@@ -255,13 +265,13 @@ async def test_a_password_that_was_right_lately_passes_while_others_guess(
         guesses = [await status("ann", f"guess-{n}") for n in range(5)]
         assert guesses == [401, 401, 401, 429, 429]
         assert await status(*as_user("ann")) == 200
-        for n in range(3 * FACTOR):
+        for n in range(3 * ADDRESS_FACTOR):
             await status(f"user-{n}", "guess")
         assert [await status(*as_user(name)) for name in ("ann", "vic")] == [200, 429]
         now += WINDOW
         assert [await status("vic", f"guess-{n}") for n in range(3)] == [401] * 3
         assert [await status(*as_user(name)) for name in ("ann", "vic")] == [200, 429]
-        now += RECENT
+        now += RECENT_SECONDS
         assert [await status("ann", f"guess-{n}") for n in range(3)] == [401] * 3
         assert await status(*as_user("ann")) == 429
 
@@ -280,20 +290,26 @@ async def test_guesses_at_a_password_that_was_right_lately_are_limited(broker: S
 
     async with client_of(app) as client:
         assert [await status(*as_user(name)) for name in ("ann", "vic")] == [200, 200]
-        guesses = [await status("ann", f"guess-{n}") for n in range(3 + 3 * FACTOR - 1)]
-        assert guesses == [401] * 3 + [429] * (3 * FACTOR - 1)
+        guesses = [await status("ann", f"guess-{n}") for n in range(3 + 3 * ADDRESS_FACTOR - 1)]
+        assert guesses == [401] * 3 + [429] * (3 * ADDRESS_FACTOR - 1)
         assert await status(*as_user("ann")) == 200
         assert await status("ann", "one more") == 429
         assert await status(*as_user("ann")) == 429
         # Neither do guesses at one name lock out the others, ...
         assert await status(*as_user("vic")) == 200
         # ... nor can a guesser take the place of what is remembered by other names.
-        limiter = app._gate
-        sizes = [len(limiter._guesses._counts), len(limiter._passwords._added)]
+        limiter = app._access_control
+        sizes = [
+            len(limiter._lockout_guesses._counts),
+            len(limiter._verified_passwords._verified_at),
+        ]
         for n in range(100):
             await status(f"user-{n}", "guess")
-        assert [len(limiter._guesses._counts), len(limiter._passwords._added)] == sizes
-        assert len(limiter._of_names._counts) <= 3 * FACTOR
+        assert [
+            len(limiter._lockout_guesses._counts),
+            len(limiter._verified_passwords._verified_at),
+        ] == sizes
+        assert len(limiter._name_failures._counts) <= 3 * ADDRESS_FACTOR
     # What is remembered is of one address: no guesser elsewhere gains by it.
     async with client_of(app, client=("192.0.2.99", 1)) as client:
         assert [await status("vic", f"guess-{n}") for n in range(3)] == [401] * 3
@@ -323,7 +339,7 @@ async def test_a_remembered_password_must_still_be_right(broker: SqlBroker) -> N
     passwords = {"ann": "right", "vic": "right", "ola": "right"}
 
     def user(connection: HTTPConnection) -> User | None:
-        name, password = credentials(connection) or ("", "")
+        name, password = parse_credentials(connection) or ("", "")
         return User(name, "admin") if passwords.get(name) == password else None
 
     async def status(name: str, password: str) -> int:
@@ -348,7 +364,7 @@ async def test_a_way_without_passwords_is_not_locked_out_by_guesses(broker: SqlB
         # The proxy's word for one user does not make a guess at another's password a right one.
         found = await client.get("/csrf-token", headers=as_vic, auth=("ann", "guess"))
         assert found.status_code == 200
-        for n in range(FACTOR):
+        for n in range(ADDRESS_FACTOR):
             await client.get("/csrf-token", auth=(f"user-{n}", "guess"))
         assert (await client.get("/csrf-token", auth=("ann", "guess"))).status_code == 429
         assert (await client.get("/csrf-token", headers=as_vic)).status_code == 200
@@ -366,7 +382,7 @@ async def test_an_unknown_name_costs_as_much_as_one_that_is_known(
         hashes[name] = hash_password(f"{name}-password")
     auth = BasicAuth([Login(name, "viewer", text) for name, text in hashes.items()])
     costs: list[int] = []
-    real = auth._fits
+    real = auth._check_password
 
     async def counting(stored: StoredPassword, password: str) -> bool:
         costs.append(stored.cost)
@@ -384,7 +400,7 @@ async def test_an_unknown_name_costs_as_much_as_one_that_is_known(
 
 def test_failures_are_forgotten_and_bounded() -> None:
     now = 0.0
-    failures = Failures(2, lambda: now)
+    failures = FailureCounter(2, lambda: now)
     failures.add("a")
     failures.check("a")
     failures.add("a")
@@ -446,10 +462,10 @@ def test_a_proxy_is_checked(header: str, proxies: list[str], told: str) -> None:
     "guessing a secret by the time of the answer", "all are compared in constant time"
 )
 def test_secrets_are_compared_in_constant_time() -> None:
-    compared = (token_fits, StoredPassword.fits, Csrf.check)
+    compared = (is_token_valid, StoredPassword.matches, Csrf.check)
     for function in (*compared, Csrf.is_signed):
         assert "compare_digest" in inspect.getsource(function)
-    assert "hmac.digest(self._key" in inspect.getsource(RightSecrets)
+    assert "hmac.digest(self._key" in inspect.getsource(VerifiedSecrets)
 
 
 @on_sqlite
@@ -520,10 +536,10 @@ async def test_guesses_at_once_are_limited_as_those_one_after_the_other(
 
     async def user(connection: HTTPConnection) -> User | None:
         await held()
-        given = credentials(connection)
+        given = parse_credentials(connection)
         return User("ann", "admin") if given == ("ann", "right") else None
 
-    async def find_role(_queue: str, _role: QueueRole) -> list[Registered | None]:
+    async def find_role(_queue: str, _role: QueueRole) -> list[RegisteredEndpoint | None]:
         await held()
         return known
 
@@ -569,12 +585,12 @@ async def test_tokens_of_a_lock_out_cause_few_looks(
         rotate = {"data": {"rotate": "true"}, "auth": as_user("ann")}
         made = await client.put(f"{PATH}/tokens/publish", **rotate)
         right = made.json()["token"]
-        assert len(right) == RANDOM_TOKEN
+        assert len(right) == RANDOM_TOKEN_LENGTH
         assert [await publish("guess") for _ in range(4)] == [403] * 3 + [429]
         tokens = app._service.queues().store.tokens  # type: ignore[misc]
         find_role = tokens.find_role
 
-        async def counting(queue: str, role: QueueRole) -> list[Registered | None]:
+        async def counting(queue: str, role: QueueRole) -> list[RegisteredEndpoint | None]:
             nonlocal looks
             looks += 1
             return await find_role(queue, role)
@@ -582,33 +598,33 @@ async def test_tokens_of_a_lock_out_cause_few_looks(
         monkeypatch.setattr(tokens, "find_role", counting)
         assert await publish("an administrator's token") == 429
         assert looks == 0
-        flood = [publish(new_token()) for _ in range(29)]
+        flood = [publish(create_token()) for _ in range(29)]
         assert set(await asyncio.gather(*flood)) == {429}
         assert looks == 29
         # It passes as long as tokens are looked up; then it is known, and passes in any case.
         assert await publish(right) == 201
         looks = 0
-        assert {await publish(new_token()) for _ in range(10)} == {429}
+        assert {await publish(create_token()) for _ in range(10)} == {429}
         assert looks == 0
         assert await publish(right) == 201
 
 
 def test_right_secrets_are_remembered_within_bounds() -> None:
     now = 0.0
-    known = RightSecrets(inf, lambda: now)
+    known = VerifiedSecrets(inf, lambda: now)
     for n in range(MAX_KEYS + 10):
-        known.note("q", str(n))
-    assert len(known._added) == MAX_KEYS
+        known.record("q", str(n))
+    assert len(known._verified_at) == MAX_KEYS
     assert not known.has("q", "0")
     assert known.has("q", str(MAX_KEYS))
     # Neither the queue nor the tokens run into each other.
-    known.note("a", "b", "c")
+    known.record("a", "b", "c")
     assert not known.has("ab", "c")
     assert not known.has("a", "bc")
-    known.note("a", "b", "c", right=False)
+    known.record("a", "b", "c", is_right=False)
     assert not known.has("a", "b", "c")
-    lately = RightSecrets(10.0, lambda: now)
-    lately.note("q", "1")
+    lately = VerifiedSecrets(10.0, lambda: now)
+    lately.record("q", "1")
     now = 9.0
     assert lately.has("q", "1")
     now = 10.0

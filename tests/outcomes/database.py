@@ -78,7 +78,7 @@ class Database:
             if s.id in self.refused_rows:
                 raise StoreError("a trigger")
             assert (s.id, s.lease_token) not in self.rows.written, "written twice"
-            gone = s.leaves or s.queue is not None
+            gone = s.is_final or s.queue is not None
             acked = gone and s.state is not MessageState.FAILED
             self.rows.written[s.id, s.lease_token] = (
                 ACK if acked else FAILED if s.attempted else BACK

@@ -27,14 +27,18 @@ from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import TRANSITIONS, Batch, State
+from faststream_sqlbroker.flow.deliver.outcome_states import (
+    TRANSITIONS,
+    DeliveryState,
+    OutcomeBatch,
+)
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from tests.outcomes.database import ACK, FAILED, Database, Mark, Store
 from tests.policies.machine import LONGER
 
 NOW = datetime.now(timezone.utc)
 EDGES = {(source, target) for source, _, target in TRANSITIONS}
-ENDS = {State.WRITTEN, State.LOST}
+ENDS = {DeliveryState.WRITTEN, DeliveryState.LOST}
 MOVERS = (
     "add",
     "finish",
@@ -53,7 +57,7 @@ MOVERS = (
     "_finish_writing",
 )
 """What may change states."""
-walked: set[tuple[State | None, State]] = set()
+walked: set[tuple[DeliveryState | None, DeliveryState]] = set()
 """By all examples."""
 
 
@@ -76,7 +80,7 @@ class Watched(Inflight):
 
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def walk(*arguments: Any, **options: Any) -> Any:
-            before = {id(row): self.state(row) for row in self.rows}
+            before = {id(row): self.find_state(row) for row in self.rows}
             self._depth += 1
             try:
                 return step(*arguments, **options)
@@ -84,20 +88,20 @@ class Watched(Inflight):
                 self._depth -= 1
                 if not self._depth:
                     for row in self.rows:
-                        self.walk(before.get(id(row)), self.state(row))
+                        self.walk(before.get(id(row)), self.find_state(row))
 
         return walk
 
     @contextmanager
-    def writing(self, settlements: Sequence[Settlement]) -> Iterator[Batch]:
+    def writing(self, settlements: Sequence[Settlement]) -> Iterator[OutcomeBatch]:
         """Also noted."""
-        before = {id(row): self.state(row) for row in self.rows}
-        with super().writing(settlements) as batch:
+        before = {id(row): self.find_state(row) for row in self.rows}
+        with super().track_writing(settlements) as batch:
             for row in self.rows:
-                self.walk(before[id(row)], self.state(row))
+                self.walk(before[id(row)], self.find_state(row))
             yield batch
 
-    def walk(self, source: State | None, target: State) -> None:
+    def walk(self, source: DeliveryState | None, target: DeliveryState) -> None:
         """One row went from `source` to `target`."""
         if source is not target:
             assert (source, target) in EDGES, f"{source} → {target}"
@@ -127,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         self.inflight = Watched()
         self.told: Counter[Mark] = Counter()
         self.unknown: set[Mark] = set()
-        tell = self.inflight.lost_leases.tell
+        tell = self.inflight.lost_leases.report
 
         def telling(delivery: Settlement | ClaimedMessage, *arguments: Any) -> None:
             self.told[mark := (delivery.id, delivery.lease_token)] += 1
@@ -136,7 +140,7 @@ class Machine(RuleBasedStateMachine):
             if self.inflight.settle_unknown_count > before:
                 self.unknown.add(mark)
 
-        self.inflight.lost_leases.tell = telling  # type: ignore[method-assign]
+        self.inflight.lost_leases.report = telling  # type: ignore[method-assign]
         store: Any = self.store
         quiet = lambda *_, **__: None  # noqa: E731
         self.flusher = Flusher(store, self.inflight, quiet, batch_size=5, interval=1.0)
@@ -220,8 +224,8 @@ class Machine(RuleBasedStateMachine):
         take_in(rows)
         self.inflight.rows += rows
         for row in rows:
-            self.inflight.walk(None, State.WAITING)
-            self.inflight.walk(State.WAITING, self.inflight.state(row))
+            self.inflight.walk(None, DeliveryState.WAITING)
+            self.inflight.walk(DeliveryState.WAITING, self.inflight.find_state(row))
 
     def row(self, number: int, token: UUID) -> ClaimedMessage:
         return ClaimedMessage(
@@ -237,7 +241,7 @@ class Machine(RuleBasedStateMachine):
             assert row is not None
             if not row.lease_lost:
                 rows.append(row)
-                self.inflight.walk(State.WAITING, self.inflight.state(row))
+                self.inflight.walk(DeliveryState.WAITING, self.inflight.find_state(row))
         if rows:
             self.running.append(rows)
 
@@ -248,7 +252,7 @@ class Machine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         """A handler ends, with an answer or without."""
         rows = self.running.pop(data.draw(st.integers(0, len(self.running) - 1), "which"))
-        self.inflight.finish_all(self.settled(rows, data))
+        self.inflight.queue_outcomes(self.settled(rows, data))
 
     def settled(self, rows: list[ClaimedMessage], data: st.DataObject) -> list[Settlement]:
         alike = data.draw(st.booleans(), "all acked")
@@ -284,7 +288,7 @@ class Machine(RuleBasedStateMachine):
         for row in rows:
             row.outcome = Ack()
         self.publish_an_answer(rows, "refused")
-        self.inflight.finish_all(self.settlements(rows))
+        self.inflight.queue_outcomes(self.settlements(rows))
 
     def end_in_transaction(self, data: st.DataObject) -> None:
         """A handler ends in a transaction of its own; if that is rolled back, all is nacked."""
@@ -299,7 +303,7 @@ class Machine(RuleBasedStateMachine):
             try:
                 with self.inflight.writing(settlements) as batch:
                     result = await self.store.settle(settlements)
-                    self.inflight.answered(batch, result)
+                    self.inflight.apply_result(batch, result)
                     left = {s.id for s in batch.parts}
             except StoreError:
                 left = {s.id for s in settlements}
@@ -307,7 +311,7 @@ class Machine(RuleBasedStateMachine):
             for row in back:
                 row.outcome = Nack()
                 row.chained = ()
-            self.inflight.finish_all(self.settlements(back))
+            self.inflight.queue_outcomes(self.settlements(back))
 
         if settlements:
             self.tasks["worker"] = self.loop.create_task(commit())
@@ -315,20 +319,20 @@ class Machine(RuleBasedStateMachine):
 
     def give_back(self, _data: st.DataObject | None = None) -> None:
         """As at a stop, or a pause."""
-        self.inflight.give_back_waiting()
+        self.inflight.release_waiting()
 
     # -- the loops ---------------------------------------------------------------------------------
 
     def flush(self, _data: st.DataObject | None = None) -> None:
         """The flush loop's turn."""
-        self.tasks["flush"] = self.loop.create_task(self.flusher.flush_one())
+        self.tasks["flush"] = self.loop.create_task(self.flusher.flush_batch())
         self.spin()
 
     def repeat(self, _data: st.DataObject | None = None) -> None:
         """The repeat loop's, when every pause is over."""
         for batch in self.inflight.batches:
             batch.due = 0.0
-        self.tasks["repeat"] = self.loop.create_task(self.flusher.repeater.tick())
+        self.tasks["repeat"] = self.loop.create_task(self.flusher.quarantine.tick())
         self.spin()
 
     def cancel(self, data: st.DataObject) -> None:
@@ -362,7 +366,7 @@ class Machine(RuleBasedStateMachine):
         repeated = [
             s
             for batch in batches
-            if batch.state in (State.REFUSED, State.SET_APART)
+            if batch.state in (DeliveryState.REFUSED, DeliveryState.SET_APART)
             for s in batch.parts
         ]
         sizes = Counter(s.unit for s in repeated if s.unit is not None)
@@ -397,7 +401,11 @@ class Machine(RuleBasedStateMachine):
         inflight = self.inflight
         marks = Counter((s.id, s.lease_token) for s in inflight.queued)
         for batch in inflight.batches:
-            assert batch.state in (State.WRITING, State.SET_APART, State.REFUSED)
+            assert batch.state in (
+                DeliveryState.WRITING,
+                DeliveryState.SET_APART,
+                DeliveryState.REFUSED,
+            )
             marks.update((s.id, s.lease_token) for s in batch.parts)
         assert all(count == 1 for count in marks.values())
         queued = Counter(s.id for s in inflight.queued if s.unit is not None)
@@ -417,15 +425,15 @@ class Machine(RuleBasedStateMachine):
         running = {id(row) for rows in self.running for row in rows}
         for row in self.inflight.rows:
             mark = (row.id, row.lease_token)
-            state = self.inflight.state(row)
-            assert self.told[mark] == (state is State.LOST), (
+            state = self.inflight.find_state(row)
+            assert self.told[mark] == (state is DeliveryState.LOST), (
                 f"{state}, told {self.told[mark]} times"
             )
-            if state is State.WRITTEN:
+            if state is DeliveryState.WRITTEN:
                 assert mark in self.database.rows.written
-            if state is State.LOST and mark in self.database.rows.written:
+            if state is DeliveryState.LOST and mark in self.database.rows.written:
                 assert mark in self.unknown, "written, and called a lost lease"
-            if state is State.RUNNING and "worker" not in self.tasks:
+            if state is DeliveryState.RUNNING and "worker" not in self.tasks:
                 assert id(row) in running, "no worker has it"
 
     @invariant()
@@ -456,22 +464,31 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         inflight = self.inflight
-        states = Counter(inflight.state(row) for row in inflight.rows)
+        states = Counter(inflight.find_state(row) for row in inflight.rows)
         assert inflight.claimed_count == len(inflight.rows)
-        assert inflight.settled_count == states[State.WRITTEN]
-        assert inflight.lease_lost_count + inflight.settle_unknown_count == states[State.LOST]
+        assert inflight.settled_count == states[DeliveryState.WRITTEN]
+        assert (
+            inflight.lease_lost_count + inflight.settle_unknown_count == states[DeliveryState.LOST]
+        )
         waiting = (
-            states[State.QUEUED]
-            + states[State.WRITING]
-            + states[State.SET_APART]
-            + states[State.REFUSED]
+            states[DeliveryState.QUEUED]
+            + states[DeliveryState.WRITING]
+            + states[DeliveryState.SET_APART]
+            + states[DeliveryState.REFUSED]
         )
         assert len(inflight.unwritten) == waiting
-        assert inflight.writing_count == states[State.WRITING]
-        assert inflight.apart_count >= states[State.SET_APART] + states[State.REFUSED]
+        assert inflight.writing_count == states[DeliveryState.WRITING]
+        assert (
+            inflight.quarantined_count
+            >= states[DeliveryState.SET_APART] + states[DeliveryState.REFUSED]
+        )
         inflight.running = len(self.running)  # as workers count themselves
-        if inflight.empty:
-            assert not states[State.WAITING] + states[State.RUNNING] + states[State.QUEUED]
+        if inflight.is_empty:
+            assert (
+                not states[DeliveryState.WAITING]
+                + states[DeliveryState.RUNNING]
+                + states[DeliveryState.QUEUED]
+            )
 
     def teardown(self) -> None:
         """The others let go, and the database works: everything ends."""
@@ -488,11 +505,11 @@ class Machine(RuleBasedStateMachine):
         d.locked = set()
         d.held = set()
         d.refused_rows = set()
-        self.inflight.give_back_waiting()
+        self.inflight.release_waiting()
         for rows in self.running:
             for row in rows:
                 row.outcome = row.outcome or Ack()
-            self.inflight.finish_all(self.settlements(rows))
+            self.inflight.queue_outcomes(self.settlements(rows))
         self.running = []
         for _ in range(500):
             for call in list(self.store.calls):
@@ -508,7 +525,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.inflight.held
         for check in (self.none_vanishes, self.answers_go_with_all_acks_or_none, self.counts_agree):
             check()
-        assert {self.inflight.state(row) for row in self.inflight.rows} <= ENDS
+        assert {self.inflight.find_state(row) for row in self.inflight.rows} <= ENDS
 
 
 @patch("faststream_sqlbroker.flow.deliver.outcome_writer.REDUCE_AFTER", 2)

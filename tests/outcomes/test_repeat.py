@@ -17,7 +17,7 @@ from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import CUT_ANYWAY, FEW_PARTS, State
+from faststream_sqlbroker.flow.deliver.outcome_states import MAX_PARTS, SPLIT_AFTER, DeliveryState
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from tests.outcomes.database import ACK, FAILED, Database
 from tests.outcomes.test_model import NOW, NoLimit
@@ -75,12 +75,12 @@ class Bench:
             row.outcome = Ack()
         if answer is not None:
             rows[0].chained = [NewMessage("out", answer)]
-        self.inflight.finish_all(self.settlements(rows))
+        self.inflight.queue_outcomes(self.settlements(rows))
 
     async def flush(self) -> None:
         """As the loop does, whose errors are a pause."""
         try:
-            await self.flusher.flush_one()
+            await self.flusher.flush_batch()
         except TransientStoreError:
             pass
 
@@ -89,10 +89,10 @@ class Bench:
         for batch in list(self.inflight.batches):
             batch.due = 0.0
         for _ in range(len(self.inflight.batches)):
-            await self.flusher.repeater.tick()
+            await self.flusher.quarantine.tick()
 
-    def states(self, rows: list[ClaimedMessage]) -> set[State]:
-        return {self.inflight.state(row) for row in rows}
+    def states(self, rows: list[ClaimedMessage]) -> set[DeliveryState]:
+        return {self.inflight.find_state(row) for row in rows}
 
 
 async def test_one_that_cannot_be_written_for_a_passing_reason_delays_no_others() -> None:
@@ -104,22 +104,22 @@ async def test_one_that_cannot_be_written_for_a_passing_reason_delays_no_others(
     bench.database.held.add(b"held")
     for _ in range(2):
         await bench.flush()
-    assert bench.states(rows) == {State.SET_APART}, "at the second failure"
+    assert bench.states(rows) == {DeliveryState.SET_APART}, "at the second failure"
     for _ in range(20):
         await bench.repeat()
-    assert bench.states([rows[7]]) == {State.SET_APART}
-    assert bench.states(rows[:7] + rows[8:]) == {State.WRITTEN}
+    assert bench.states([rows[7]]) == {DeliveryState.SET_APART}
+    assert bench.states(rows[:7] + rows[8:]) == {DeliveryState.WRITTEN}
     later = bench.claim(3)
     for row in later:
         bench.ack([row])
     await bench.flush()
-    assert bench.states(later) == {State.WRITTEN}
+    assert bench.states(later) == {DeliveryState.WRITTEN}
     assert [(len(b.parts), b.tries > 10) for b in bench.inflight.batches] == [(1, True)]
     bench.database.held.clear()
     await bench.repeat()
     assert bench.database.rows.written[rows[7].id, rows[7].lease_token] == ACK
     assert bench.database.rows.answers[b"held"] == 1
-    assert bench.inflight.empty
+    assert bench.inflight.is_empty
     assert bench.inflight.lease_lost_count == 0
 
 
@@ -135,8 +135,8 @@ async def test_a_batch_with_answers_stays_whole_while_it_is_searched() -> None:
         await bench.flush()
     for _ in range(5):
         await bench.repeat()
-    assert bench.states(first + third) == {State.WRITTEN}
-    assert bench.states(second) == {State.SET_APART}
+    assert bench.states(first + third) == {DeliveryState.WRITTEN}
+    assert bench.states(second) == {DeliveryState.SET_APART}
     assert bench.database.rows.answers == {b"a": 1, b"c": 1}
     assert bench.store.sizes.count(3) > 3
     assert set(bench.store.sizes) <= {3, 6, 9}
@@ -158,16 +158,16 @@ async def test_an_outage_does_not_set_each_outcome_apart() -> None:
         await bench.flush()
         await bench.repeat()
     assert len(bench.inflight.queued) == 900
-    assert len(bench.inflight.batches) <= FEW_PARTS
-    assert not bench.flusher.repeater.healthy
+    assert len(bench.inflight.batches) <= MAX_PARTS
+    assert not bench.flusher.quarantine.healthy
     bench.store.fault = lambda _parts: None
     bench.store.sizes.clear()
     await bench.repeat()
     while bench.inflight.queued:
         await bench.flush()
-    assert bench.states(rows) == {State.WRITTEN}
-    assert len(bench.store.sizes) <= FEW_PARTS + 9
-    assert bench.flusher.repeater.healthy
+    assert bench.states(rows) == {DeliveryState.WRITTEN}
+    assert len(bench.store.sizes) <= MAX_PARTS + 9
+    assert bench.flusher.quarantine.healthy
 
 
 async def test_a_second_that_cannot_be_written_delays_no_others_either() -> None:
@@ -179,33 +179,33 @@ async def test_a_second_that_cannot_be_written_delays_no_others_either() -> None
     bench.database.held |= {b"held", b"held too"}
     for _ in range(2):
         await bench.flush()
-    assert bench.states(first) == {State.SET_APART}
+    assert bench.states(first) == {DeliveryState.SET_APART}
     for n, row in enumerate(rows):
         bench.ack([row], None if n else b"held too")
     for _ in range(10):
         await bench.flush()
         await bench.repeat()
-    assert bench.states([*first, rows[0]]) == {State.SET_APART}
-    assert bench.states(rows[1:]) == {State.WRITTEN}
+    assert bench.states([*first, rows[0]]) == {DeliveryState.SET_APART}
+    assert bench.states(rows[1:]) == {DeliveryState.WRITTEN}
 
 
 async def test_more_than_a_few_that_cannot_be_written_delay_no_others_for_ever() -> None:
     """What is apart says nothing any more of an outage, but the failures do end."""
     bench = Bench(batch_size=1)
-    rows = bench.claim(FEW_PARTS + 3)
+    rows = bench.claim(MAX_PARTS + 3)
     for row in rows[:-1]:
         bench.ack([row], b"%d" % row.id)
     bench.database.held |= {b"%d" % row.id for row in rows[:-1]}
     bench.ack(rows[-1:])
-    for _ in range(2 * FEW_PARTS):
+    for _ in range(2 * MAX_PARTS):
         await bench.flush()
-    for _ in range(CUT_ANYWAY - 1):
+    for _ in range(SPLIT_AFTER - 1):
         await bench.flush()
-    assert len(bench.inflight.batches) == FEW_PARTS, "an outage would look the same"
-    for _ in range(CUT_ANYWAY + 2):
+    assert len(bench.inflight.batches) == MAX_PARTS, "an outage would look the same"
+    for _ in range(SPLIT_AFTER + 2):
         await bench.flush()
-    assert bench.states(rows[:-1]) == {State.SET_APART}
-    assert bench.states(rows[-1:]) == {State.WRITTEN}
+    assert bench.states(rows[:-1]) == {DeliveryState.SET_APART}
+    assert bench.states(rows[-1:]) == {DeliveryState.WRITTEN}
 
 
 async def test_a_process_that_cannot_connect_sets_nothing_apart() -> None:
@@ -219,7 +219,7 @@ async def test_a_process_that_cannot_connect_sets_nothing_apart() -> None:
     bench.store.fault = away
     for _ in range(5):
         await bench.flush()
-    assert bench.states(rows) == {State.QUEUED}
+    assert bench.states(rows) == {DeliveryState.QUEUED}
 
 
 async def test_a_batch_is_searched_in_the_end_though_nothing_else_can_be_written() -> None:
@@ -233,8 +233,8 @@ async def test_a_batch_is_searched_in_the_end_though_nothing_else_can_be_written
         await bench.flush()
     for _ in range(150):
         await bench.repeat()
-    assert bench.states(rows[::3]) == {State.SET_APART}
-    assert bench.states([row for n, row in enumerate(rows) if n % 3]) == {State.WRITTEN}
+    assert bench.states(rows[::3]) == {DeliveryState.SET_APART}
+    assert bench.states([row for n, row in enumerate(rows) if n % 3]) == {DeliveryState.WRITTEN}
 
 
 async def test_an_outcome_refused_in_a_batch_that_was_set_apart_is_refused_alone() -> None:
@@ -248,11 +248,11 @@ async def test_an_outcome_refused_in_a_batch_that_was_set_apart_is_refused_alone
     bench.database.refused.add(b"bad")
     for _ in range(5):
         await bench.repeat()
-    assert [bench.inflight.state(row) for row in rows] == [
-        State.SET_APART,
-        State.REFUSED,
-        State.WRITTEN,
-        State.WRITTEN,
+    assert [bench.inflight.find_state(row) for row in rows] == [
+        DeliveryState.SET_APART,
+        DeliveryState.REFUSED,
+        DeliveryState.WRITTEN,
+        DeliveryState.WRITTEN,
     ]
 
 
@@ -323,10 +323,10 @@ async def test_a_write_of_other_rows_is_no_success_of_rows_that_a_failure_left_l
     others = bench.claim(3)
     bench.ack(others)
     await bench.flush()
-    assert bench.states(others) == {State.WRITTEN}
+    assert bench.states(others) == {DeliveryState.WRITTEN}
     bench.database.locked = set()
     await bench.flush()
-    assert bench.states(rows) == {State.SET_APART}
+    assert bench.states(rows) == {DeliveryState.SET_APART}
 
 
 async def test_a_failure_that_leaves_nothing_to_set_apart() -> None:
@@ -351,8 +351,8 @@ async def test_a_failure_that_leaves_nothing_to_set_apart() -> None:
 
     bench.store.fault = fault
     with pytest.raises(TransientStoreError, match="first"):
-        await bench.flusher.flush_one()
+        await bench.flusher.flush_batch()
     with pytest.raises(TransientStoreError, match="second"):
-        await bench.flusher.flush_one()
+        await bench.flusher.flush_batch()
     assert bench.inflight.batches == []
     assert [(s.id, s.state) for s in bench.inflight.queued] == [(rows[1].id, MessageState.PENDING)]

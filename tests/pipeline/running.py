@@ -18,13 +18,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerRouter
 from faststream_sqlbroker.core.correlation import CorrelationIds
-from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
-from faststream_sqlbroker.database.dialects import dialect_for
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.core.rows import ClaimedMessage, HandlerServices
+from faststream_sqlbroker.database.dialects import create_dialect
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery, current_delivery
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
+from faststream_sqlbroker.subscriber.pipeline.choice import CompiledHandler
 from tests.pipeline import axes
 from tests.pipeline.seen import Log, Seen, errors, shown
 
@@ -34,7 +34,7 @@ TOKEN = UUID(int=7)
 _ENGINE = create_async_engine("sqlite+aiosqlite:///unused.db")
 _TABLES = build_tables(SqlBrokerSchemaConfig())
 # A broker makes both anew, which takes most of the time of a case.
-_DIALECT = dialect_for(_ENGINE.dialect, _TABLES)
+_DIALECT = create_dialect(_ENGINE.dialect, _TABLES)
 _QUICK_TABLES = patch("faststream_sqlbroker.broker.broker.build_tables", lambda *_, **__: _TABLES)
 _QUICK_DIALECT = patch("faststream_sqlbroker.database.store.dialect_for", lambda *_: _DIALECT)
 
@@ -105,7 +105,7 @@ def row_of(number: int, payload: bytes, headers: str | None) -> ClaimedMessage:
         *(number, "bench", payload, headers, 0, None, 0, 1, 1, NOW, NOW),
         *(None, None, None, NOW, TOKEN),
     )
-    row.holder = _HOLDER
+    row.services = _HOLDER
     return row
 
 
@@ -113,7 +113,7 @@ async def _extends(_rows: Any, _seconds: float) -> bool:
     return True
 
 
-_HOLDER = Holder(
+_HOLDER = HandlerServices(
     _extends, None, ack_first=False, correlation_ids=CorrelationIds("5f0c1e2a-93d4-8b17")
 )
 
@@ -263,7 +263,7 @@ class Run:
         subscriber: Any = self.subscriber
         handle: Any = subscriber.consume
         if self.compiled:
-            self.pipeline: Pipeline = subscriber._make_pipeline()
+            self.pipeline: CompiledHandler = subscriber._make_pipeline()
             self.seen.events.pop() if self.seen.events else None
             self.why = self.pipeline.describe()
             handle = self.pipeline.run
@@ -283,7 +283,7 @@ class Run:
         async with AsyncExitStack() as stack:
             _set(stack, current_delivery, here)
             if case.kind == "transactional":
-                _set(stack, current, _Transaction())  # type: ignore[arg-type]
+                _set(stack, current_transaction, _Transaction())  # type: ignore[arg-type]
             try:
                 await handle(raw)
             except BaseException as error:

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.message import SqlBrokerMessage
 from faststream_sqlbroker.parser import SqlBrokerParser
-from faststream_sqlbroker.subscriber.pipeline.bodies import ack_quickly, quick_parse
+from faststream_sqlbroker.subscriber.pipeline.bodies import ack_quickly, make_quick_parse
 from tests.pipeline.axes import FULL, HEADERS, ODD
 from tests.pipeline.running import row_of
 
@@ -31,14 +31,14 @@ def test_the_quick_message_is_the_parsers(stored: Any, held: bool) -> None:
     parser = SqlBrokerParser()
     row = row_of(7, b"{}", stored)
     if not held:
-        row.holder = None
-    quick = quick_parse(parser)(row)
+        row.services = None
+    quick = make_quick_parse(parser)(row)
     assert type(quick) is SqlBrokerMessage
     assert list(vars(quick).items()) == list(vars(parser.parse(row)).items())
 
 
 def test_headers_of_two_messages_are_two() -> None:
-    parse = quick_parse(SqlBrokerParser())
+    parse = make_quick_parse(SqlBrokerParser())
     one = parse(row_of(7, b"{}", HEADERS))
     one.headers["mine"] = 1
     assert "mine" not in parse(row_of(8, b"{}", HEADERS)).headers
@@ -51,7 +51,7 @@ def test_a_parser_that_makes_something_else_is_used() -> None:
             message.path = {"of": "another parser"}
             return message
 
-    assert quick_parse(Parser())(row_of(7, b"{}", HEADERS)).path == {"of": "another parser"}
+    assert make_quick_parse(Parser())(row_of(7, b"{}", HEADERS)).path == {"of": "another parser"}
 
 
 def message() -> Any:

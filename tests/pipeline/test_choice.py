@@ -9,7 +9,7 @@ from faststream import BaseMiddleware
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber.pipeline import fingerprints
-from faststream_sqlbroker.subscriber.pipeline.choice import MOST_CHANGES, VARIABLE, Pipeline
+from faststream_sqlbroker.subscriber.pipeline.choice import MAX_CHANGES, VARIABLE, CompiledHandler
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 from tests.pipeline.axes import HEADERS
 from tests.pipeline.running import row_of
@@ -32,7 +32,7 @@ async def prepared(seen: Seen, *, filter: Any = None, **options: Any) -> Any:  #
     return subscriber
 
 
-async def run_one(pipeline: Pipeline) -> Any:
+async def run_one(pipeline: CompiledHandler) -> Any:
     """The outcome of one message."""
     row = row_of(1, b"{}", HEADERS)
     await pipeline.run(row)
@@ -148,13 +148,13 @@ async def test_it_is_compiled_anew_after_a_change() -> None:
 async def test_what_changes_all_the_time_is_left_to_faststream() -> None:
     subscriber = await prepared(Seen())
     pipeline = subscriber._make_pipeline()
-    for _ in range(MOST_CHANGES + 1):
+    for _ in range(MAX_CHANGES + 1):
         subscriber._build_fastdepends_model()
         assert await run_one(pipeline) is not None
     assert not pipeline.is_compiled or not pipeline._guard.is_unchanged()
     changes = pipeline._changes
     assert await run_one(pipeline) is not None
-    assert pipeline._changes == changes == MOST_CHANGES
+    assert pipeline._changes == changes == MAX_CHANGES
 
 
 async def test_a_test_of_the_handler_does_not_end_it() -> None:
@@ -171,5 +171,5 @@ async def test_a_test_of_the_handler_does_not_end_it() -> None:
 
 def test_fingerprints_are_of_functions() -> None:
     assert all(
-        digest for group in fingerprints.REPLACED for _, digest in fingerprints.digests(group)
+        digest for group in fingerprints.REPLACED for _, digest in fingerprints.iter_digests(group)
     )

@@ -27,7 +27,7 @@ def warnings(seen: Seen) -> list[str]:
 
 @pytest.mark.parametrize("group", REPLACED)
 def test_the_installed_versions_are_known(group: str) -> None:
-    assert fingerprints.unknown(group) == []
+    assert fingerprints.find_unknown(group) == []
 
 
 def test_another_version_of_a_function_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,21 +37,21 @@ def test_another_version_of_a_function_is_not_known(monkeypatch: pytest.MonkeyPa
 
     call.__module__ = HandlerItem.__module__
     monkeypatch.setattr(HandlerItem, "call", call)
-    [names] = fingerprints.unknown(PIPELINE)
+    [names] = fingerprints.find_unknown(PIPELINE)
     assert names.startswith(f"those of faststream {version('faststream')} with fast-depends")
-    assert fingerprints.unknown(ARGUMENTS) == []
+    assert fingerprints.find_unknown(ARGUMENTS) == []
 
 
 @pytest.mark.parametrize("group", REPLACED)
 def test_lines_found_by_code_are_those_that_inspect_finds(
     group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fingerprints._digest.cache_clear()
-    quick = list(fingerprints.digests(group))
+    fingerprints._compute_digest.cache_clear()
+    quick = list(fingerprints.iter_digests(group))
     # Without lines of its own it asks inspect.
     monkeypatch.setattr(fingerprints, "linecache", SimpleNamespace(getlines=lambda _: []))
-    fingerprints._digest.cache_clear()
-    assert list(fingerprints.digests(group)) == quick
+    fingerprints._compute_digest.cache_clear()
+    assert list(fingerprints.iter_digests(group)) == quick
 
 
 async def test_an_unknown_function_of_the_pipeline_means_faststreams(
@@ -83,7 +83,7 @@ def test_a_function_that_a_tracer_wraps_is_not_known(monkeypatch: pytest.MonkeyP
         return await original(*given, **named)
 
     monkeypatch.setattr(HandlerItem, "call", traced)
-    assert fingerprints.unknown(PIPELINE) == ["HandlerItem.call"]
+    assert fingerprints.find_unknown(PIPELINE) == ["HandlerItem.call"]
 
 
 async def test_an_unknown_function_of_fastdepends_means_its_arguments(
@@ -110,17 +110,17 @@ def test_a_function_without_source_is_not_known(monkeypatch: pytest.MonkeyPatch)
     names: dict[str, Any] = {}
     exec(source, names)
     monkeypatch.setattr(HandlerItem, "call", names["call"])
-    assert fingerprints.unknown(PIPELINE) == ["HandlerItem.call"]
+    assert fingerprints.find_unknown(PIPELINE) == ["HandlerItem.call"]
 
 
 def test_a_function_that_is_gone_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(CallModel, "asolve")
-    assert fingerprints.unknown(ARGUMENTS) == ["CallModel.asolve"]
+    assert fingerprints.find_unknown(ARGUMENTS) == ["CallModel.asolve"]
 
 
 def test_something_that_is_no_function_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CallModel, "asolve", object())
-    assert fingerprints.unknown(ARGUMENTS) == ["CallModel.asolve"]
+    assert fingerprints.find_unknown(ARGUMENTS) == ["CallModel.asolve"]
 
 
 def documented() -> Any:
@@ -146,6 +146,8 @@ def different() -> Any:
 
 
 def test_layout_annotations_and_docstrings_do_not_matter() -> None:
-    one, same, other = (fingerprints._digest(make()) for make in (documented, bare, different))
+    one, same, other = (
+        fingerprints._compute_digest(make()) for make in (documented, bare, different)
+    )
     assert one == same
     assert one != other

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker.subscriber.pipeline import choice, dependencies, models
-from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
-from faststream_sqlbroker.subscriber.pipeline.answers import Answers
+from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledger
+from faststream_sqlbroker.subscriber.pipeline.answers import AnswerPublisher
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
 from tests.pipeline.running import Case, compare
 from tests.pipeline.test_matrix import FULL, combined, pairs
@@ -31,8 +31,8 @@ def error_of_the_outcome_lost(patch: pytest.MonkeyPatch) -> None:
             row.settle_anew(type(outcome)())
         return dealt_with
 
-    original = Acknowledging.leave
-    patch.setattr(Acknowledging, "leave", leave)
+    original = Acknowledger.finish
+    patch.setattr(Acknowledger, "leave", leave)
 
 
 def manual_is_acked(patch: pytest.MonkeyPatch) -> None:
@@ -40,8 +40,8 @@ def manual_is_acked(patch: pytest.MonkeyPatch) -> None:
         await original(self, row, message)
         await self.ack(message)
 
-    original = Acknowledging.leave_handled
-    patch.setattr(Acknowledging, "leave_handled", leave_handled)
+    original = Acknowledger.finish_handled
+    patch.setattr(Acknowledger, "leave_handled", leave_handled)
 
 
 def answers_without_correlation(patch: pytest.MonkeyPatch) -> None:
@@ -49,15 +49,15 @@ def answers_without_correlation(patch: pytest.MonkeyPatch) -> None:
         message.correlation_id = "another"
         await original(self, message, *args)
 
-    original = Answers.publish
-    patch.setattr(Answers, "publish", publish)
+    original = AnswerPublisher.publish
+    patch.setattr(AnswerPublisher, "publish", publish)
 
 
 def defaults_ignored(patch: pytest.MonkeyPatch) -> None:
     def fields(model: Any) -> Any:
         return tuple((parameter, name, None) for parameter, name, _ in original(model))
 
-    original = models.context_fields
+    original = models.get_context_fields
     patch.setattr(models, "context_fields", fields)
 
 

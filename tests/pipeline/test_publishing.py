@@ -110,8 +110,8 @@ async def test_every_body_and_queue_shows_the_same(
     broker, stored = await connected(kind)
     monkeypatch.setenv(VARIABLE, "generic")
     generic, generic_stored = await connected(kind)
-    assert generic._plain.producer(generic) is None
-    is_plain = broker._plain.producer(broker) is not None
+    assert generic._plain.find_producer(generic) is None
+    is_plain = broker._plain.find_producer(broker) is not None
     assert is_plain is (kind in ("plain", "serializer", "no serializer"))
     for (name, body), queue in itertools.product(BODIES.items(), QUEUES):
         wanted = await publish(generic, generic_stored, body, queue)
@@ -188,7 +188,7 @@ async def test_an_unknown_function_means_faststreams_way(monkeypatch: pytest.Mon
     monkeypatch.setattr(fingerprints, "_warned_groups", set())
     monkeypatch.setitem(fingerprints.KNOWN, "publishing", {})
     broker, stored = await connected("plain")
-    assert broker._plain.producer(broker) is None
+    assert broker._plain.find_producer(broker) is None
     result, [row] = await publish(broker, stored, {}, "q")
     assert (result, row.queue) == (7, "q")
 
@@ -196,4 +196,4 @@ async def test_an_unknown_function_means_faststreams_way(monkeypatch: pytest.Mon
 async def test_no_correlation_id_is_made_without_a_generator() -> None:
     broker, _ = await connected("plain")
     assert broker.config.id_generator is gen_cor_id
-    assert broker._plain.producer(broker) is not None
+    assert broker._plain.find_producer(broker) is not None

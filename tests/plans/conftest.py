@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
@@ -37,7 +37,7 @@ class DatabaseOf:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.dialect = dialect_for(connection.dialect, TABLES)
+        self.dialect = create_dialect(connection.dialect, TABLES)
         self.tables = TABLES
 
     async def run(self, work: Callable[[Connection], T], *_: Any, **_options: Any) -> T:

@@ -45,13 +45,13 @@ def planned(connection: Connection, dialect: Any, action: str, filters: dict[str
     limit = filters.get("limit")
     given = {name: value for name, value in filters.items() if name != "limit"}
     wanted = Filters(archived=action != CANCEL, **given)
-    bound = visits.last_row(connection, dialect, action)
+    bound = visits.find_last_position(connection, dialect, action)
     assert bound is not None
     job = Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"name": "n"})
     if limit is None:
         return job
     limited = replace(job, limit=limit)
-    return replace(limited, bound=visits.read(connection, dialect, limited, limit)[2])
+    return replace(limited, bound=visits.read_next(connection, dialect, limited, limit)[2])
 
 
 def visit(connection: Connection, dialect: Any, action: str, filters: dict[str, Any]) -> None:
@@ -61,8 +61,8 @@ def visit(connection: Connection, dialect: Any, action: str, filters: dict[str, 
         patch.object(message_walks, "STEP", SCANNED // 2),
         patch.object(visits, "SCANNED", SCANNED),
     ):
-        visits.visit(connection, dialect, job, SIZE)
-        visits.read(connection, dialect, job, SCANNED, ["queue"])
+        visits.find_next(connection, dialect, job, SIZE)
+        visits.read_next(connection, dialect, job, SCANNED, ["queue"])
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -89,12 +89,12 @@ def test_a_batch_does_not_read_a_queue_that_no_analyze_has_seen(deep: Engine) ->
     dialect = PostgresqlDialect(TABLES, deep.dialect)
     with deep.connect() as connection:
         job = planned(connection, dialect, CANCEL, {"queue": "deep"})
-        ids, _ = visits.visit(connection, dialect, job, SIZE)
+        ids, _ = visits.find_next(connection, dialect, job, SIZE)
         with sent(connection) as statements:
-            visits.visit(connection, dialect, job, SIZE)
-            visits.lock(connection, dialect, job, ids, ["id"])
-            changes._untouched(connection, dialect, {one: {} for one in ids})
-            connection.execute(pull_jobs.bodies_of_jobs(dialect), {"ids": ids})
+            visits.find_next(connection, dialect, job, SIZE)
+            visits.lock_matching(connection, dialect, job, ids, ["id"])
+            changes._lock_untouched(connection, dialect, {one: {} for one in ids})
+            connection.execute(pull_jobs.select_bodies(dialect), {"ids": ids})
             dialect.claim_ids(connection, ids, ["deep"], 1.0, uuid4())
         assert len(ids) == SIZE
         for statement, parameters in statements:

@@ -90,11 +90,11 @@ def test_a_scan_descends_to_the_ends_of_each_queue(queues: Connection) -> None:
     dialect = MysqlDialect(TABLES, queues.dialect)
     for _ in range(2):  # what is read once, of the data dictionary too
         with reads(queues, at_most=6 * COUNT):
-            pairs = dialect.ready_pairs(queues, NAMES)
+            pairs = dialect.find_ready_pairs(queues, NAMES)
     assert len(pairs) == COUNT + 2
     assert [p.priority for p in pairs if p.queue == CROWDED] == [10, 5, 0]
     with reads(queues, at_most=2 * COUNT):
-        assert dialect.ready_pairs(queues, [f"none{n}" for n in range(COUNT)]) == []
+        assert dialect.find_ready_pairs(queues, [f"none{n}" for n in range(COUNT)]) == []
 
 
 @mysqls
@@ -102,13 +102,13 @@ def test_a_scan_descends_to_the_ends_of_each_queue(queues: Connection) -> None:
 def test_a_claim_of_many_pairs_reads_what_it_leases(queues: Connection) -> None:
     dialect = MysqlDialect(TABLES, queues.dialect)
     pairs = [ReadyPair(name, 0, 0.0) for name in NAMES]
-    dialect.claiming(pairs[:10], 1, 60.0, uuid4())(queues)
+    dialect.build_claim(pairs[:10], 1, 60.0, uuid4())(queues)
     with reads(queues, at_most=(2 * FIRST_ROWS + 10) * LIMIT):
-        found = dialect.claiming(pairs[10 : 3 * LIMIT], LIMIT, 60.0, uuid4())(queues)
+        found = dialect.build_claim(pairs[10 : 3 * LIMIT], LIMIT, 60.0, uuid4())(queues)
     assert [m.queue for m in found] == NAMES[10 : LIMIT + 10]
     crowded = [*pairs[200:210], ReadyPair(CROWDED, 5, 0.0), *pairs[210:220]]
     with reads(queues, at_most=(2 * FIRST_ROWS + 10) * LIMIT):
-        found = dialect.claiming(crowded, LIMIT, 60.0, uuid4())(queues)
+        found = dialect.build_claim(crowded, LIMIT, 60.0, uuid4())(queues)
     assert [m.queue for m in found] == [*NAMES[200:210], *[CROWDED] * (LIMIT - 10)]
 
 
@@ -117,11 +117,11 @@ def test_a_claim_of_many_pairs_reads_what_it_leases(queues: Connection) -> None:
 def test_expired_leases_of_many_queues_are_found_among_them(queues: Connection) -> None:
     dialect = MysqlDialect(TABLES, queues.dialect)
     token = uuid4()
-    claimed = dialect.claiming([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token)(queues)
+    claimed = dialect.build_claim([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token)(queues)
     assert len(claimed) == LIMIT
     for _ in range(2):  # what is read once, of the data dictionary too
         with reads(queues, at_most=4 * COUNT + 2 * LIMIT):
-            ends_in = dialect.lease_ends_in(queues, NAMES)
+            ends_in = dialect.get_seconds_to_lease_end(queues, NAMES)
     assert ends_in is not None
     assert 0 < ends_in <= 60.0
     with reads(queues, at_most=4 * COUNT + 10 * LIMIT):
@@ -135,7 +135,7 @@ def test_expired_leases_of_many_queues_are_found_among_them(queues: Connection) 
     )
     with reads(queues, at_most=4 * COUNT + 10 * LIMIT):
         assert dialect.release_stuck(queues, NAMES, 1_000) == LIMIT
-    dialect.claiming([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token)(queues)
+    dialect.build_claim([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token)(queues)
     with reads(queues, at_most=4 * COUNT + 12 * LIMIT):
         assert dialect.release_claim(queues, NAMES, token) == LIMIT
 

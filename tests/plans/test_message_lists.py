@@ -105,7 +105,7 @@ def page(connection: Connection, filters: dict[str, Any]) -> MessagePage:
     step = patch.object(message_walks, "STEP", SCANNED // 2)
     with patch.object(stored_messages, "SCANNED", SCANNED), step:
         reading = stored_messages_on(connection)
-        return asyncio.run(reading.page(Filters(**filters), LIMIT, None, hidden=True))
+        return asyncio.run(reading.read_page(Filters(**filters), LIMIT, None, with_hidden=True))
 
 
 def explained(

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.dialects import sqlite
 
-from faststream_sqlbroker.database.mirror import count_statement
+from faststream_sqlbroker.database.mirror import build_count_statement
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.database.parts.mirror import MIRROR
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
@@ -67,14 +67,14 @@ def mirrored(database: str, crowds: Crowds) -> Iterator[Engine]:
 def test_p11_postgresql_counts_by_the_index(mirrored: Engine, info: str | None) -> None:
     """P11."""
     dialect = PostgresqlDialect(TABLES, mirrored.dialect)
-    statement = count_statement(dialect, "7", info).compile(
+    statement = build_count_statement(dialect, "7", info).compile(
         mirrored, compile_kwargs={"literal_binds": True}
     )
     with mirrored.connect() as connection:
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         ).scalar_one()
-        assert connection.scalar(count_statement(dialect, "7", info)) == OF_ONE
+        assert connection.scalar(build_count_statement(dialect, "7", info)) == OF_ONE
     plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
     assert not [each for each in nodes(plan) if each["Node Type"] == "Seq Scan"], plan
     used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
@@ -87,9 +87,9 @@ def test_p11_mysql_counts_by_the_index(mirrored: Engine, info: str | None) -> No
     """P11."""
     dialect = MysqlDialect(TABLES, mirrored.dialect)
     with mirrored.connect() as connection:
-        connection.scalar(count_statement(dialect, "7", info))  # prepares the session
+        connection.scalar(build_count_statement(dialect, "7", info))  # prepares the session
         with reads(connection, at_most=4 * OF_ONE):
-            assert connection.scalar(count_statement(dialect, "7", info)) == OF_ONE
+            assert connection.scalar(build_count_statement(dialect, "7", info)) == OF_ONE
 
 
 def test_p11_sqlite_counts_by_the_index(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_p11_sqlite_counts_by_the_index(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{path}")
     fill_mirrored(engine)
     dialect = SqliteDialect(TABLES, sqlite.dialect())
-    compiled = count_statement(dialect, "7", "i").compile(
+    compiled = build_count_statement(dialect, "7", "i").compile(
         dialect=sqlite.dialect(paramstyle="named")
     )
     with engine.connect() as connection:
-        assert connection.scalar(count_statement(dialect, "7", "i")) == OF_ONE
+        assert connection.scalar(build_count_statement(dialect, "7", "i")) == OF_ONE
     engine.dispose()
     raw = sqlite3.connect(path)
     rows = raw.execute(f"EXPLAIN QUERY PLAN {compiled}", compiled.params).fetchall()

@@ -60,15 +60,15 @@ def read_so_far(connection: Connection) -> dict[str, int]:
 def claim(
     dialect: MysqlDialect, connection: Connection, limit: int = LIMIT
 ) -> list[ClaimedMessage]:
-    pairs = [p for p in dialect.ready_pairs(connection, ["q"]) if p.due_in <= 0]
-    return dialect.claiming(pairs, limit, 60.0, uuid4())(connection)
+    pairs = [p for p in dialect.find_ready_pairs(connection, ["q"]) if p.due_in <= 0]
+    return dialect.build_claim(pairs, limit, 60.0, uuid4())(connection)
 
 
 def test_the_ready_pairs_are_found_by_a_loose_scan(
     dialect: MysqlDialect, connection: Connection
 ) -> None:
     with reads(connection, at_most=60):
-        assert len(dialect.ready_pairs(connection, ["q", "other5", "empty"])) >= 3
+        assert len(dialect.find_ready_pairs(connection, ["q", "other5", "empty"])) >= 3
 
 
 @pytest.mark.parametrize("limit", [1, LIMIT])
@@ -83,11 +83,11 @@ def test_a_claim_when_nothing_is_due_reads_few_rows(
     connection.execute(
         text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < UTC_TIMESTAMP(6)")
     )
-    pairs = dialect.ready_pairs(connection, ["q"])
+    pairs = dialect.find_ready_pairs(connection, ["q"])
     assert len(pairs) == 3
     # Deleted rows stay in the index until they are committed and purged, and are stepped over.
     with reads(connection, at_most=60 + 3 * LIMIT * 3):
-        assert dialect.claiming(pairs, LIMIT, 60.0, uuid4())(connection) == []
+        assert dialect.build_claim(pairs, LIMIT, 60.0, uuid4())(connection) == []
 
 
 STEPS: dict[str, Callable[[MysqlDialect, Connection, list[ClaimedMessage]], Any]] = {
@@ -117,7 +117,7 @@ def test_settling_reads_by_the_primary_key(
 def test_release_reads_expired_leases_only(dialect: MysqlDialect, connection: Connection) -> None:
     rows = claim(dialect, connection)
     with reads(connection, at_most=60 + 2 * LIMIT):
-        assert (dialect.lease_ends_in(connection, ["q", "other7"]) or 0) > 0
+        assert (dialect.get_seconds_to_lease_end(connection, ["q", "other7"]) or 0) > 0
     connection.execute(
         text(
             "UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND "
@@ -139,7 +139,7 @@ def test_a_look_for_replies_reads_its_queue_only(
     rows = connection.execute(dialect.sql["replies"], {"queue": "other7"}).all()
     ids = [row.id for row in rows[:LIMIT]]
     with reads(connection, at_most=60 + 4 * LIMIT):
-        dialect.removing(ids)(connection)
+        dialect.build_remove(ids)(connection)
     connection.rollback()
 
 
@@ -150,7 +150,7 @@ def test_ordered_claims_do_not_walk_what_waits_behind_a_head(
     insert = "INSERT INTO message (queue, payload, `key`) SELECT 'o', 'x', {} FROM {} s"
     connection.execute(text(insert.format("'m'", mysql_numbers(5_000))))
     connection.execute(text(insert.format("CONCAT('z', MOD(n, 100))", mysql_numbers(1000))))
-    pairs = dialect.ready_pairs(connection, ["o"])
+    pairs = dialect.find_ready_pairs(connection, ["o"])
     with reads(connection, at_most=60 + 10 * LIMIT):
         rows, again = dialect.ordered.claim(connection, pairs, 1, 60.0, uuid4(), Cursors())
     assert ([row.key for row in rows], again) == (["m"], None)

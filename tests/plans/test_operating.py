@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database import stored_messages, verification
 from faststream_sqlbroker.database.bulk import changes, visits
-from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.database.parts import message_walks
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent, stored_messages_on
@@ -35,7 +35,7 @@ def grouped(**filters: Any) -> Work:
 
     def work(connection: Connection, _dialect: Any) -> object:
         wanted = Filters(archived=True, state=FAILED, **filters)
-        return asyncio.run(stored_messages_on(connection).dead_letters(wanted, 20))
+        return asyncio.run(stored_messages_on(connection).group_dead_letters(wanted, 20))
 
     return work
 
@@ -45,9 +45,9 @@ def batch(action: str, change: Any, **filters: Any) -> Work:
 
     def work(connection: Connection, dialect: Any) -> object:
         wanted = Filters(archived=action == REDRIVE, **filters)
-        bound = visits.last_row(connection, dialect, action)
+        bound = visits.find_last_position(connection, dialect, action)
         job = Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"to": "mended"})
-        ids, _ = visits.visit(connection, dialect, job, SIZE)
+        ids, _ = visits.find_next(connection, dialect, job, SIZE)
         assert len(ids) == SIZE
         return change(connection, dialect, job, ids)
 
@@ -87,7 +87,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_postgresql_reads_no_table_as_a_whole(archive: Engine, database: str) -> None:
-    dialect = dialect_for(archive.dialect, TABLES)
+    dialect = create_dialect(archive.dialect, TABLES)
     for name, work in {**READ, **CHANGED}.items():
         with archive.connect() as connection:
             with sent(connection) as statements:
@@ -115,7 +115,7 @@ def check(connection: Connection, name: str, statement: str, parameters: Any) ->
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 def test_mysql_reads_no_more_rows_than_it_may(archive: Engine, database: str) -> None:
-    dialect = dialect_for(archive.dialect, TABLES)
+    dialect = create_dialect(archive.dialect, TABLES)
     for name, work in {**READ, **CHANGED}.items():
         with archive.connect() as connection:
             work(connection, dialect)  # compiles the statements

@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.policies import (
 )
 from faststream_sqlbroker.core.policies.flags import HELD_BURST
 from faststream_sqlbroker.core.policies.standby import STANDBY
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.database.policies.claims import PolicyClaims
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
@@ -76,12 +76,12 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     },
     "policy_arrivals": {**ONE, "before": 0, "own": 2, "since": 0, "size": 5000},
     "policy_due": {**ONE, "before": 0, "now": LATER, "size": 100},
-    "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100, **Suspicion().binds},
+    "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100, **SuspectRule().binds},
     "policy_standby_due": {**ONE, "now": STANDBY + LATER, "size": 1},
     "policy_running": {"queue": "q", "size": 100},
     "ordered_window": {**ONE, "size": 100, "mask": 0},
     "look": LOOK,
-    "look_others": {**LOOK, **Suspicion().binds},
+    "look_others": {**LOOK, **SuspectRule().binds},
 }
 
 

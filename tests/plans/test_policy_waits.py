@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from faststream_sqlbroker.core.policies import Debounce, Throttle
-from faststream_sqlbroker.core.policy_waits import MOST_LOOKED_AT
-from faststream_sqlbroker.core.status import describe
+from faststream_sqlbroker.core.policy_waits import MAX_SCANNED
+from faststream_sqlbroker.core.status import build_description
 from faststream_sqlbroker.database.explain.explanations import Explanations
-from faststream_sqlbroker.database.parts.live_subscribers import announce
+from faststream_sqlbroker.database.parts.live_subscribers import renew_registrations
 from tests.helpers import MYSQL
 from tests.plans.conftest import DUE, TABLES, DatabaseOf
 from tests.plans.test_mysql import reads
@@ -28,7 +28,7 @@ def explanations_on(connection: Connection) -> Explanations:
 
 def register(connection: Connection, **options: Any) -> None:
     """A live subscriber of the crowded queue."""
-    told = describe(
+    told = build_description(
         queues=["q"],
         max_workers=1,
         policies=[Debounce("1s"), Throttle(1, "1h")],
@@ -36,7 +36,7 @@ def register(connection: Connection, **options: Any) -> None:
         stopping=False,
         **options,
     )
-    announce(connection, TABLES.policy_state, {"w": told}, {"w"}, 3600.0)
+    renew_registrations(connection, TABLES.policy_state, {"w": told}, {"w"}, 3600.0)
 
 
 def forget(connection: Connection) -> None:
@@ -50,8 +50,8 @@ def forget(connection: Connection) -> None:
 )
 def test_a_look_reads_a_range_up_to_its_limit(crowded: Engine, name: str, index: str) -> None:
     with crowded.connect() as connection:
-        plan = explain(connection, name, queue="q", priority=1, now=NOW, size=MOST_LOOKED_AT)
-        check(plan, indexes={f"message_{index}"}, buffers=2 * MOST_LOOKED_AT)
+        plan = explain(connection, name, queue="q", priority=1, now=NOW, size=MAX_SCANNED)
+        check(plan, indexes={f"message_{index}"}, buffers=2 * MAX_SCANNED)
 
 
 @postgresql
@@ -72,10 +72,10 @@ def test_mysql_reads_as_little(crowded: Engine, ordered: bool) -> None:
         connection.execute(text(f"UPDATE message SET `key` = 'k' {some}"))
     with crowded.connect() as connection:
         explanations = explanations_on(connection)
-        asyncio.run(explanations.policied_queues("q", None, 1))  # what is read once
+        asyncio.run(explanations.list_policied_queues("q", None, 1))  # what is read once
         connection.rollback()
-        with reads(connection, at_most=3 * (DUE + MOST_LOOKED_AT) + 300):
-            [queue] = asyncio.run(explanations.policied_queues("q", None, 1))
+        with reads(connection, at_most=3 * (DUE + MAX_SCANNED) + 300):
+            [queue] = asyncio.run(explanations.list_policied_queues("q", None, 1))
         assert queue.due == DUE
     with crowded.begin() as connection:
         connection.execute(text(f"UPDATE message SET `key` = NULL {some}"))
@@ -93,7 +93,7 @@ def test_a_queue_costs_few_statements(crowded: Engine) -> None:
 
     with crowded.connect() as connection:
         event.listen(connection, "before_cursor_execute", note)
-        [queue] = asyncio.run(explanations_on(connection).policied_queues(None, None, 100))
+        [queue] = asyncio.run(explanations_on(connection).list_policied_queues(None, None, 100))
         assert queue.due == DUE
     # Two for each of the three priorities; the time, the subscribers, the pairs, the policies.
     assert len(seen) <= 16, seen

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects.postgresql import asyncpg
 
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import TABLES, Crowds, analyze, fill_crowd
@@ -97,7 +97,7 @@ CLAIMS = ("claim", "claim_apart", "claim_others")
 def test_a_claim_reads_few_buffers(crowded: Engine, limit: int, name: str) -> None:
     """Updating 100 rows touches their pages and four indexes; reading them must add little."""
     with crowded.connect() as connection:
-        binds = {"limit": limit, "lease": 60.0, "token": uuid4(), **Suspicion().binds}
+        binds = {"limit": limit, "lease": 60.0, "token": uuid4(), **SuspectRule().binds}
         plan = explain(
             connection, name, queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds
         )
@@ -143,7 +143,7 @@ def test_a_claim_of_one_row_does_not_read_its_queue(deep: Engine, name: str) -> 
         found = connection.execute(text("SELECT max(id) FROM message")).scalar_one()
         swapped = {"queue": "deep", "version": 1, "scopes": [], "infos": [], "expiries": []}
         binds = {"lease": 60.0, "token": uuid4(), "limit": 1, "queues": ["deep"], **swapped}
-        plan = explain(connection, name, ids=[found], **binds, **Suspicion().binds)
+        plan = explain(connection, name, ids=[found], **binds, **SuspectRule().binds)
         check(plan, indexes={"message_pkey", "message_policy_state_pkey"}, buffers=60)
         leased = "SELECT count(*) FROM message WHERE state = 'PROCESSING'"
         assert connection.execute(text(leased)).scalar_one() == 1
@@ -151,7 +151,7 @@ def test_a_claim_of_one_row_does_not_read_its_queue(deep: Engine, name: str) -> 
 
 BY_IDS: dict[str, dict[str, Any]] = {
     "ordered_heads": {"mask": 0},
-    "ordered_heads_others": {"mask": 0, **Suspicion().binds},
+    "ordered_heads_others": {"mask": 0, **SuspectRule().binds},
     "ordered_soon": {},
 }
 
@@ -326,7 +326,7 @@ ORDERED: dict[str, dict[str, Any]] = {
         "priority": 0,
         "size": SIZE,
         "mask": 0,
-        **Suspicion().binds,
+        **SuspectRule().binds,
     },
     "ordered_keys": {"queue": "o", "start": "", "size": SIZE},
     "ordered_free": {

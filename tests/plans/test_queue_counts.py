@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.database import overviews as module
-from faststream_sqlbroker.database.constants import SQLITE_COUNTS
+from faststream_sqlbroker.database.constants import MAX_SQLITE_COUNT
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.database.overviews import (
     MAX_COUNTED,
@@ -18,7 +18,7 @@ from faststream_sqlbroker.database.overviews import (
     count_messages,
     read_rates,
 )
-from faststream_sqlbroker.database.parts.live_queues import due_messages
+from faststream_sqlbroker.database.parts.live_queues import count_due
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
@@ -109,7 +109,7 @@ def test_rates_read_the_newest_messages_only(crowded: Engine, database: str) -> 
             # Each is read, and looked up among the queues.
             with all_reads(connection, at_most=2 * MAX_RATED + 200):
                 rates = read_rates(connection, dialect)
-    assert rates.came["q"] > 0
+    assert rates.published["q"] > 0
 
 
 def test_sqlite_counts_on_in_the_index(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_sqlite_counts_on_in_the_index(tmp_path: Path) -> None:
             dialect.sql["estimate_due"], {"queue": "q", "priority": 0}
         ).scalar_one()
     engine.dispose()
-    assert found == SQLITE_COUNTS
-    assert len(steps) * 1_000 < 20 * SQLITE_COUNTS
+    assert found == MAX_SQLITE_COUNT
+    assert len(steps) * 1_000 < 20 * MAX_SQLITE_COUNT
     raw = sqlite3.connect(path)
     steps = raw.execute(
         f"EXPLAIN QUERY PLAN {dialect.sql['count_due']}", {**PAIR, "most": MAX_COUNTED}
@@ -161,11 +161,11 @@ def test_a_limited_count_reads_no_more_than_its_limit(crowded: Engine, database:
     kind = PostgresqlDialect if database == "postgresql" else MysqlDialect
     dialect = kind(TABLES, crowded.dialect)
     with crowded.connect() as connection:
-        assert due_messages(connection, dialect, "q", 200) == 200  # compiles the statements
-        assert due_messages(connection, dialect, "q", 1_000) == DUE
+        assert count_due(connection, dialect, "q", 200) == 200  # compiles the statements
+        assert count_due(connection, dialect, "q", 1_000) == DUE
         if database == "postgresql":
             plan = explain(connection, "count_due", **PAIR, most=200)
             check(plan, indexes={"message_ready"}, buffers=400)
         else:
             with reads(connection, at_most=3 * 200 + 200):
-                due_messages(connection, dialect, "q", 200)
+                count_due(connection, dialect, "q", 200)

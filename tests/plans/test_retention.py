@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects import postgresql as dialect_of_postgresql
 
-from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
-from faststream_sqlbroker.core.retention import Place
+from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE, LoadedWindow, RowSum
+from faststream_sqlbroker.core.retention import PrunePosition
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.archive_growth import ArchiveGrowth
-from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.database.loaded_windows import LoadedWindows
 from faststream_sqlbroker.database.parts import loaded_windows
 from faststream_sqlbroker.database.retention import BATCH, ArchivePartitions, ArchiveRetention
@@ -71,8 +71,8 @@ def test_postgresql_reads_the_beginning_of_an_index(
 ) -> None:
     with archived.connect() as connection:
         retention = retention_on(connection)
-        before = asyncio.run(retention.cutoff(3600.0))
-        asked = retention._oldest(MessageState[state], before, None).limit(BATCH)
+        before = asyncio.run(retention.read_cutoff(3600.0))
+        asked = retention._select_oldest(MessageState[state], before, None).limit(BATCH)
         made: Any = dialect_of_postgresql.dialect
         plain = str(asked.compile(dialect=made(), compile_kwargs={"literal_binds": True}))
         plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}".replace(":", "\\:"))).all())
@@ -86,7 +86,7 @@ def test_postgresql_reads_the_beginning_of_an_index(
 def test_mysql_reads_no_more_than_it_removes(archived: Engine, database: str, state: str) -> None:
     with archived.connect() as connection:
         retention = retention_on(connection)
-        before = asyncio.run(retention.cutoff(3600.0))
+        before = asyncio.run(retention.read_cutoff(3600.0))
         asyncio.run(retention.remove(MessageState[state], before, None))
         with reads(connection, at_most=8 * BATCH):
             step = asyncio.run(retention.remove(MessageState[state], before, None))
@@ -96,20 +96,20 @@ def test_mysql_reads_no_more_than_it_removes(archived: Engine, database: str, st
 def middle(connection: Connection) -> LoadedWindow:
     """A window of a week and more in the middle of the archive."""
     retention = retention_on(connection)
-    start, end = (asyncio.run(retention.cutoff(60.0 * minutes)) for minutes in (15_000, 3_000))
+    start, end = (asyncio.run(retention.read_cutoff(60.0 * minutes)) for minutes in (15_000, 3_000))
     return LoadedWindow("a week", start, end, RowSum(), "a lake")
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_postgresql_compares_a_window_page_by_page(archived: Engine, database: str) -> None:
-    dialect = dialect_for(archived.dialect, TABLES)
+    dialect = create_dialect(archived.dialect, TABLES)
     with archived.connect() as connection:
         window = middle(connection)
         first = loaded_windows.read_page(connection, dialect, window, None)
-        assert isinstance(first.last, Place)
+        assert isinstance(first.last, PrunePosition)
         made: Any = dialect_of_postgresql.dialect
         for last in (None, first.last):
-            asked = loaded_windows.rows_between(dialect, window, first.last, last)
+            asked = loaded_windows.select_rows(dialect, window, first.last, last)
             asked = asked.limit(BATCH) if last is None else asked
             plain = str(asked.compile(dialect=made(), compile_kwargs={"literal_binds": True}))
             plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}".replace(":", "\\:"))).all())
@@ -121,11 +121,11 @@ def test_postgresql_compares_a_window_page_by_page(archived: Engine, database: s
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, database: str) -> None:
-    dialect = dialect_for(archived.dialect, TABLES)
-    page = loaded_windows.PAGE
+    dialect = create_dialect(archived.dialect, TABLES)
+    page = loaded_windows.PAGE_SIZE
     with archived.connect() as connection:
         window = middle(connection)
-        record = {"scope": LOADED + "shop", "key": window.name, "info": window.info()}
+        record = {"scope": LOADED_SCOPE + "shop", "key": window.name, "info": window.to_json()}
         connection.execute(TABLES.policy_state.insert().values(record))
         first = loaded_windows.read_page(connection, dialect, window, None)
         done = {MessageState.COMPLETED}
@@ -135,12 +135,12 @@ def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, databas
         with reads(connection, at_most=8 * page):
             lowered = asyncio.run(windows_on(connection).remove("shop", window, second, done))
     assert lowered is not None
-    assert lowered.left.rows == -second.states[MessageState.COMPLETED]
+    assert lowered.remaining.rows == -second.states[MessageState.COMPLETED]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 def test_growth_is_that_of_a_day(archived: Engine, database: str) -> None:
     with archived.connect() as connection:
         database: Any = DatabaseOf(connection)
-        per_day = asyncio.run(ArchiveGrowth(database).a_day())
+        per_day = asyncio.run(ArchiveGrowth(database).estimate_rows_per_day())
     assert 1_430 <= per_day <= 1_440

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.policies.request import PolicyClaim
 from tests.policies.world import PROCESSES, World, microseconds, outcome
 
 UNIT = 500_000
@@ -179,7 +179,7 @@ class Machine(RuleBasedStateMachine):
             message.delivered = True
         self.checking = False
 
-    def check(self, claim: Claim, limit: int) -> None:
+    def check(self, claim: PolicyClaim, limit: int) -> None:
         """Compare with the model; the leases are noted afterwards."""
         raise NotImplementedError
 

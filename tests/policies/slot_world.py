@@ -107,7 +107,7 @@ class SimulatedProcess:
         self._rate = 1 + world.random.uniform(-1, 1) * world.disturbance.skew
         clock = Clock()
         clock.monotonic = lambda: self.monotonic
-        self.memory = ScanPosition(use=SlotUse(clock))
+        self.memory = ScanPosition(slot_use=SlotUse(clock))
         self.memory.intake.rates.read_at = float("inf")
         self._later(world.now + world.random.random() * 0.2, self._look)
 
@@ -161,10 +161,10 @@ class SimulatedProcess:
         states = States(row)
         told: dict[tuple[str, str], int] = {}
         read = ReadTime(now, asked, self.monotonic)
-        slots = QueueSlots(states, "q", read, wanted, self.memory, told, self.memory.swaps_took)
-        granted = slots.room(self.free, self.free)
-        wrote = slots.spend(granted)
-        look = slots.next_look(granted)
+        slots = QueueSlots(states, "q", read, wanted, self.memory, told, self.memory.swap_durations)
+        granted = slots.compute_capacity(self.free, self.free)
+        wrote = slots.store_slots(granted)
+        look = slots.find_next_scan(granted)
         wait = 0.02 if look is None else max(0.001, (look - now) / SECOND)
         if not wrote:
             self._later(self.world.now + wait, self._look)
@@ -181,13 +181,13 @@ class SimulatedProcess:
             if not done:
                 self._later(self.world.now + self.world.random.uniform(0, 0.02), self._look)
                 return
-            self.memory.use.told(told)
-            self.memory.note_swap(self.monotonic - asked)
+            self.memory.slot_use.discard_reported(told)
+            self.memory.record_swap(self.monotonic - asked)
             rows: list[Any] = [
                 SimpleNamespace(id=n, queue="q", slot=None, slot_started=None, slot_told=False)
                 for n in range(granted)
             ]
-            slots.tell(rows)
+            slots.assign_slots(rows)
             for each in rows:
                 self.free -= 1
                 wait_for = (each.slot.earliest - self.monotonic) / self._rate
@@ -197,7 +197,7 @@ class SimulatedProcess:
         self._ask(swap, answered)
 
     def _start(self, row: Any) -> None:
-        if not self.memory.use.start(row):
+        if not self.memory.slot_use.start(row):
             self.world.missed += 1
             self.free += 1
             return

@@ -110,7 +110,7 @@ class CancelMachine(RuleBasedStateMachine):
     def claim(self, data: st.DataObject) -> None:
         limit = data.draw(st.integers(1, 2), "limit")
         store = self.world.store
-        pairs = [p for p in self.run(store.ready_pairs([QUEUE])) if p.due_in <= 0]
+        pairs = [p for p in self.run(store.find_ready_pairs([QUEUE])) if p.due_in <= 0]
         for row in self.run(store.claim(pairs, limit, LEASE / 1e6, uuid4())):
             message = self.messages[row.id]
             assert message.lease is None
@@ -137,7 +137,9 @@ class CancelMachine(RuleBasedStateMachine):
         message = self.choose(data, self.leased)
         lease = message.lease
         assert lease is not None
-        orders = self.run(self.world.store.live_subscribers.announce({}, set(), 60.0, clean=False))
+        orders = self.run(
+            self.world.store.live_subscribers.write_heartbeat({}, set(), 60.0, clean=False)
+        )
         told = {(r.message_id, r.lease_token) for r in orders.cancels}
         mark = (lease.row.id, lease.row.lease_token)
         assert (mark in told) == lease.asked
@@ -196,8 +198,8 @@ class CancelMachine(RuleBasedStateMachine):
     def clean(self, _data: st.DataObject) -> None:
         """Requests of leases that are held stay."""
         live = self.world.store.live_subscribers
-        self.run(live.announce({}, set(), 60.0, clean=True))
-        orders = self.run(live.announce({}, set(), 60.0, clean=False))
+        self.run(live.write_heartbeat({}, set(), 60.0, clean=True))
+        orders = self.run(live.write_heartbeat({}, set(), 60.0, clean=False))
         held = {
             (i, m.lease.row.lease_token)
             for i, m in self.messages.items()

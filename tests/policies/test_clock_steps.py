@@ -44,10 +44,10 @@ class Steps:
     def mend(self) -> list[int]:
         """What a heartbeat does now and then: by how much the clock was set back, as it seems."""
         policy_holds = self.world.store.policy_holds
-        holds = self.world.run(policy_holds.read([QUEUE]))
+        holds = self.world.run(policy_holds.load_holds([QUEUE]))
         found = []
-        for queue in {hold.queue for hold in holds if hold.ahead}:
-            step = self.world.run(policy_holds.mend_clock_step(queue))
+        for queue in {hold.queue for hold in holds if hold.is_ahead}:
+            step = self.world.run(policy_holds.repair_clock_step(queue))
             assert step is not None
             found.append(step.back)
         return found

@@ -8,12 +8,12 @@ from typing import ClassVar
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
-from faststream_sqlbroker.core.policies.standby import chosen_for
+from faststream_sqlbroker.core.policies.standby import find_target
 from faststream_sqlbroker.database.policies.key_heads import (
-    LONGEST_BURST_RECHECK,
-    SHORTEST_BURST_RECHECK,
+    MAX_BURST_RECHECK,
+    MIN_BURST_RECHECK,
 )
-from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.policies.request import PolicyClaim
 from tests.policies.bursts import Burst
 from tests.policies.clock import MICROSECONDS
 from tests.policies.machine import UNIT, Machine, Message, check_model
@@ -108,7 +108,7 @@ class DebounceMachine(Machine):
         """The first burst of the key whose message was not delivered and has not gone otherwise."""
         return next((b for b in key.bursts if not b.delivered and b.chosen in self.live), None)
 
-    def check(self, claim: Claim, limit: int) -> None:
+    def check(self, claim: PolicyClaim, limit: int) -> None:
         self.take_part()
         for row in claim.rows:
             self.deliver(self.live[row.id])
@@ -143,7 +143,7 @@ class DebounceMachine(Machine):
         """Which of those that stand by have stood by for it."""
         waiting = [b.chosen for b in key.bursts if not b.delivered and b.chosen in self.live]
         leading = self.policy.edge == "leading"
-        gone = {i for i in key.standing if chosen_for(waiting, i, leading=leading) == message} | (
+        gone = {i for i in key.standing if find_target(waiting, i, leading=leading) == message} | (
             {i for i in key.standing if i < message} if not leading else set()
         )
         key.standing -= gone
@@ -162,8 +162,8 @@ class DebounceMachine(Machine):
                 )
             elif (burst := self.turn(key)) is not None:
                 pause = min(
-                    max(SHORTEST_BURST_RECHECK, key.settled_at - key.busy_since),
-                    LONGEST_BURST_RECHECK,
+                    max(MIN_BURST_RECHECK, key.settled_at - key.busy_since),
+                    MAX_BURST_RECHECK,
                 )
                 assert self.now < max(burst.due, key.settled_at + pause), "it waits too long"
 

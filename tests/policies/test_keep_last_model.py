@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from faststream_sqlbroker.core.policies import Delay, KeepLast
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.policies.key_heads import (
-    BURST_WAIT_LIMIT,
-    LONGEST_BURST_RECHECK,
-    SHORTEST_BURST_RECHECK,
+    MAX_BURST_RECHECK,
+    MAX_BURST_WAIT,
+    MIN_BURST_RECHECK,
 )
-from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.policies.request import PolicyClaim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import World, outcome
 
@@ -68,7 +68,7 @@ class KeepLastMachine(Machine):
                 arrived = max(message.due, min(message.created, self.now))
                 self.of[message.key].waiting[message.id] = arrived
 
-    def check(self, claim: Claim, limit: int) -> None:
+    def check(self, claim: PolicyClaim, limit: int) -> None:
         self.take_part()
         self.gone = self.archived()
         superseded = {i for i, row in self.gone.items() if row["reason"] == "superseded"}
@@ -125,7 +125,7 @@ class KeepLastMachine(Machine):
                 row.id == first and self.now < waiting[first] + self.policy.window
             )
             del key.waiting[row.id]
-        if self.now > key.settled_at + LONGEST_BURST_RECHECK:
+        if self.now > key.settled_at + MAX_BURST_RECHECK:
             key.busy_since = self.now
         key.claimed_at = self.now
         self.started.add(row.id)
@@ -144,7 +144,7 @@ class KeepLastMachine(Machine):
             newest = max(key.waiting)
             # What waits for a running message is looked at again after as long as that has run.
             ran = key.settled_at - key.busy_since
-            pause = min(max(SHORTEST_BURST_RECHECK, ran), LONGEST_BURST_RECHECK)
+            pause = min(max(MIN_BURST_RECHECK, ran), MAX_BURST_RECHECK)
             earliest = max(
                 key.waiting[newest], key.claimed_at + self.policy.window, key.settled_at + pause
             )
@@ -176,7 +176,7 @@ def test_each_key_has_its_newest_message_once_in_a_window(database: str, databas
     check_model(KeepLastMachine, database_url, examples=EXAMPLES[database])
 
 
-def ids(claim: Claim) -> list[int]:
+def ids(claim: PolicyClaim) -> list[int]:
     return [row.id for row in claim.rows]
 
 
@@ -217,7 +217,7 @@ def a_running_message_delays_the_next(world: World) -> None:
         world.advance(SECOND)
         assert ids(world.claim(1, 20)) == []
     world.settle(row, outcome("ack", 0))
-    world.advance(BURST_WAIT_LIMIT)
+    world.advance(MAX_BURST_WAIT)
     assert ids(world.claim(1, 20)) == [newest]
     assert row.id == first
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.flags import LET_IN, MOST_BACKOFFS, SLOT
+from faststream_sqlbroker.core.policies.flags import ADMITTED, MAX_BACKOFFS, SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts import ordered
 from faststream_sqlbroker.database.policies import claims
-from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK
-from faststream_sqlbroker.database.policies.request import Claim
-from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
-from faststream_sqlbroker.database.policies.slots import LONGEST_WAIT
+from faststream_sqlbroker.database.policies.intake import FULL_SCAN_INTERVAL
+from faststream_sqlbroker.database.policies.request import PolicyClaim
+from faststream_sqlbroker.database.policies.slot_use import MIN_START_DELAY
+from faststream_sqlbroker.database.policies.slots import MAX_SLOT_WAIT
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds
@@ -59,7 +59,7 @@ class KeyedThrottleMachine(Machine):
         """Whose slots it takes; None: it takes none."""
         return message.key if self.policy.key else ""
 
-    def check(self, claim: Claim, limit: int) -> None:
+    def check(self, claim: PolicyClaim, limit: int) -> None:
         before = dict(self.slot)
         self.refused = list[Message]()
         self.back: list[tuple[int, int]] = []
@@ -88,7 +88,7 @@ class KeyedThrottleMachine(Machine):
     def look_at(self, message: Message, row: dict[str, Any]) -> None:
         """The effect of a claim on a message that it did not lease."""
         due = microseconds(row["next_attempt_at"])
-        if row["policy_marks"] & LET_IN:
+        if row["policy_marks"] & ADMITTED:
             self.let_in.add(message.id)
         known = message.delivered or message.id in self.let_in
         if not row["policy_marks"] & SLOT:
@@ -97,7 +97,7 @@ class KeyedThrottleMachine(Machine):
             self.promised.add(message.id)
             self.kept.append(self.log_of(message))
         if message.lease is None and due != message.due and known:
-            assert self.now < due <= self.now + LONGEST_WAIT, "it comes back soon"
+            assert self.now < due <= self.now + MAX_SLOT_WAIT, "it comes back soon"
             self.refused.append(message)
         elif message.lease is None and due != message.due:
             assert self.policy.when_exceeded == "backoff"
@@ -117,7 +117,7 @@ class KeyedThrottleMachine(Machine):
             assert self.log_of(message) is None, "a message with a key takes a slot"
             message.due = microseconds(row.next_attempt_at)
             return
-        slot = row.slot.at
+        slot = row.slot.granted_at
         assert slot == self.now, "each asks for a slot now"
         assert row.slot.deadline is not None
         self.slot[row.id] = row.slot.deadline
@@ -141,7 +141,7 @@ class KeyedThrottleMachine(Machine):
         slots, deadlines = list(self.slots[key]), list(self.deadlines[key])
         for _ in range(more):
             slots.append(earliest([self.policy], slots, self.now, deadlines))
-            deadlines.append(slots[-1] + LEAST_PATIENCE)
+            deadlines.append(slots[-1] + MIN_START_DELAY)
         return earliest([self.policy], slots, self.now, deadlines)
 
     def come_back_later(self) -> None:
@@ -152,14 +152,14 @@ class KeyedThrottleMachine(Machine):
             mean = self.policy.backoff(self.backed_off[message])
             assert 0.5 * mean <= due - self.now + 1
             assert due - self.now - 1 <= 1.5 * mean
-            self.backed_off[message] = min(self.backed_off[message] + 1, MOST_BACKOFFS)
+            self.backed_off[message] = min(self.backed_off[message] + 1, MAX_BACKOFFS)
 
     def nothing_was_free(self, message: Message) -> None:
         log = self.log_of(message)
         assert log is not None, "a message without a key takes no slot"
         assert self.earliest(log, self.kept.count(log)) > self.now, "there was a slot for it"
 
-    def no_message_is_forgotten(self, claim: Claim, limit: int) -> None:
+    def no_message_is_forgotten(self, claim: PolicyClaim, limit: int) -> None:
         """With room left, each message with a slot now is leased; all others have asked for one."""
         if len(claim.rows) == limit:
             return
@@ -167,12 +167,12 @@ class KeyedThrottleMachine(Machine):
         for message in self.live.values():
             # What has come back with its old due time may be seen by the next look at everything
             # only.
-            seen = self.now >= message.returned + WHOLE_LOOK * 1e6 and not message.suspect
+            seen = self.now >= message.returned + FULL_SCAN_INTERVAL * 1e6 and not message.suspect
             if message.lease is None and message.id not in ids and seen:
                 assert (
                     message.due > self.now
-                    or claim.more
-                    or claim.again == 0
+                    or claim.has_more
+                    or claim.next_claim_in == 0
                     or self.waits_for_its_key(message)
                 ), "it waits without a slot"
 

@@ -16,18 +16,18 @@ from faststream_sqlbroker.core.policies import Debounce, Header, KeepLast, Polic
 from faststream_sqlbroker.core.policies.flags import BURST
 from faststream_sqlbroker.core.policies.header import Key
 from faststream_sqlbroker.core.policies.standby import (
-    LATEST_STANDBY_LOOK,
-    LONGEST_STANDBY_RECHECK,
-    stands_by,
+    MAX_STANDBY_CHECK_DELAY,
+    MAX_STANDBY_RECHECK,
+    has_standby_flags,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.bulk.store import JobStore
 from faststream_sqlbroker.database.overviews import count_messages
-from faststream_sqlbroker.database.parts.live_queues import due_messages
-from faststream_sqlbroker.database.policies.intake import burst_scope
-from faststream_sqlbroker.database.policies.policy_holds import STEP
-from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.parts.live_queues import count_due
+from faststream_sqlbroker.database.policies.intake import get_burst_scope
+from faststream_sqlbroker.database.policies.policy_holds import STEP_SIZE
+from faststream_sqlbroker.database.policies.request import PolicyClaim
 from faststream_sqlbroker.database.queue_states import read_states
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE, World, microseconds, outcome
@@ -106,7 +106,7 @@ class LastMachine(Machine):
         self.world.run(by(self.world, message.id, how))
         del self.live[message.id]
 
-    def check(self, claim: Claim, limit: int) -> None:
+    def check(self, claim: PolicyClaim, limit: int) -> None:
         now = {row.id for row in claim.rows if row.id in self.live}
         assert not any(
             self.live[i].key is not None
@@ -145,7 +145,7 @@ class LastMachine(Machine):
                 return
             for message in self.leased:
                 self.end(message, "expired" if message.expired(message.acquired) else "ack")
-            self.world.advance(LONGEST_STANDBY_RECHECK)
+            self.world.advance(MAX_STANDBY_RECHECK)
             self.claim_by(0, 20)
         pytest.fail(f"these are left: {self.live}")
 
@@ -153,7 +153,7 @@ class LastMachine(Machine):
 class LastWorld(World):
     """What an operator has taken away is not told of."""
 
-    def claim(self, process: int, limit: int, starting: int | None = None) -> Claim:
+    def claim(self, process: int, limit: int, starting: int | None = None) -> PolicyClaim:
         found = super().claim(process, limit, starting)
         rows: list[ClaimedMessage] = []
         for row in found.rows:
@@ -177,7 +177,7 @@ def test_nothing_is_superseded_but_by_what_starts(database: str, database_url: s
     check_model(LastMachine, database_url, examples=EXAMPLES[database], world=LastWorld)
 
 
-def ids(claim: Claim) -> list[int]:
+def ids(claim: PolicyClaim) -> list[int]:
     return [row.id for row in claim.rows]
 
 
@@ -259,13 +259,13 @@ def test_what_expires_before_its_slot_replaces_nothing(world: World) -> None:
 def test_all_that_stood_by_is_freed_with_its_policy(world: World) -> None:
     """Though more is looked at again at one time than one step looks at."""
     world.begin([Debounce("3s")])
-    count = 2 * STEP + 100
+    count = 2 * STEP_SIZE + 100
     rows = [NewMessage(QUEUE, b"1", key="k") for _ in range(count)]
     world.run(world.store.insert(rows))
     for _ in range(3):
         assert ids(world.claim(0, 20)) == []
     policy_holds = world.store.policy_holds
-    [hold] = world.run(policy_holds.read([QUEUE]))
+    [hold] = world.run(policy_holds.load_holds([QUEUE]))
     assert world.run(policy_holds.free_removed(hold)) == count
     live = world.live()
     assert len(live) == count
@@ -279,7 +279,7 @@ def test_the_newest_is_known_as_long_as_it_waits(world: World) -> None:
     assert ids(world.claim(0, 20)) == []
     for _ in range(3):
         world.advance(2 * 86_400 * SECOND)
-        world.run(world.store.forget_expired(1_000))
+        world.run(world.store.remove_expired_states(1_000))
     assert ids(world.claim(0, 20)) == [new]
     assert superseded(world) == {old: new}
 
@@ -351,10 +351,10 @@ def test_the_newest_may_be_put_off_for_long(world: World) -> None:
     late = datetime(9998, 1, 1, tzinfo=timezone.utc)
     assert world.run(world.store.repairs.set_due(new, late)).done
     for _ in range(3):
-        world.advance(LATEST_STANDBY_LOOK + SECOND)
+        world.advance(MAX_STANDBY_CHECK_DELAY + SECOND)
         assert ids(world.claim(0, 20)) == []
     world.run(change(world, new, "cancel"))
-    world.advance(LATEST_STANDBY_LOOK + SECOND)
+    world.advance(MAX_STANDBY_CHECK_DELAY + SECOND)
     assert [*ids(world.claim(0, 20)), *ids(world.claim(0, 20))] == [old]
 
 
@@ -439,7 +439,7 @@ def test_it_is_looked_at_seldom_behind_a_message_that_runs_for_long(world: World
     [(True, "key"), *product([True, Header("tenant")], ["cancel", "move", *ALL_OF_FILTERS])],
 )
 def test_what_an_operator_takes_away_gives_its_place_soon(world: World, key: Key, how: str) -> None:
-    """However long the other one has stood by: from `LONGEST_STANDBY_RECHECK` on that changes
+    """However long the other one has stood by: from `MAX_STANDBY_RECHECK` on that changes
     nothing."""
     world.begin([Debounce("3s", key=key)])
     old = world.put("k", headers='{"tenant": "k"}')
@@ -456,15 +456,15 @@ def test_what_an_operator_takes_away_gives_its_place_soon(world: World, key: Key
         filters = Filters(headers={"which": "new"})
         job = Job(action=how.split()[0], by="", filters=filters, arguments=arguments)
         world.run(run_job(world.store.jobs, job))
-    world.advance(LONGEST_STANDBY_RECHECK)
+    world.advance(MAX_STANDBY_RECHECK)
     found = [*ids(world.claim(0, 20)), *ids(world.claim(0, 20))]
     assert old in found
     assert not superseded(world)
 
 
 async def run_job(jobs: JobStore, job: Job, done: int = 1) -> Job:
-    begun = await jobs.begin(await jobs.plan(job), "jobs")
-    step = await jobs.step(begun.id)
+    begun = await jobs.start(await jobs.plan(job), "jobs")
+    step = await jobs.run_step(begun.id)
     assert step.job is not None
     assert step.job.done == done
     return begun
@@ -518,13 +518,13 @@ async def make_due(world: World, message: int, how: str) -> None:
         assert (await repairs.edit(message, {"priority": 1}, 5.0)).done
         assert (await repairs.edit(message, {}, 5.0)).done
     else:
-        ways = {"retry": 0.0, "postpone": 10.0, "until": await world.store.server.now()}
+        ways = {"retry": 0.0, "postpone": 10.0, "until": await world.store.server.read_now()}
         assert (await repairs.set_due(message, ways[how])).done
 
 
 def stands(world: World, message: int) -> bool:
     row = world.live()[message]
-    return stands_by(microseconds(row["next_attempt_at"]), row["policy_marks"])
+    return has_standby_flags(microseconds(row["next_attempt_at"]), row["policy_marks"])
 
 
 @pytest.mark.parametrize("kind", [Debounce, KeepLast])
@@ -610,14 +610,14 @@ def test_a_key_for_which_nothing_stands_by_is_forgotten_after_a_day(
     assert delivered(world, 8)
     assert superseded(world)
     world.advance(3 * 86_400 * SECOND)
-    world.run(world.store.forget_expired(1_000))
+    world.run(world.store.remove_expired_states(1_000))
     assert world.run(known_keys(world)) == []
 
 
 async def known_keys(world: World) -> list[str]:
     c = world.store.tables.policy_state.c
     async with world.clock.engine.connect() as connection:
-        found = await connection.execute(select(c.key).where(c.scope == burst_scope(QUEUE)))
+        found = await connection.execute(select(c.key).where(c.scope == get_burst_scope(QUEUE)))
         return list(found.scalars())
 
 
@@ -641,9 +641,9 @@ def test_an_undo_brings_no_older_one_after_the_newest(world: World, kind: Any, a
         done = 1 if action == "retry_now" else 5
         begun = world.run(run_job(jobs, job, done))
         world.advance(later)
-        undo = world.run(jobs.begin_undo(begun.id, "", "jobs"))
+        undo = world.run(jobs.start_undo(begun.id, "", "jobs"))
         assert undo is not None
-        step = world.run(jobs.step(undo.id))
+        step = world.run(jobs.run_step(undo.id))
         assert step.job is not None
         assert step.job.done == done
         found = delivered(world, 20)
@@ -734,9 +734,9 @@ def test_what_comes_back_while_it_was_delivered_last_leaves_the_others(
     else:
         jobs = world.store.jobs
         job = Job(action="cancel", by="", filters=Filters(), arguments={"text": ""})
-        undo = world.run(jobs.begin_undo(world.run(run_job(jobs, job)).id, "", "jobs"))
+        undo = world.run(jobs.start_undo(world.run(run_job(jobs, job)).id, "", "jobs"))
         assert undo is not None
-        world.run(jobs.step(undo.id))
+        world.run(jobs.run_step(undo.id))
     world.advance(SECOND)
     one = world.put("k")
     world.claim(0, 20)
@@ -809,7 +809,7 @@ def test_a_policy_that_comes_back_takes_all_in_anew(world: World, kind: Any) -> 
     assert ids(world.claim(0, 20)) == []
     world.advance(70 * SECOND)
     policy_holds = world.store.policy_holds
-    [hold] = world.run(policy_holds.read([QUEUE]))
+    [hold] = world.run(policy_holds.load_holds([QUEUE]))
     world.run(policy_holds.free_removed(hold))
     found = delivered(world, 10)
     assert found[0] == messages[-1]
@@ -894,7 +894,7 @@ def counted(world: World) -> tuple[int, ...]:
                 assert counts.delayed.value == state.delayed
                 assert counts.standing.value == state.standing
                 assert abs(counts.standing_overdue - state.standing_overdue) < 60.0
-                assert due_messages(sync, dialect, QUEUE, 100) == state.ready
+                assert count_due(sync, dialect, QUEUE, 100) == state.ready
                 both = state.ready + state.delayed
                 return (
                     state.ready,

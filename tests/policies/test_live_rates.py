@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.live_rates import UNTOLD, LiveRates
-from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
-from faststream_sqlbroker.core.status import describe
+from faststream_sqlbroker.core.policies.live_rates import UNREPORTED_LIFETIME, LiveRates
+from faststream_sqlbroker.core.policies.throttle import OTHER_LIMITS_LIFETIME
+from faststream_sqlbroker.core.status import build_description
 from tests.policies.world import QUEUE, World
 
 LOW = 2
@@ -26,7 +26,7 @@ KINDS = {
 def tell(world: World, live: Mapping[str, Throttle | None], lease: float = 20.0) -> None:
     """These subscribers live, and give signs of life; those of None have stopped."""
     says = {
-        name: describe(
+        name: build_description(
             queues=[QUEUE],
             max_workers=1,
             ordered=False,
@@ -39,8 +39,8 @@ def tell(world: World, live: Mapping[str, Throttle | None], lease: float = 20.0)
     }
     subscribers = world.store.live_subscribers
     if stopped := [name for name in live if name not in says]:
-        world.run(subscribers.leave(stopped))
-    world.run(subscribers.announce(says, set(says), lease, clean=False))
+        world.run(subscribers.remove(stopped))
+    world.run(subscribers.write_heartbeat(says, set(says), lease, clean=False))
 
 
 def started(world: World, throttle: Throttle) -> int:
@@ -68,7 +68,7 @@ def test_a_raised_rate_holds_when_the_others_have_stopped(
     tell(world, {"old": low})
     assert started(world, low) == LOW
     tell(world, {"old": None, "new": high})
-    world.advance(UNTOLD)
+    world.advance(UNREPORTED_LIFETIME)
     world.put_many(LOW, "a")
     assert started(world, high) == LOW
 
@@ -81,7 +81,7 @@ def test_slots_are_known_for_the_longest_period(world: World, kind: dict[str, st
     tell(world, {"quick": quick, "slow": slow})
     assert started(world, quick) == LOW
     world.advance(60_000_000)
-    world.run(world.store.forget_expired(100))
+    world.run(world.store.remove_expired_states(100))
     tell(world, {"quick": quick, "slow": slow})
     world.put_many(HIGH, "a")
     assert started(world, quick) == 0
@@ -94,13 +94,13 @@ def test_of_a_subscriber_that_tells_seldom_its_slots_count(world: World) -> None
     tell(world, {"old": low}, lease=7200.0)
     tell(world, {"new": high})
     assert started(world, low) == LOW
-    world.advance(UNTOLD)
+    world.advance(UNREPORTED_LIFETIME)
     assert started(world, high) == 0
-    world.advance(OTHERS_LIVE)
+    world.advance(OTHER_LIMITS_LIFETIME)
     tell(world, {"new": high})
     assert started(world, high) == HIGH - LOW
 
 
 def test_without_signs_of_life_slots_tell() -> None:
     noted = {(1, 2, 3): 4}
-    assert LiveRates().others(("throttle0:q", ""), noted, 5) == noted
+    assert LiveRates().get_limits(("throttle0:q", ""), noted, 5) == noted

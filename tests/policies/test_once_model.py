@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.parts.once import KEPT, Verdict
-from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.parts.once import RETENTION, OnceStatus
+from faststream_sqlbroker.database.policies.request import PolicyClaim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE
 
@@ -58,7 +58,7 @@ class OnceMachine(Machine):
         self.zombies: list[ClaimedMessage] = []
         self.claimed: dict[tuple[UUID, int], ClaimedMessage] = {}
 
-    def check(self, claim: Claim, limit: int) -> None:
+    def check(self, claim: PolicyClaim, limit: int) -> None:
         due = [m for m in self.live.values() if m.lease is None and m.due <= self.now]
         expected = sorted(due, key=lambda m: (-m.priority, m.due, m.id))[:limit]
         assert [row.id for row in claim.rows] == [m.id for m in expected]
@@ -79,33 +79,33 @@ class OnceMachine(Machine):
             before = owner and owner.delivery
             assert verdicts[row.id] == self.expected(row), row.id
             if (
-                verdicts[row.id][0] is Verdict.UNKNOWN
+                verdicts[row.id][0] is OnceStatus.UNKNOWN
                 and before
                 and data.draw(st.booleans(), "late")
             ):
                 self.give_back(self.claimed[before])
                 self.listed()
 
-    def expected(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
+    def expected(self, row: ClaimedMessage) -> tuple[OnceStatus, int | None]:
         """The planned end of a delivery whose handler is about to start."""
         message = self.live.get(row.id)
         if message is None or message.lease is not row:
-            return Verdict.LOST, None
+            return OnceStatus.LOST, None
         assert row.key is not None
         owner = self.owners.get(row.key)
         delivery = (row.lease_token, row.id)
         if owner is not None and owner.delivery == delivery:
-            return Verdict.START, row.id
+            return OnceStatus.START, row.id
         over = owner is None or owner.until <= self.now
         if owner is not None and owner.message == row.id and (not over or self.live[row.id].lost):
             owner.unknown = True
             owner.delivery = None
-            return Verdict.UNKNOWN, row.id
+            return OnceStatus.UNKNOWN, row.id
         if owner is not None and not over:
-            return Verdict.DUPLICATE, owner.message
+            return OnceStatus.DUPLICATE, owner.message
         self.owners[row.key] = Owner(row.id, delivery, self.now + self.ttl)
         self.claimed[delivery] = row
-        return Verdict.START, row.id
+        return OnceStatus.START, row.id
 
     def end(self, message: Message, how: str, delay: int = 0) -> None:
         row = message.lease
@@ -119,7 +119,7 @@ class OnceMachine(Machine):
 
     def give_back(self, row: ClaimedMessage) -> None:
         """RetryPossible: the key is given back, if it was this delivery that had claimed it."""
-        self.world.run(self.world.store.policies.give_back_keys([row] if row.key else []))
+        self.world.run(self.world.store.policies.release_keys([row] if row.key else []))
         owner = self.owners.get(row.key or "")
         if row.key and owner is not None and owner.delivery == (row.lease_token, row.id):
             del self.owners[row.key]
@@ -132,7 +132,7 @@ class OnceMachine(Machine):
     def listed(self) -> dict[int, str]:
         """The list of unknown outcomes is what the model says."""
         expected = {o.message: key for key, o in self.owners.items() if o.unknown}
-        found: Any = self.world.run(self.world.store.starts.unknown(QUEUE, 100))
+        found: Any = self.world.run(self.world.store.ack_first_starts.list_unknown(QUEUE, 100))
         assert {(u.message_id, u.key) for u in found} == set(expected.items())
         return expected
 
@@ -140,16 +140,20 @@ class OnceMachine(Machine):
         """A key that is removed from the list stays claimed."""
         expected = self.listed()
         forgotten = data.draw(st.sets(st.sampled_from(sorted(expected)))) if expected else set()
-        assert self.world.run(self.world.store.starts.forget(sorted(forgotten))) == len(forgotten)
+        assert self.world.run(self.world.store.ack_first_starts.forget(sorted(forgotten))) == len(
+            forgotten
+        )
         for message in forgotten:
             self.owners[expected[message]].unknown = False
 
     def maintain(self, data: st.DataObject) -> None:
         """Only keys that have expired are forgotten."""
         if data.draw(st.sampled_from([False, False, False, True]), "much later"):
-            self.world.advance(round(KEPT * 1e6))
-        over = [key for key, owner in self.owners.items() if owner.until + KEPT * 1e6 <= self.now]
-        assert self.world.run(self.world.store.forget_expired(100)) == len(over)
+            self.world.advance(round(RETENTION * 1e6))
+        over = [
+            key for key, owner in self.owners.items() if owner.until + RETENTION * 1e6 <= self.now
+        ]
+        assert self.world.run(self.world.store.remove_expired_states(100)) == len(over)
         for key in over:
             del self.owners[key]
 

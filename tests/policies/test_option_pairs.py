@@ -16,10 +16,10 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
-from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES
+from faststream_sqlbroker.core.policies.scopes import MEMBER_LIFETIME
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.status import describe
-from faststream_sqlbroker.database.parts.once import Verdict
+from faststream_sqlbroker.core.status import build_description
+from faststream_sqlbroker.database.parts.once import OnceStatus
 from faststream_sqlbroker.database.policies import policy_holds
 from tests.policies.covering import pairs
 from tests.policies.slots import allowed, limits
@@ -94,7 +94,7 @@ def due_in(world: World, message: int) -> int:
 
 def tell(world: World, *policies: Policy) -> None:
     """There is one live subscriber, which has these policies."""
-    says = describe(
+    says = build_description(
         queues=[QUEUE],
         max_workers=1,
         ordered=False,
@@ -103,14 +103,18 @@ def tell(world: World, *policies: Policy) -> None:
         stopping=False,
     )
     world.run(
-        world.store.live_subscribers.announce({"w:1": says}, {"w:1"}, 10_000_000, clean=False)
+        world.store.live_subscribers.write_heartbeat(
+            {"w:1": says}, {"w:1"}, 10_000_000, clean=False
+        )
     )
 
 
 def free(world: World) -> list[int | None]:
     """What a start of a new deployment does after a while."""
     found = world.run(
-        world.store.policy_holds.removed(world.run(world.store.policy_holds.read([QUEUE])))
+        world.store.policy_holds.find_removed(
+            world.run(world.store.policy_holds.load_holds([QUEUE]))
+        )
     )
     return [world.run(world.store.policy_holds.free_removed(hold)) for hold in found]
 
@@ -175,7 +179,7 @@ def the_lower_limit_holds_while_both_claim(
     rows = claim(world, 0, old)
     assert len(rows) == lower, "both claim, and the limit is the lower one"
     assert claim(world, 1, new) == []
-    world.advance(MEMBER_LIVES)
+    world.advance(MEMBER_LIFETIME)
     rows += claim(world, 1, new)
     assert len(rows) == max(lower, new.limit), "the old processes are gone"
 
@@ -183,22 +187,22 @@ def the_lower_limit_holds_while_both_claim(
 def a_key_stays_claimed_as_it_was_claimed(world: World, before: float, after: float) -> None:
     world.begin([])
 
-    def verdict(ttl: float) -> Verdict:
+    def verdict(ttl: float) -> OnceStatus:
         world.put("a")
         [row] = claim(world, 0)
         found = world.run(world.store.policies.claim_keys([row], ttl))[row.id][0]
         world.settle(row, outcome("ack", 0))
         return found
 
-    assert verdict(before) is Verdict.START
+    assert verdict(before) is OnceStatus.START
     world.advance(round(before * SECOND) - SECOND // 2)
-    assert verdict(after) is Verdict.DUPLICATE
+    assert verdict(after) is OnceStatus.DUPLICATE
     world.advance(SECOND)
-    assert verdict(after) is Verdict.START
+    assert verdict(after) is OnceStatus.START
     world.advance(round(after * SECOND) - SECOND // 2)
-    assert verdict(before) is Verdict.DUPLICATE
+    assert verdict(before) is OnceStatus.DUPLICATE
     world.advance(SECOND)
-    assert verdict(before) is Verdict.START
+    assert verdict(before) is OnceStatus.START
 
 
 def slots_count_for_the_next_options(world: World, old: Throttle, new: Throttle) -> None:
@@ -218,10 +222,10 @@ def slots_count_for_the_next_options(world: World, old: Throttle, new: Throttle)
         for row in rows:
             if row.outcome is None:
                 assert row.slot is not None
-                assert row.slot.at is not None
-                slots.append(row.slot.at)
+                assert row.slot.granted_at is not None
+                slots.append(row.slot.granted_at)
                 if both and (together or policy is lower):
-                    together.append(row.slot.at)
+                    together.append(row.slot.granted_at)
                 let_in.add(row.id)
         world.settle_all([(row, row.outcome or outcome("ack", 0)) for row in rows])
         world.advance(3 * SECOND)
@@ -252,10 +256,10 @@ def test_what_waits_for_a_removed_policy_is_freed(world: World, policies: list[P
     assert claim(world, 0, *policies) == []
     assert free(world) == []
     tell(world, *policies)
-    world.advance(policy_holds.LIVES + SECOND)
+    world.advance(policy_holds.NOTE_VALIDITY + SECOND)
     assert free(world) == []
     assert claim(world, 1, *policies) == []
-    world.advance(policy_holds.LIVES + SECOND)
+    world.advance(policy_holds.NOTE_VALIDITY + SECOND)
     tell(world)
     # What a throttle has let in asks for a slot every few seconds, so it is due already.
     later = [i for i in waiting if due_in(world, i) > 0]
@@ -268,7 +272,7 @@ def test_what_waits_for_a_removed_policy_is_freed(world: World, policies: list[P
 def test_a_large_backlog_is_freed_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind as many messages that wait for their own time, of one moment."""
     monkeypatch.setattr(policy_holds, "STEP", 4)
-    monkeypatch.setattr(policy_holds.Freeing, "__init__", _with_steps_of(4))
+    monkeypatch.setattr(policy_holds.FreeProgress, "__init__", _with_steps_of(4))
     world.begin([Delay("2h")])
     held = [world.put("a", priority=n % 2) for n in range(10)]
     assert claim(world, 0, Delay("2h")) == []
@@ -281,7 +285,7 @@ def test_a_large_backlog_is_freed_in_steps(world: World, monkeypatch: pytest.Mon
 
 
 def _with_steps_of(size: int) -> Any:
-    original = policy_holds.Freeing.__init__
+    original = policy_holds.FreeProgress.__init__
 
     def init(self: Any, *arguments: Any, **fields: Any) -> None:
         original(self, *arguments, **fields)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Policy, Throttle
-from faststream_sqlbroker.core.policies.throttle import AHEAD
+from faststream_sqlbroker.core.policies.throttle import SLOT_LEAD
 from faststream_sqlbroker.core.rows import Slot
-from faststream_sqlbroker.database.policies.claims import LOOKED_AT
-from faststream_sqlbroker.database.policies.request import Claim
-from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.policies.claims import MIN_SCAN
+from faststream_sqlbroker.database.policies.request import PolicyClaim
+from faststream_sqlbroker.database.policies.slot_use import MIN_START_DELAY
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 
@@ -71,7 +71,7 @@ class QueueMachine(Machine):
         found: list[int] = []
         by_key = self.ordered or any(isinstance(p, Concurrency) and p.per_key for p in self.given)
         heads = 0
-        most = LOOKED_AT if self.throttles else room
+        most = MIN_SCAN if self.throttles else room
         for message in sorted(due, key=lambda m: (-m.priority, m.due, m.id)):
             only_goes = by_key and message.expired(self.now)
             if not only_goes and (heads == most or not self.may_start(message, running, heads)):
@@ -83,7 +83,7 @@ class QueueMachine(Machine):
         others = [i for i in found if not (self.throttles and self.live[i].suspect)][:room]
         return [i for i in others if not self.live[i].suspect]
 
-    def check(self, claim: Claim, limit: int) -> None:
+    def check(self, claim: PolicyClaim, limit: int) -> None:
         room = limit
         for policy in self.given:
             if isinstance(policy, Concurrency) and not policy.per_key:
@@ -109,8 +109,8 @@ class QueueMachine(Machine):
                 if m.due <= self.now and not m.lease and m.id not in ids
             ]
             if claim.gated:
-                assert claim.again is not None
-                assert self.now + claim.again * 1e6 <= max(next_slot, self.now + 1_000), (
+                assert claim.next_claim_in is not None
+                assert self.now + claim.next_claim_in * 1e6 <= max(next_slot, self.now + 1_000), (
                     "it would miss a slot"
                 )
             starts = [row for row in claim.rows if not self.live[row.id].expired(self.now)]
@@ -123,10 +123,10 @@ class QueueMachine(Machine):
         while len(slots) - len(self.slots) < most:
             waits = max(0, len(slots) - len(self.slots) - self.starting + 1)
             slot = self.earliest(slots, deadlines, waits)
-            if slot > self.now + AHEAD:
+            if slot > self.now + SLOT_LEAD:
                 break
             slots.append(slot)
-            deadlines.append(slot + LEAST_PATIENCE)
+            deadlines.append(slot + MIN_START_DELAY)
         return len(slots) - len(self.slots)
 
     def earliest(self, slots: list[int], deadlines: list[int], waits: int = 0) -> int:
@@ -140,7 +140,7 @@ class QueueMachine(Machine):
             assert slot is None
             return
         assert slot is not None
-        at = slot.at
+        at = slot.granted_at
         waits = max(0, number - self.starting + 1)
         assert at == self.earliest(self.slots, self.deadlines, waits), "not the earliest slot"
         assert at is not None

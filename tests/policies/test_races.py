@@ -64,7 +64,7 @@ def noted(clock: Clock) -> ScanPosition:
     """That of a process which has noted before what may put messages off: it does so now and then,
     and would do it before it reads."""
     position = ScanPosition()
-    position.intake.noted[QUEUE] = clock.of_process().monotonic()
+    position.intake.noted_at[QUEUE] = clock.of_process().monotonic()
     return position
 
 
@@ -107,7 +107,7 @@ class Hand:
         """Nothing but the row that claims lock: the very first claim of a queue makes it, and
         others wait for that."""
         async with self.clock.engine.begin() as connection:
-            for table in self.store.tables.ours:
+            for table in self.store.tables.broker_tables:
                 await connection.execute(delete(table))
         await self.put()
         # A limit is noted once, by the first claim under it.
@@ -173,7 +173,7 @@ def before_writes(
     for name in WRITES:
         hook(PolicyRows, name)
     hook(hand.store.dialect, "claim_ids")
-    hook_swap(hand.store.dialect.swapping)
+    hook_swap(hand.store.dialect.build_compare_and_swap)
     return reached
 
 

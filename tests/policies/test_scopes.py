@@ -10,11 +10,11 @@ import pytest
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Concurrency, Policy, Throttle
-from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES
-from faststream_sqlbroker.core.policies.throttle import AHEAD, OTHERS_LIVE
+from faststream_sqlbroker.core.policies.scopes import MEMBER_LIFETIME
+from faststream_sqlbroker.core.policies.throttle import OTHER_LIMITS_LIFETIME, SLOT_LEAD
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest
-from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.policies.slot_use import MIN_START_DELAY
 from tests.policies.clock import MICROSECONDS
 from tests.policies.world import LEASE, World
 
@@ -68,7 +68,7 @@ def test_slots_are_those_of_one_throttle(shop: Shop, seed: int) -> None:
             shop.publish(queue, count)
             waiting[queue] += count
         elif what < 0.6:
-            shop.advance(chance.choice([1_000, 90_000, 400_000, 1_300_000, MEMBER_LIVES]))
+            shop.advance(chance.choice([1_000, 90_000, 400_000, 1_300_000, MEMBER_LIFETIME]))
         else:
             who = chance.randrange(4)
             queues = QUEUES[:2] if who == 3 else [QUEUES[who]]
@@ -79,11 +79,11 @@ def test_slots_are_those_of_one_throttle(shop: Shop, seed: int) -> None:
             live = [
                 rule
                 for n, rule in enumerate(rules)
-                if n == who or last_slot.get(n, 0) + OTHERS_LIVE >= shop.now
+                if n == who or last_slot.get(n, 0) + OTHER_LIMITS_LIFETIME >= shop.now
             ]
             expected = model(live, granted, shop.now, due)
             rows = shop.take(who, queues, rules[who], limit)
-            slots = sorted(row.slot.at for row in rows if row.slot and row.slot.at)
+            slots = sorted(row.slot.granted_at for row in rows if row.slot and row.slot.granted_at)
             assert slots == expected, (who, [str(rule) for rule in live])
             granted += expected
             if expected:
@@ -99,16 +99,16 @@ def model(rules: list[Throttle], granted: list[int], now: int, most: int) -> lis
 
     Each start counts as late as it may have been: no process reports one here.
     """
-    starts = sorted(slot + LEAST_PATIENCE for slot in granted)
+    starts = sorted(slot + MIN_START_DELAY for slot in granted)
     found: list[int] = []
     while len(found) < most:
         at = now
         for rule in rules:
             if len(starts) >= rule.rate:
                 at = max(at, starts[-rule.rate] + rule.per + 1)
-        if at > now + AHEAD:
+        if at > now + SLOT_LEAD:
             break
-        starts = sorted([*starts, at + LEAST_PATIENCE])
+        starts = sorted([*starts, at + MIN_START_DELAY])
         found.append(at)
     return found
 
@@ -128,7 +128,7 @@ def test_leases_are_counted_together(shop: Shop, seed: int) -> None:
             shop.publish(queue, 5)
             waiting[queue] += 5
         elif what < 0.4:
-            shop.advance(chance.choice([1_000, 5 * MICROSECONDS, MEMBER_LIVES]))
+            shop.advance(chance.choice([1_000, 5 * MICROSECONDS, MEMBER_LIFETIME]))
         elif what < 0.6 and held:
             shop.settle(held.pop(chance.randrange(len(held))), Ack())
         else:
@@ -139,7 +139,9 @@ def test_leases_are_counted_together(shop: Shop, seed: int) -> None:
             if not due:
                 continue
             claimed_at[who] = shop.now
-            live = [limits[n].limit for n, at in claimed_at.items() if shop.now - at < MEMBER_LIVES]
+            live = [
+                limits[n].limit for n, at in claimed_at.items() if shop.now - at < MEMBER_LIFETIME
+            ]
             rows = shop.take(who, queues, limits[who], limit)
             assert len(rows) == min(due, max(0, min(live) - len(held)))
             held += rows

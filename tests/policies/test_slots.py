@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.core.policies import Throttle, Window, checked_policies
+from faststream_sqlbroker.core.policies import Throttle, Window, validate_policies
 from faststream_sqlbroker.core.policies.flags import BACKOFF_BITS
 from faststream_sqlbroker.core.policies.throttle import Exceeded
-from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.policies.slot_use import MIN_START_DELAY
 from tests.policies.world import World, microseconds, outcome
 
 SECOND = 1_000_000
@@ -45,8 +45,8 @@ def a_free_slot_keeps_no_message_waiting(world: World) -> None:
     claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [second]
     assert claim.gated
-    assert claim.again is not None
-    assert 0.8 < claim.again <= 1
+    assert claim.next_claim_in is not None
+    assert 0.8 < claim.next_claim_in <= 1
     assert third in world.live()
 
 
@@ -58,9 +58,11 @@ def a_message_that_only_expires_leaves_its_slot(world: World) -> None:
     world.advance(2 * SECOND)
     claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [expired]
-    assert (claim.again, claim.gated) == (0.0, False)
+    assert (claim.next_claim_in, claim.gated) == (0.0, False)
     claim = world.claim(0, 20)
-    assert [(row.id, row.slot and row.slot.at) for row in claim.rows] == [(second, world.now)]
+    assert [(row.id, row.slot and row.slot.granted_at) for row in claim.rows] == [
+        (second, world.now)
+    ]
 
 
 def a_crash_gives_the_slot_up(world: World) -> None:
@@ -81,8 +83,8 @@ def slots(world: World, **claim: Any) -> list[float]:
     found = []
     for row in world.claim(0, 20, **claim).rows:
         assert row.slot is not None
-        assert row.slot.at is not None
-        found.append((row.slot.at - world.now) / SECOND)
+        assert row.slot.granted_at is not None
+        found.append((row.slot.granted_at - world.now) / SECOND)
     return found
 
 
@@ -91,15 +93,15 @@ def slots_are_granted_for_the_time_of_the_answer(world: World) -> None:
     and those that come during the next claim must be granted by this one."""
     world.begin([Throttle(10, per="1s", burst=1)])
     world.put_many(30, "a")
-    world.memories[0].took = world.memories[0].swaps_took = [0.8]
+    world.memories[0].durations = world.memories[0].swap_durations = [0.8]
     assert slots(world) == pytest.approx([0.8 + n / 10 for n in range(10)], abs=0.001)
-    world.memories[1].took = world.memories[1].swaps_took = [0.04]
+    world.memories[1].durations = world.memories[1].swap_durations = [0.04]
     assert world.claim(1, 20).rows == [], "the slots of two processes overlap"
     world.begin([Throttle(10, per="1s", burst=1)])
     world.put_many(30, "a")
     memory = world.memories[0]
     # The next claim has to wait for the lock before it grants its first slot.
-    memory.took, memory.whole_took, memory.swaps_took = [0.4], [0.8], [0.8]
+    memory.durations, memory.total_durations, memory.swap_durations = [0.4], [0.8], [0.8]
     assert 1.65 < slots(world)[-1] <= 1.8
 
 
@@ -220,17 +222,17 @@ def a_claim_tells_what_became_of_the_slots_before(world: World) -> None:
     for key in (False, True):
         world.begin([Throttle(2, per="10s", key=key)])
         world.put_many(4, "a")
-        use = world.memories[0].use
+        use = world.memories[0].slot_use
         started, unused = world.claim(0, 20).rows
         begin = world.now
         assert use.start(started)
-        use.tell(unused)
+        use.record_end(unused)
         world.settle(unused, outcome("release", 0))
         # Another process does not know that it was not used.
         assert world.claim(1, 20).rows == []
         [again] = world.claim(0, 20).rows
         assert world.claim(0, 20).rows == []
-        world.advance(2 * LEAST_PATIENCE)
+        world.advance(2 * MIN_START_DELAY)
         assert not use.start(again)
         world.settle(again, outcome("release", 0))
         world.advance(5 * SECOND)
@@ -241,8 +243,8 @@ def a_claim_tells_what_became_of_the_slots_before(world: World) -> None:
         world.advance(SECOND + 2_000)  # so exactly the clock is known
         [first] = world.claim(0, 20).rows
         assert first.slot is not None
-        assert first.slot.at is not None
-        assert begin + 10 * SECOND < first.slot.at <= world.now
+        assert first.slot.granted_at is not None
+        assert begin + 10 * SECOND < first.slot.granted_at <= world.now
         assert use.counts == {"started": 2, "missed": 1, "unused": 1}
 
 
@@ -256,21 +258,21 @@ def a_clock_that_was_set_back_holds_nothing_up(world: World) -> None:
         assert len(world.claim(0, 20).rows) == 2
         world.advance(-hour)
         assert world.claim(0, 20).rows == []
-        [(_, back)] = world.memories[0].use.steps
+        [(_, back)] = world.memories[0].slot_use.steps
         assert abs(back - hour) <= SECOND
         world.advance(10 * SECOND + 1_000)
         assert len(world.claim(0, 20).rows) == 2
         assert world.claim(1, 20).rows == []
-        assert not world.memories[1].use.steps
+        assert not world.memories[1].slot_use.steps
 
 
 def the_throttles_of_the_documentation_do_what_they_say(world: World) -> None:
     """Ten a second go, though only 10 000 a day may: the second throttle does not space them."""
     [shown] = re.findall(r"`(\[Throttle\(.*?\)\])`", DOCUMENTATION.read_text())
-    policies = checked_policies(eval(shown, {"Throttle": Throttle}))
+    policies = validate_policies(eval(shown, {"Throttle": Throttle}))
     world.begin(policies)
     world.put_many(40, "a")
     for _ in range(3):
         # The starts are not told, so each may have been as late as it might.
-        assert slots(world) == pytest.approx([0.0] * 10, abs=3 * LEAST_PATIENCE / SECOND)
+        assert slots(world) == pytest.approx([0.0] * 10, abs=3 * MIN_START_DELAY / SECOND)
         world.advance(SECOND + 1_000)

@@ -20,12 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.core.policies import Concurrency, Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.seen import Swap
-from faststream_sqlbroker.core.policies.throttle import MOST_PATIENCE
+from faststream_sqlbroker.core.policies.seen import CompareAndSwap
+from faststream_sqlbroker.core.policies.throttle import MAX_START_DELAY
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.database.policies.store import swaps
+from faststream_sqlbroker.database.policies.store import can_swap
 from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -171,10 +171,12 @@ class Crowd:
         await asyncio.gather(*(process(*each) for each in enumerate(self.stores)))
 
 
-def uncompared(swapping: Callable[[Swap], Work[Any]]) -> Callable[[Swap], Work[Any]]:
+def uncompared(
+    swapping: Callable[[CompareAndSwap], Work[Any]],
+) -> Callable[[CompareAndSwap], Work[Any]]:
     """Also if others have written since."""
 
-    def any_version(swap: Swap) -> Work[Any]:
+    def any_version(swap: CompareAndSwap) -> Work[Any]:
         def work(connection: Connection) -> Any:
             counter = text("SELECT counter FROM message_policy_state WHERE scope = 'ordered'")
             now = connection.execute(counter).scalar_one()
@@ -211,7 +213,7 @@ async def crowd(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 async def test_leases_stay_within_the_limit(crowd: Crowd) -> None:
     """Also while other claims of the queue hold its lock, and leases are lost."""
     several = ways(Concurrency(LIMIT))
-    assert [swaps(way.wanted(1)) for way in several] == [True, True, False, False]
+    assert [can_swap(way.wanted(1)) for way in several] == [True, True, False, False]
     await crowd.run(several, CLAIMS)
     assert crowd.encounters.most == LIMIT
     assert crowd.started > 5 * LIMIT
@@ -221,11 +223,11 @@ async def test_leases_stay_within_the_limit(crowd: Crowd) -> None:
 async def test_slots_stay_within_the_rate(crowd: Crowd) -> None:
     """Each slot is for one attempt: retries, and messages that come back, take another."""
     several = ways(Throttle(LIMIT, per="1h"))
-    assert [swaps(way.wanted(1)) for way in several] == [True, True, False, False]
+    assert [can_swap(way.wanted(1)) for way in several] == [True, True, False, False]
     for n in range(ROUNDS):
         await crowd.run(several, CLAIMS // ROUNDS)
         assert crowd.started == (n + 1) * LIMIT
-        await crowd.clock.set(crowd.clock.now + HOUR + MOST_PATIENCE + 1_000)
+        await crowd.clock.set(crowd.clock.now + HOUR + MAX_START_DELAY + 1_000)
 
 
 @postgresql
@@ -234,7 +236,9 @@ async def test_without_the_comparison_the_same_claims_exceed_it(
     crowd: Crowd, limit: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for store in crowd.stores:
-        monkeypatch.setattr(store.dialect, "swapping", uncompared(store.dialect.swapping))
+        monkeypatch.setattr(
+            store.dialect, "swapping", uncompared(store.dialect.build_compare_and_swap)
+        )
     for n in range(10 * ROUNDS):
         await crowd.run(ways(limit)[:2], CLAIMS // ROUNDS)
         most = (
@@ -242,5 +246,5 @@ async def test_without_the_comparison_the_same_claims_exceed_it(
         )
         if most > LIMIT:
             return
-        await crowd.clock.set(crowd.clock.now + HOUR + MOST_PATIENCE + 1_000)
+        await crowd.clock.set(crowd.clock.now + HOUR + MAX_START_DELAY + 1_000)
     pytest.fail("no claim was too late: this tests nothing")

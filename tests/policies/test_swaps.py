@@ -25,13 +25,18 @@ from faststream_sqlbroker.core.policies import (
 )
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.seen import Candidate, Seen, SeenQueue, Swap
-from faststream_sqlbroker.core.rows import Claimed, NewMessage, Settlement
+from faststream_sqlbroker.core.policies.seen import (
+    Candidate,
+    CompareAndSwap,
+    QueueSnapshot,
+    QueueSnapshots,
+)
+from faststream_sqlbroker.core.rows import ClaimedMessages, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
-from faststream_sqlbroker.database.policies.store import SwapClaim, looking, swaps
+from faststream_sqlbroker.database.policies.store import SwapClaim, build_scan, can_swap
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -69,7 +74,7 @@ async def stores(database_url: str) -> AsyncIterator[list[Store]]:
 
 async def look(store: Store, wanted: PolicyClaimRequest) -> SwapClaim:
     """The first statement of a claim."""
-    first: Any = looking(store.dialect, wanted)
+    first: Any = build_scan(store.dialect, wanted)
     async with store.engine.connect() as connection:
         seen = await connection.run_sync(first)
     return SwapClaim(wanted, seen, ReadTime(seen.now, 0.0, 0.0), ScanPosition())
@@ -77,16 +82,18 @@ async def look(store: Store, wanted: PolicyClaimRequest) -> SwapClaim:
 
 async def swap(store: Store, claim: SwapClaim, *, compared: bool = True) -> list[int]:
     """The second."""
-    wanted = claim.next_swap()
+    wanted = claim.build_next_swap()
     if wanted is None:
         return []
     async with store.engine.begin() as connection:
         if not compared:
             counter = text("SELECT counter FROM message_policy_state WHERE scope = 'ordered'")
             wanted = replace(wanted, version=(await connection.execute(counter)).scalar_one())
-        found: Claimed | None = await connection.run_sync(store.dialect.swapping(wanted))
-    claim.swapped(wanted, found)
-    return [row.id for row in claim.result().rows]
+        found: ClaimedMessages | None = await connection.run_sync(
+            store.dialect.build_compare_and_swap(wanted)
+        )
+    claim.apply_swap(wanted, found)
+    return [row.id for row in claim.build_result().rows]
 
 
 @postgresql
@@ -104,7 +111,7 @@ async def test_of_two_claims_that_have_read_the_same_one_writes(
     theirs = await swap(stores[1], second, compared=compared)
     if compared:
         assert theirs == []
-        assert second.result().again == 0.0, "it is repeated"
+        assert second.build_result().next_claim_in == 0.0, "it is repeated"
     else:
         assert len({*mine, *theirs}) == 2, "two leases where one is allowed"
 
@@ -130,7 +137,7 @@ async def test_a_claim_does_not_wait_for_one_that_holds_the_lock(stores: list[St
         assert await connection.run_sync(stores[1].dialect.lock_order, ["q"]) == {"q"}
         claiming = stores[0].policies.claim(request(Concurrency(5)), ScanPosition())
         claim, _ = await asyncio.wait_for(claiming, 60)
-        assert (claim.rows, claim.again) == ([], 0.0)
+        assert (claim.rows, claim.next_claim_in) == ([], 0.0)
     claim, _ = await stores[0].policies.claim(request(Concurrency(5)), ScanPosition())
     assert len(claim.rows) == 1
 
@@ -144,7 +151,7 @@ async def test_a_message_that_another_has_locked_is_left_out(stores: list[Store]
         await connection.execute(first.with_for_update())
         claim, _ = await stores[0].policies.claim(request(Concurrency(5)), ScanPosition())
     assert [row.id for row in claim.rows] == [ids[1]]
-    assert claim.again == 0.0
+    assert claim.next_claim_in == 0.0
 
 
 @postgresql
@@ -159,7 +166,7 @@ async def test_what_was_leased_is_returned_when_the_next_queue_fails(
     claim, memory = await stores[0].policies.claim(none, ScanPosition())
     await stores[1].insert([NewMessage("failing", b"2")])
     claim, memory = await stores[0].policies.claim(replace(both, limit=0), memory)
-    swapping = stores[0].dialect.swapping
+    swapping = stores[0].dialect.build_compare_and_swap
 
     def fail(_: Any) -> Any:
         raise TransientStoreError("gone")
@@ -169,7 +176,7 @@ async def test_what_was_leased_is_returned_when_the_next_queue_fails(
     )
     claim, _ = await stores[0].policies.claim(both, memory)
     assert [row.queue for row in claim.rows] == ["q"]
-    assert claim.again == 0.0
+    assert claim.next_claim_in == 0.0
     with pytest.raises(TransientStoreError):
         await stores[0].policies.claim(none, memory)
 
@@ -210,16 +217,16 @@ async def test_many_claims_at_once_neither_double_nor_exceed(
     ],
 )
 def test_which_policies_need_no_lock(policies: list[Policy], expected: bool) -> None:
-    assert swaps(request(*policies)) is expected
+    assert can_swap(request(*policies)) is expected
 
 
 def test_what_takes_order_or_one_message_needs_the_lock() -> None:
-    assert not swaps(request(Concurrency(5), ordered=True))
-    assert not swaps(request(Concurrency(5), only=7))
+    assert not can_swap(request(Concurrency(5), ordered=True))
+    assert not can_swap(request(Concurrency(5), only=7))
 
 
-def seen(*candidates: Candidate, version: int | None = 1, running: int = 0) -> Seen:
-    return Seen(NOW, {"q": SeenQueue("q", version, running, {}, list(candidates))})
+def seen(*candidates: Candidate, version: int | None = 1, running: int = 0) -> QueueSnapshots:
+    return QueueSnapshots(NOW, {"q": QueueSnapshot("q", version, running, {}, list(candidates))})
 
 
 def candidate(number: int, **fields: Any) -> Candidate:
@@ -230,13 +237,15 @@ def has_noted() -> ScanPosition:
     """Of a process that has just told the others of its policies."""
     memory = ScanPosition()
     memory.intake.limits["q", False] = 0.0, 5
-    memory.intake.noted["q"] = 0.0
+    memory.intake.noted_at["q"] = 0.0
     return memory
 
 
-def decided(found: Seen, *policies: Policy, **options: Any) -> tuple[SwapClaim, Swap | None]:
+def decided(
+    found: QueueSnapshots, *policies: Policy, **options: Any
+) -> tuple[SwapClaim, CompareAndSwap | None]:
     claim = SwapClaim(request(*policies, **options), found, ReadTime(NOW, 0.0, 0.0), has_noted())
-    return claim, claim.next_swap()
+    return claim, claim.build_next_swap()
 
 
 def test_no_more_is_leased_than_the_leases_leave() -> None:
@@ -254,27 +263,27 @@ def test_slots_are_spent_by_what_starts() -> None:
     _, swap = decided(found, *policies)
     assert swap is not None
     assert swap.ids == [1, 2, 3]
-    [(info, _)] = swap.kept.values()
+    [(info, _)] = swap.states.values()
     [at, count] = info["slots"]
     assert count == 1, "one slot"
     assert NOW < at <= NOW + 2 * MICROSECONDS, "of now, and its start may be a little later"
 
 
 def test_suspects_are_left_alone_and_spend_nothing() -> None:
-    found = seen(candidate(1, lost=2), candidate(2))
-    claim, swap = decided(found, Throttle(1, per="1h"), suspicion=Suspicion())
+    found = seen(candidate(1, lost_leases=2), candidate(2))
+    claim, swap = decided(found, Throttle(1, per="1h"), suspicion=SuspectRule())
     assert swap is not None
     assert swap.ids == [2]
-    assert set(claim.result().suspects) == {1}
+    assert set(claim.build_result().suspects) == {1}
 
 
 def test_a_closed_window_lets_nothing_start_and_tells_when() -> None:
     claim, swap = decided(seen(candidate(1)), Window("00:00", "00:01"))
-    result = claim.result()
+    result = claim.build_result()
     assert swap is None
     assert result.gated
-    assert result.again is not None
-    assert result.again > 0
+    assert result.next_claim_in is not None
+    assert result.next_claim_in > 0
 
 
 @pytest.mark.parametrize(
@@ -282,12 +291,12 @@ def test_a_closed_window_lets_nothing_start_and_tells_when() -> None:
     [
         (seen(candidate(1), version=None), [Concurrency(5)], True),
         (seen(candidate(1)), [Delay("1s")], True),
-        (seen(candidate(1, marks=DELAYED)), [Delay("1s")], False),
-        (Seen(NOW), [Delay("1s")], False),
+        (seen(candidate(1, flags=DELAYED)), [Delay("1s")], False),
+        (QueueSnapshots(NOW), [Delay("1s")], False),
     ],
 )
 def test_what_is_new_to_delay_or_to_the_queue_takes_the_lock(
-    found: Seen, policies: list[Policy], needed: bool
+    found: QueueSnapshots, policies: list[Policy], needed: bool
 ) -> None:
     claim = SwapClaim(request(*policies), found, ReadTime(NOW, 0.0, 0.0), has_noted())
     assert claim.needs_lock is needed
@@ -296,7 +305,7 @@ def test_what_is_new_to_delay_or_to_the_queue_takes_the_lock(
 @pytest.mark.parametrize("policy", [Concurrency(5), Delay("1s")], ids=str)
 def test_what_other_processes_must_know_is_noted_under_the_lock(policy: Policy) -> None:
     """And heard of: with another limit the lower one holds."""
-    found = seen(candidate(1, marks=DELAYED))
+    found = seen(candidate(1, flags=DELAYED))
     late = ReadTime(NOW, 60.0, 60.0)
     assert SwapClaim(request(policy), found, late, has_noted()).needs_lock
 
@@ -306,6 +315,6 @@ def test_the_lowest_limit_that_is_known_holds() -> None:
     memory.intake.limits["q", False] = 0.0, 2
     found = seen(*(candidate(n) for n in range(5)))
     claim = SwapClaim(request(Concurrency(5)), found, ReadTime(NOW, 0.0, 0.0), memory)
-    swap = claim.next_swap()
+    swap = claim.build_next_swap()
     assert swap is not None
     assert swap.ids == [0, 1]

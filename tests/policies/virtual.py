@@ -40,7 +40,7 @@ class VirtualWorld(World):
     async def _open(self) -> None:
         virtual = VirtualClock(START)
         self._database = TestDatabase(virtual)
-        self._database.add(SqlBrokerSchemaConfig())
+        self._database.create_tables(SqlBrokerSchemaConfig())
         self.clock = _Hands(virtual, self._database)
         tables = build_tables(SqlBrokerSchemaConfig())
         self.process_clock = StoreClock(virtual)

@@ -14,8 +14,12 @@ from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Nack, Outcome
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.database.policies.request import (
+    PolicyClaim,
+    PolicyClaimRequest,
+    ScanPosition,
+)
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -32,7 +36,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class World:
     """Empty at each `begin`; times are microseconds since 1970."""
 
-    suspicion: Suspicion | None = Suspicion()
+    suspicion: SuspectRule | None = SuspectRule()
     """How claims know suspects; None: they lease them with others."""
 
     def __init__(self, url: str) -> None:
@@ -80,12 +84,14 @@ class World:
 
     def new_memory(self) -> ScanPosition:
         """Of a process whose claims have taken no time."""
-        return ScanPosition(took=[0.0], swaps_took=[0.0], use=SlotUse(self.process_clock))
+        return ScanPosition(
+            durations=[0.0], swap_durations=[0.0], slot_use=SlotUse(self.process_clock)
+        )
 
     async def _empty(self) -> None:
         await self.clock.set(round(START.timestamp()) * MICROSECONDS)
         async with self.clock.engine.begin() as connection:
-            for table in self.store.tables.ours:
+            for table in self.store.tables.broker_tables:
                 await connection.execute(delete(table))
 
     def advance(self, length: int) -> None:
@@ -148,7 +154,7 @@ class World:
         starting: int | None = None,
         wave: int = 1,
         wave_time: float = 0.0,
-    ) -> Claim:
+    ) -> PolicyClaim:
         """A claim of one of the processes, of which `starting` workers are free; None: enough. What
         waits starts by `wave`s, `wave_time` seconds after each other.
         """
@@ -186,7 +192,7 @@ class World:
             for row, outcome in ended
         ]
         if written:
-            settled = self.run(self.store.settle(written)).settled
+            settled = self.run(self.store.settle(written)).settled_ids
             assert settled == {row.id for row, _ in ended}
 
     def crash(self, row: ClaimedMessage) -> None:

@@ -65,7 +65,7 @@ class Fleet(Bench):
         """Wait until `count` workers live: before that the first one may do all the work."""
 
         async def all_live() -> bool:
-            listed = await self.store.live_subscribers.subscribers()
+            listed = await self.store.live_subscribers.list_subscribers()
             # Each has a name for each of its subscribers: host, process id, number.
             return len({each.worker.split(":")[-2] for each in listed}) == count
 

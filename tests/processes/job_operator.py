@@ -24,8 +24,8 @@ LAST = 5
 async def run() -> None:
     """Until the job has ended."""
     url, _folder, job_id = sys.argv[1:]
-    jobs.BATCH = BATCH
-    save = audit.save
+    jobs.BATCH_SIZE = BATCH
+    save = audit.save_job
     batches = 0
 
     def save_late(*arguments: Any) -> None:
@@ -34,7 +34,7 @@ async def run() -> None:
         batches += 1
         time.sleep(WAIT if batches < LAST else 600)
 
-    audit.save = save_late
+    audit.save_job = save_late
     engine = create_async_engine(url)
     await SqlBroker(engine, logger=None).admin.wait_for_job(job_id)
     await engine.dispose()

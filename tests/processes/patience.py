@@ -26,7 +26,7 @@ def be_patient() -> None:
     registration.os = SimpleNamespace(urandom=_named)  # type: ignore[attr-defined]
     consumer.FINAL_FLUSH_TIMEOUT = worker_ends.CANCEL_GRACE = PATIENCE
     heartbeat.LEAVE_TIMEOUT = PATIENCE
-    lookout.LONGEST_TRUST = TRUST
+    lookout.MAX_LEASE_INFO_AGE = TRUST
 
 
 def _named(size: int) -> bytes:

@@ -31,12 +31,12 @@ from sqlalchemy.util import await_only
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.annotations import SqlBrokerMessage
 from faststream_sqlbroker.core.outcome import Nack
-from faststream_sqlbroker.core.policies.checks import KINDS, Policy
+from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES, Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from tests.processes.patience import be_patient, note_listening
 
-KNOWN = {kind.__name__: kind for kind in KINDS}
+KNOWN = {kind.__name__: kind for kind in POLICY_CLASSES}
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 STEP = timedelta(microseconds=1)
 LOOKED: dict[int, int] = {}
@@ -72,7 +72,7 @@ class Start:
 def start_of(row: ClaimedMessage, now: float) -> Start:
     """The record of `row` as its handler starts, at `now` (monotonic)."""
     acquired = (row.acquired_at - EPOCH) // STEP
-    slot = None if row.slot is None else row.slot.at
+    slot = None if row.slot is None else row.slot.granted_at
     at = acquired + round((now - row.claimed_monotonic) * 1_000_000)
     if row.slot is not None and slot is not None:
         # The answer to the claim came later than its statement was executed, so `at` is too early.
@@ -129,7 +129,7 @@ class Worker:
         if first and self._act == "retry_first":
             start.again = True
             self._note(start)
-            row.settle_as(Nack(delay=0.05, retry_possible=True))
+            row.record_outcome(Nack(delay=0.05, retry_possible=True))
 
 
 def die(policies: Any, when: str, method: str) -> None:

@@ -24,10 +24,10 @@ OPTIONS: dict[str, Any] = {
 async def burst(policies: PolicyFleet) -> list[int]:
     """Four messages of one key, whose burst is over; their ids."""
     await policies.put({"q": ["a"] * 4})
-    ends = await policies.store.server.now() + WINDOW
+    ends = await policies.store.server.read_now() + WINDOW
 
     async def over() -> bool:
-        return await policies.store.server.now() > ends
+        return await policies.store.server.read_now() > ends
 
     await eventually(over)
     return policies.published["q"]

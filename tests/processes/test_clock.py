@@ -65,7 +65,7 @@ async def test_a_shifted_process_neither_hurries_nor_lags(
         text=True,
         check=True,
     )
-    now = await fleet.store.server.now()
+    now = await fleet.store.server.read_now()
     seen = float(published.stdout)
     assert abs(abs(seen - now.timestamp()) - 3600) < 600, "the clock was not shifted"
     rows = await fleet.rows()

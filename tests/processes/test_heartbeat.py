@@ -85,7 +85,7 @@ async def test_a_pause_survives_the_restart_of_all_workers(fleet: Fleet) -> None
         # Of two signs of life since now, the second was begun after the pause, and has read it.
         for _ in range(2):
             lease = timedelta(seconds=4 * QUICK["presence_interval"])
-            ends = await fleet.store.server.now() + lease
+            ends = await fleet.store.server.read_now() + lease
 
             async def told(ends: datetime = ends) -> bool:
                 return all(s.lease_expires_at > ends for s in await workers(fleet, *pids))

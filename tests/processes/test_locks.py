@@ -99,7 +99,7 @@ async def test_a_killed_holder_keeps_the_lock_for_its_lease_and_no_longer(
         async with broker.lock("number", wait=0):
             pass
     # The rest of its lease would take ten minutes.
-    soon = await broker._store.server.now() + timedelta(seconds=1)
+    soon = await broker._store.server.read_now() + timedelta(seconds=1)
     state = TABLES.policy_state
     async with broker.engine.begin() as connection:
         await connection.execute(update(state).values(lease_expires_at=soon))

@@ -46,7 +46,7 @@ async def test_messages_given_back_are_retried_and_the_others_are_unknown(
     await fleet.settled(2)
     await fleet.stop()
     first, second = await fleet.rows(archive=True)
-    listed = {each.message_id for each in await fleet.store.starts.unknown("q", 10)}
+    listed = {each.message_id for each in await fleet.store.ack_first_starts.list_unknown("q", 10)}
     assert (second["reason"], second["related_id"]) == ("duplicate", first["id"])
     if tried_again:
         assert (first["state"], listed) == ("COMPLETED", set())

@@ -133,7 +133,7 @@ async def test_policies_hold_when_a_process_is_killed(fleet: Fleet, processes: i
     """Z1, Z4, Z7, Z10, Z12, P1, P6: every policy alone and composed; nothing is lost, each keeps
     its promise."""
     policies = PolicyFleet(fleet)
-    now = await fleet.store.server.now()
+    now = await fleet.store.server.read_now()
     opens, closes, later = (now + timedelta(seconds=s) for s in (6, 3600, 7200))
     times = [f"{moment:%H:%M:%S.%f}" for moment in (opens, closes, later)]
     subscribers = {**alone(*times), **composed(*times[:2])}
@@ -155,7 +155,10 @@ async def test_policies_hold_when_a_process_is_killed(fleet: Fleet, processes: i
     await fleet.stop()
     assert await fleet.count("queue = 'closed' AND state = 'PENDING' AND deliveries_count = 0") == 3
     left = await policies.left()
-    listed = {q: {u.message_id for u in await fleet.store.starts.unknown(q, 1000)} for q in FEEDS}
+    listed = {
+        q: {u.message_id for u in await fleet.store.ack_first_starts.list_unknown(q, 1000)}
+        for q in FEEDS
+    }
     wrong = {
         queue: lines
         for queue in FEEDS
@@ -198,7 +201,7 @@ async def settled(fleet: Fleet, within: float) -> None:
         rows = [
             [str(row[c]) for c in columns] for row in await fleet.rows() if row["queue"] != "closed"
         ]
-        msg = f"at {await fleet.store.server.now()} there are {len(rows)}: {rows[:20]}"
+        msg = f"at {await fleet.store.server.read_now()} there are {len(rows)}: {rows[:20]}"
         raise AssertionError(msg) from error
 
 

@@ -29,7 +29,7 @@ async def test_a_shifted_process_keeps_the_databases_time(
 ) -> None:
     """Z7, Z10, P1, P6."""
     policies = PolicyFleet(fleet)
-    now = await fleet.store.server.now()
+    now = await fleet.store.server.read_now()
     opens = now + timedelta(seconds=OPENS)
     closes = now + timedelta(seconds=OPENS + 600)
     given = {
@@ -55,7 +55,7 @@ async def test_a_shifted_process_keeps_the_databases_time(
                 "window": [None],
             }
         )
-        begun = await fleet.store.server.now()
+        begun = await fleet.store.server.read_now()
         # A second burst of each key, when the first has ended.
         await eventually(lambda: _passed(fleet, begun + timedelta(seconds=1)))
     await fleet.settled(sum(map(len, policies.published.values())))
@@ -75,4 +75,4 @@ async def test_a_shifted_process_keeps_the_databases_time(
 
 
 async def _passed(fleet: Fleet, moment: object) -> bool:
-    return await fleet.store.server.now() > moment
+    return await fleet.store.server.read_now() > moment

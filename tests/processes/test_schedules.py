@@ -131,7 +131,7 @@ async def test_processes_whose_clocks_are_an_hour_off_fire_when_the_database_say
     await schedulers.more(4)
     await schedulers.stop()
     await schedulers.check()
-    now = await schedulers.broker._store.server.now()
+    now = await schedulers.broker._store.server.read_now()
     for rows in (await schedulers.published()).values():
         for row in rows:
             assert abs(now - datetime.fromisoformat(row["headers"]["fire-time"])) < timedelta(

@@ -101,9 +101,9 @@ async def _never(_releaser: StuckReleaser) -> float:
 def _change(options: dict[str, Any]) -> None:
     """Take out of `options` what is none of the subscriber's: how this process differs from all
     others."""
-    fetch.LONGEST_WAIT = options.pop("longest_wait", fetch.LONGEST_WAIT)
+    fetch.MAX_PREFETCH_WAIT = options.pop("longest_wait", fetch.MAX_PREFETCH_WAIT)
     if options.pop("counts_as_quick", False):
-        HandlerTimes.starts_ahead = lambda *_: 10_000  # type: ignore[method-assign]
+        HandlerTimes.count_upcoming_starts = lambda *_: 10_000  # type: ignore[method-assign]
     if not options.pop("searches", True):
         StuckReleaser.tick = _never  # type: ignore[method-assign]
 

@@ -44,7 +44,7 @@ QUEUES = ("plain", "in_transaction", "throttled")
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each table a column that every row gets, one that none gets, and an index."""
     (tmp_path / "next.py").write_text(NEXT)
-    original = migrate._script
+    original = migrate._load_script
 
     def script() -> tuple[Config, ScriptDirectory]:
         config, _ = original()
@@ -52,7 +52,7 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config.set_main_option("version_locations", f"{own}{os.pathsep}{tmp_path}")
         return config, ScriptDirectory.from_config(config)
 
-    monkeypatch.setattr(migrate, "_script", script)
+    monkeypatch.setattr(migrate, "_load_script", script)
 
 
 class Process:

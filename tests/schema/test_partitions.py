@@ -21,7 +21,11 @@ from sqlalchemy.exc import DBAPIError
 from faststream_sqlbroker import SqlBrokerSchemaConfig
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.schema import partitions as module
-from faststream_sqlbroker.schema.config import PARTITIONS_AHEAD, partition_start, partitions_wanted
+from faststream_sqlbroker.schema.config import (
+    PARTITIONS_AHEAD,
+    get_partition_start,
+    list_required_partitions,
+)
 from faststream_sqlbroker.schema.migrate import create_all, upgrade
 from faststream_sqlbroker.schema.partitions import (
     add_partition,
@@ -31,7 +35,7 @@ from faststream_sqlbroker.schema.partitions import (
     list_partitions,
 )
 from faststream_sqlbroker.schema.tables import Tables, build_tables
-from faststream_sqlbroker.schema.validate import differences
+from faststream_sqlbroker.schema.validate import find_differences
 from tests.accounts import account
 
 pytestmark = [
@@ -51,7 +55,7 @@ A_TEST = 300.0
 def owner(database_url: str) -> Any:
     """A synchronous engine, in a week that does not end within the test."""
     engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
-    left = (partition_start(now(engine) + 7 * DAY, "week") - now(engine)).total_seconds()
+    left = (get_partition_start(now(engine) + 7 * DAY, "week") - now(engine)).total_seconds()
     if left < A_TEST:
         time.sleep(left)
     yield engine
@@ -109,13 +113,15 @@ def test_new_tables_have_a_default_partition_and_four_ahead(
             create_all(connection, tables())
             create_all(connection, tables())
         assert is_partitioned(connection, tables().archive)
-        assert differences(connection, tables()) == []
+        assert find_differences(connection, tables()) == []
     moment = now(owner)
     assert len(add_all(owner)) == PARTITIONS_AHEAD + 1
     assert add_all(owner) == []
     with owner.begin() as connection:
         found = list_partitions(connection, tables().archive)
-        assert [(each.start, each.end) for each in found] == partitions_wanted(moment, "week")
+        assert [(each.start, each.end) for each in found] == list_required_partitions(
+            moment, "week"
+        )
         put(connection, (1, moment), (2, moment - 100 * DAY), (3, moment + 1000 * DAY))
     assert ids(owner, "message_archive_default") == [2, 3]
     assert ids(owner) == [1, 2, 3]
@@ -140,7 +146,7 @@ def test_an_archive_with_rows_is_converted(owner: Engine, database: str, databas
     moment = now(owner)
     with owner.begin() as connection:
         put(connection, *((n, moment - n * DAY) for n in range(1, 30)))
-        assert differences(connection, tables(PLAIN)) == []
+        assert find_differences(connection, tables(PLAIN)) == []
     with account(database_url) as user:
         with owner.begin() as connection:
             connection.execute(text(f"GRANT SELECT, INSERT ON message_archive TO {user.name}"))
@@ -158,7 +164,7 @@ def test_an_archive_with_rows_is_converted(owner: Engine, database: str, databas
             connection.execute(text(f"REVOKE ALL ON message_archive_p0 FROM {user.name}"))
     assert ids(owner) == ids(owner, "message_archive_p0") == list(range(1, 30))
     with owner.begin() as connection:
-        assert differences(connection, tables()) == []
+        assert find_differences(connection, tables()) == []
         key = inspect(connection).get_pk_constraint("message_archive")
         assert (key["name"], key["constrained_columns"]) == (
             "message_archive_pkey",
@@ -194,7 +200,7 @@ def test_a_conversion_that_was_cut_off_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_swap", fail)
+        patched.setattr(module, "_exchange_tables", fail)
         with pytest.raises(KeyboardInterrupt):
             convert(owner)
     with owner.begin() as connection:
@@ -231,7 +237,7 @@ def test_partitions_that_are_old_are_dropped(owner: Engine, database: str) -> No
         create_all(connection, tables())
         moment = connection.scalars(text("SELECT statement_timestamp()")).one()
         for weeks in (5, 4, 3):
-            start = partition_start(moment - weeks * 7 * DAY, "week")
+            start = get_partition_start(moment - weeks * 7 * DAY, "week")
             connection.execute(
                 text(
                     f"CREATE TABLE old_{weeks} PARTITION OF message_archive FOR VALUES FROM "
@@ -241,7 +247,7 @@ def test_partitions_that_are_old_are_dropped(owner: Engine, database: str) -> No
                 )
             )
         put(connection, (5, moment - 35 * DAY), (3, moment - 21 * DAY), (99, moment - 90 * DAY))
-    before = partition_start(moment - 21 * DAY, "week")
+    before = get_partition_start(moment - 21 * DAY, "week")
 
     def drop(empty: bool) -> str | None:
         with owner.begin() as connection:
@@ -259,7 +265,7 @@ def test_a_row_that_comes_after_the_look_is_not_dropped(owner: Engine, database:
     with owner.begin() as connection:
         create_all(connection, tables())
         moment = connection.scalars(text("SELECT statement_timestamp()")).one()
-        start = partition_start(moment - 35 * DAY, "week")
+        start = get_partition_start(moment - 35 * DAY, "week")
         bounds = f"FROM ('{start.isoformat()}') TO ('{(start + 7 * DAY).isoformat()}')"
         made = f"CREATE TABLE old_5 PARTITION OF message_archive FOR VALUES {bounds}"
         connection.execute(text(made.replace(":", "\\:")))
@@ -275,7 +281,7 @@ def test_a_row_that_comes_after_the_look_is_not_dropped(owner: Engine, database:
 
     with owner.begin() as connection:
         event.listen(connection, "after_cursor_execute", late_row)
-        before = partition_start(moment - 21 * DAY, "week")
+        before = get_partition_start(moment - 21 * DAY, "week")
         assert drop_partition(connection, WEEKS, before, empty=True) is None
     assert looks == 2
     assert ids(owner) == [5]
@@ -288,7 +294,7 @@ def test_a_plain_archive_is_named(owner: Engine, database: str) -> None:
         create_all(connection, tables(PLAIN))
         with pytest.raises(SchemaError, match=r"has no partitions.*convert_archive"):
             add_partition(connection, WEEKS)
-        [told] = differences(connection, tables())
+        [told] = find_differences(connection, tables())
         assert "convert_archive" in told
         with pytest.raises(SchemaError, match="give archive_partitions="):
             convert_archive(connection, PLAIN)

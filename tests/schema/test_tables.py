@@ -17,7 +17,7 @@ from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import HEAD, create_all, upgrade
 from faststream_sqlbroker.schema.tables import build_tables, include_tables
-from faststream_sqlbroker.schema.validate import differences
+from faststream_sqlbroker.schema.validate import find_differences
 from tests.helpers import MYSQL
 
 pytestmark = pytest.mark.capability("Alembic migrations and validation at start")
@@ -40,7 +40,7 @@ async def test_both_ways_make_the_tables_that_are_needed(engine: AsyncEngine, wa
     """Twice is as good as once."""
     for _ in range(2):
         await run(engine, WAYS[way])
-        assert await run(engine, lambda c: differences(c, TABLES)) == []
+        assert await run(engine, lambda c: find_differences(c, TABLES)) == []
     assert await run(
         engine, lambda c: c.execute(text("SELECT * FROM message_schema_version")).all()
     ) == [(HEAD,)]
@@ -52,7 +52,7 @@ async def test_processes_that_start_together_create_the_tables_once(database_url
     stores = [Store(engine, TABLES) for engine in engines]
     try:
         await asyncio.gather(*(store.server.create_tables() for store in stores))
-        assert await stores[0].server.differences() == []
+        assert await stores[0].server.find_differences() == []
     finally:
         for engine in engines:
             await engine.dispose()
@@ -62,13 +62,13 @@ async def test_migrations_follow_created_tables(engine: AsyncEngine) -> None:
     """A development database can be handed to the migrations."""
     await run(engine, WAYS["create_tables"])
     await run(engine, WAYS["migrations"])
-    assert await run(engine, lambda c: differences(c, TABLES)) == []
+    assert await run(engine, lambda c: find_differences(c, TABLES)) == []
 
 
 async def test_other_names_and_no_archive(engine: AsyncEngine) -> None:
     config = SqlBrokerSchemaConfig(message_table_name="Outbox_1", message_archive_table_name=None)
     await run(engine, lambda c: upgrade(c, config))
-    assert await run(engine, lambda c: differences(c, build_tables(config))) == []
+    assert await run(engine, lambda c: find_differences(c, build_tables(config))) == []
     names = await run(engine, lambda c: inspect(c).get_table_names())
     ours = sorted(n.lower() for n in names if "sqlite" not in n)
     assert ours == ["outbox_1", "outbox_1_policy_state", "outbox_1_schema_version"]
@@ -84,9 +84,9 @@ async def test_a_schema_of_its_own(engine: AsyncEngine) -> None:
     await run(engine, lambda c: c.execute(text("CREATE SCHEMA broker")))
     await run(engine, lambda c: upgrade(c, config))
     store = Store(engine, build_tables(config))
-    assert await store.server.differences() == []
+    assert await store.server.find_differences() == []
     await store.insert([NewMessage("q", b"1")])
-    assert [p.queue for p in await store.ready_pairs(["q"])] == ["q"]
+    assert [p.queue for p in await store.find_ready_pairs(["q"])] == ["q"]
 
 
 BROKEN = {
@@ -113,11 +113,11 @@ async def test_a_difference_is_named_with_its_remedy(
     statement, expected = BROKEN[what]
     on = " ON message" if database in MYSQL else ""
     await run(engine, lambda c: c.execute(text(statement.format(on=on))))
-    [line] = await run(engine, lambda c: differences(c, TABLES))
+    [line] = await run(engine, lambda c: find_differences(c, TABLES))
     assert line.startswith(expected)
     cure = line.partition(": ")[2]
     await run(engine, lambda c: c.exec_driver_sql(cure))
-    left = await run(engine, lambda c: differences(c, TABLES))
+    left = await run(engine, lambda c: find_differences(c, TABLES))
     assert [d for d in left if not d.startswith("index message_archive")] == []
 
 
@@ -133,9 +133,9 @@ ALTERED = {
 async def test_an_altered_column_is_named_with_its_remedy(engine: AsyncEngine, what: str) -> None:
     await run(engine, WAYS["create_tables"])
     await run(engine, lambda c: c.execute(text(f"ALTER TABLE message_archive {ALTERED[what]}")))
-    [line] = await run(engine, lambda c: differences(c, TABLES))
+    [line] = await run(engine, lambda c: find_differences(c, TABLES))
     await run(engine, lambda c: c.exec_driver_sql(line.partition(": ")[2]))
-    assert await run(engine, lambda c: differences(c, TABLES)) == []
+    assert await run(engine, lambda c: find_differences(c, TABLES)) == []
 
 
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
@@ -148,17 +148,17 @@ async def test_an_altered_column_is_named_with_its_remedy_on_mysql(engine: Async
                 text(f"ALTER TABLE message_archive MODIFY {change}")
             ),
         )
-    lines = await run(engine, lambda c: differences(c, TABLES))
+    lines = await run(engine, lambda c: find_differences(c, TABLES))
     assert len(lines) == 4, lines  # the payload is both too small and nullable
     for line in lines:
         await run(engine, lambda c, line=line: c.exec_driver_sql(line.partition(": ")[2]))
-    assert await run(engine, lambda c: differences(c, TABLES)) == []
+    assert await run(engine, lambda c: find_differences(c, TABLES)) == []
 
 
 async def test_the_users_own_columns_are_left_alone(engine: AsyncEngine) -> None:
     await run(engine, WAYS["create_tables"])
     await run(engine, lambda c: c.execute(text("ALTER TABLE message ADD COLUMN tenant INTEGER")))
-    assert await run(engine, lambda c: differences(c, TABLES)) == []
+    assert await run(engine, lambda c: find_differences(c, TABLES)) == []
 
 
 OLD = (
@@ -181,7 +181,7 @@ async def test_a_foreign_table_is_refused_by_name(
     await run(engine, lambda c: c.execute(text(ddl)))
     with pytest.raises(SchemaError, match=f"'message' exists and is .*{words}"):
         await run(engine, WAYS[way])
-    [line] = await run(engine, lambda c: differences(c, TABLES))
+    [line] = await run(engine, lambda c: find_differences(c, TABLES))
     assert words in line
 
 
@@ -245,7 +245,7 @@ def test_an_applications_tables_are_the_same_under_either_name_of_mariadb(
     """Of a server, the URL gives the name; of the tables, the application."""
     tables = include_tables(MetaData(), dialect_name=name)
     dialect = create_engine(url).dialect
-    for table in tables.ours:
+    for table in tables.broker_tables:
         made = str(CreateTable(table).compile(dialect=dialect))
         assert "ENGINE=InnoDB" in made
         assert "COLLATE utf8mb4_bin" in made.rpartition(")")[2]

@@ -12,7 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.migrate import HEAD, create_all, render, upgrade, versions
+from faststream_sqlbroker.schema.migrate import (
+    HEAD,
+    create_all,
+    list_versions,
+    render_migrations,
+    upgrade,
+)
 from faststream_sqlbroker.schema.tables import build_tables
 
 pytestmark = pytest.mark.capability("Alembic migrations and validation at start")
@@ -57,9 +63,9 @@ async def test_the_first_version_can_be_taken_back(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("name", ["postgresql", "mysql", "sqlite"])
 def test_each_version_is_rendered_by_itself(name: str) -> None:
-    assert list(versions()) == [HEAD] == ["0001"]
-    assert "CREATE TABLE message (" in render(name, to=HEAD)
-    assert "CREATE" not in render(name, since=HEAD)
+    assert list(list_versions()) == [HEAD] == ["0001"]
+    assert "CREATE TABLE message (" in render_migrations(name, to=HEAD)
+    assert "CREATE" not in render_migrations(name, since=HEAD)
 
 
 async def test_created_tables_are_those_of_the_newest_version(engine: AsyncEngine) -> None:
@@ -68,13 +74,13 @@ async def test_created_tables_are_those_of_the_newest_version(engine: AsyncEngin
     def columns(connection: Connection) -> Any:
         return {
             table.name: [column["name"] for column in inspect(connection).get_columns(table.name)]
-            for table in NOW.ours
+            for table in NOW.broker_tables
         }
 
     async with engine.begin() as connection:
         await connection.run_sync(lambda c: create_all(c, NOW))
         created = await connection.run_sync(columns)
-        for table in (*NOW.ours, NOW.version):
+        for table in (*NOW.broker_tables, NOW.version):
             await connection.execute(text(f"DROP TABLE {table.name}"))
         await connection.run_sync(lambda c: upgrade(c, CONFIG))
         assert await connection.run_sync(columns) == created

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine, create_engine, func, make_url, select, text
 
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import ddl
+from faststream_sqlbroker.schema.tables import build_ddl
 from pyspark_sqlbroker import build_session
-from pyspark_sqlbroker.moments import FIRST
+from pyspark_sqlbroker.moments import MIN_TIME
 from tests.conftest import Servers
 from tests.quick_tables import built
 from tests.spark.java import DRIVERS, need_spark
@@ -70,7 +70,7 @@ class Archive:
         self.archive = tables.archive
         self.message = tables.message
         with self.engine.begin() as connection:
-            for statement in ddl(tables, self.engine.dialect.name):
+            for statement in build_ddl(tables, self.engine.dialect.name):
                 connection.execute(statement)
 
     def add(self, *rows: Mapping[str, Any], connection: Connection | None = None) -> None:
@@ -131,7 +131,7 @@ class Archive:
 
 def archived(**given: Any) -> dict[str, Any]:
     """A row of the archive, completed a second after it was published."""
-    at = max(given.get("archived_at", START), FIRST + timedelta(seconds=1))
+    at = max(given.get("archived_at", START), MIN_TIME + timedelta(seconds=1))
     row: dict[str, Any] = {
         "queue": "orders",
         "priority": 0,

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from faststream_sqlbroker.cli import main as command
 from pyspark_sqlbroker.lake.delta import DeltaWriter
-from pyspark_sqlbroker.lake.records import Records
+from pyspark_sqlbroker.lake.records import WindowRecords
 from tests.spark.lookups import remembered
 
 ROWS_PER_COMMIT = 5
@@ -23,7 +23,7 @@ STEPS: dict[str, tuple[Any, str, bool]] = {
     "after staging": (DeltaWriter, "stage", True),
     "before the commit": (DeltaTable, "create_write_transaction", False),
     "after the commit": (DeltaTable, "create_write_transaction", True),
-    "after the record": (Records, "write", True),
+    "after the record": (WindowRecords, "write", True),
 }
 """Where it is killed: before or after a call of a method."""
 

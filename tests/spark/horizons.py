@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Table, create_engine, select
 
 from faststream_sqlbroker.schema.types import clock
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
 from tests.helpers import eventually
 from tests.spark.conftest import Archive, archived
@@ -18,7 +18,7 @@ from tests.spark.conftest import Archive, archived
 
 def find(url: str, **options: Any) -> Horizon:
     """A horizon by a connection of its own; nothing is left for the margin unless asked for."""
-    database = database_of(parse_address(url))
+    database = get_database(parse_address(url))
     with database.connect() as connection:
         return find_horizon(database, connection, **{"margin": 0, **options})
 
@@ -71,13 +71,13 @@ async def passes(archive: Archive, rows: set[int]) -> None:
 async def stands_still(archive: Archive, detail: str) -> None:
     """The horizon is at the start of a statement for as long as that runs."""
     tenth = timedelta(seconds=0.1)
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        before = database.now(connection)
+        before = database.get_time(connection)
         with held(archive, f"SELECT {GATES[archive.kind][0]}"):
             await eventually(lambda: find(archive.url).detail.startswith(detail))
-            seen = database.now(connection)
-            await eventually(lambda: database.now(connection) > seen + tenth)
+            seen = database.get_time(connection)
+            await eventually(lambda: database.get_time(connection) > seen + tenth)
 
             def at_its_start() -> bool:
                 moment = find(archive.url).moment

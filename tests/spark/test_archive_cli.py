@@ -15,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.errors import convert_database_errors
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from tests.spark.conftest import Archive
 
@@ -95,7 +95,7 @@ def test_a_missing_folder_starts_no_java(
 
 
 def test_sparks_errors_tell_no_password() -> None:
-    with pytest.raises(StoreError) as told, database_errors():
+    with pytest.raises(StoreError) as told, convert_database_errors():
         raise AnalysisException(
             "Path does not exist: s3a://key:s3c/r3t@bucket/lake, \x1b[2J\n  at line 2"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from pyspark_sqlbroker.drivers import need_jar
+from pyspark_sqlbroker.drivers import require_jar
 from tests.spark.cluster import Cluster
 from tests.spark.conftest import Archive
 from tests.spark.java import need_spark
@@ -62,7 +62,7 @@ def options() -> list[str]:
     for name in ("--master", "--packages"):
         at = given.index(name)
         del given[at : at + 2]
-    return [*given, "--jars", str(need_jar("postgresql").path.resolve())]
+    return [*given, "--jars", str(require_jar("postgresql").path.resolve())]
 
 
 def three_days(new_database: Any) -> Archive:
@@ -122,7 +122,7 @@ def test_executors_without_our_package_read_by_jdbc(
     env = {"DB_URL": archive.url, "LAKE": str(tmp_path), "PYTHON_IN_EXECUTORS": "no"}
     pythons = {"pyspark.python": nothing, "pyspark.driver.python": sys.executable}
     given = [word for name in pythons for word in ("--conf", f"spark.{name}={pythons[name]}")]
-    jar = need_jar("postgresql").path.resolve()
+    jar = require_jar("postgresql").path.resolve()
     done = cluster.submit(NIGHTLY, *given, "--jars", jar, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-9000:]
     assert re.fullmatch(r"exported: \d\d rows\nloaded: 72 rows\n", done.stdout)

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import create_engine, event, make_url
 
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.databases.base import LONGEST_WAIT, TableRange
+from pyspark_sqlbroker.databases import get_database
+from pyspark_sqlbroker.databases.base import MAX_IDLE_SECONDS, TableRange
 from pyspark_sqlbroker.lake.removal import list_rows, list_window
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
@@ -32,13 +32,13 @@ def test_cuts_mean_the_same_in_every_session(new_database: Any, number: int, poo
     archive.analyze()
     set_default(archive, "DateStyle", "German")
     set_default(archive, "TimeZone", "Asia/Kolkata")  # its abbreviation is Israel's too
-    database = database_of(parse_address(archive.url))
-    since = f'"archived_at" >= {database.moment(START)}'
+    database = get_database(parse_address(archive.url))
+    since = f'"archived_at" >= {database.format_time(START)}'
     with database.connect() as connection:
         if pooled:  # the next statement goes to another session, which has the defaults
             connection.exec_driver_sql("RESET DateStyle")
         rows = TableRange("message_archive", None, "archived_at", since)
-        cuts = database.predicates(connection, rows, number)
+        cuts = database.build_predicates(connection, rows, number)
     jdbc = create_engine(archive.engine.url, connect_args={"options": "-c DateStyle=ISO"})
     with jdbc.connect() as connection:
         sizes = [
@@ -65,11 +65,11 @@ def test_a_connection_may_wait_for_spark(new_database: Any, kind: str) -> None:
         ),
         "mariadb": "SELECT @@session.wait_timeout",
     }
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with archive.engine.connect() as plain, database.connect() as connection:
         plain.invalidate()
-        assert plain.exec_driver_sql(asked[kind]).scalar_one() < LONGEST_WAIT
-        assert connection.exec_driver_sql(asked[kind]).scalar_one() == LONGEST_WAIT
+        assert plain.exec_driver_sql(asked[kind]).scalar_one() < MAX_IDLE_SECONDS
+        assert connection.exec_driver_sql(asked[kind]).scalar_one() == MAX_IDLE_SECONDS
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
@@ -77,7 +77,7 @@ def test_a_window_that_no_index_serves_comes_in_pieces(new_database: Any, kind: 
     """Drivers hold a whole result in memory otherwise: 3.5 GB of a day of 20 million rows."""
     archive = new_database(kind)
     archive.add_many(50, step=timedelta(hours=1))
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     selection = select_rows(ARCHIVE)
     window = ExportWindow(START + timedelta(days=1), "day")
     cursors = list[str]()

@@ -15,10 +15,10 @@ from sqlalchemy import make_url, select
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from pyspark_sqlbroker import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, read_archive
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.load import rows as source_rows
 from pyspark_sqlbroker.source.options import parse_options
-from pyspark_sqlbroker.source.scan import BatchReader, wanted_fields
+from pyspark_sqlbroker.source.scan import BatchReader, select_fields
 from tests.spark.conftest import START, Archive
 
 pytestmark = pytest.mark.capability('Spark: `spark.read.format("sqlbroker")`, without jars')
@@ -213,12 +213,12 @@ def test_pushed_filters_decide_as_sparks(archive: Archive) -> None:
     with archive.engine.connect() as connection:
         rows = [dict(row) for row in connection.execute(select(archive.archive)).mappings()]
     options = parse_options({"url": archive.url}, streaming=False)
-    database = database_of(options.address)
+    database = get_database(options.address)
     with database.connect() as connection:
         for given in [*taken, *map(spark.Not, taken)]:
             reader = FilteringReader(options, ID)
             assert list(reader.pushFilters([given, *left])) == left
-            source = reader._options.selection.from_clause(database)
+            source = reader._options.selection.build_from_clause(database)
             found = connection.exec_driver_sql(f"SELECT id {source} ORDER BY id").scalars().all()
             assert found == [row["id"] for row in rows if decide(given, row)], given
     assert list(FilteringReader(options, ID).pushFilters([spark.Not(each) for each in left])) == [
@@ -385,7 +385,7 @@ def test_credentials_come_from_options_too(monkeypatch: pytest.MonkeyPatch) -> N
     # libpq's own reading of what ADBC gets.
     from psycopg.conninfo import conninfo_to_dict
 
-    assert conninfo_to_dict(source_rows.conninfo(found.address))["password"] == "s@/ %&=?#'\\"
+    assert conninfo_to_dict(source_rows.build_conninfo(found.address))["password"] == "s@/ %&=?#'\\"
 
 
 def test_a_schema_is_a_choice_of_columns(spark: SparkSession, new_database: Any) -> None:
@@ -402,7 +402,7 @@ def test_a_schema_is_a_choice_of_columns(spark: SparkSession, new_database: Any)
 
 def test_columns_of_a_schema_are_checked_without_spark() -> None:
     selection = parse_options({"url": URL}).selection
-    assert wanted_fields(ARCHIVE_SCHEMA, selection) == list(selection.fields)
+    assert select_fields(ARCHIVE_SCHEMA, selection) == list(selection.fields)
 
 
 def test_batches_are_bounded(archive: Archive) -> None:
@@ -412,10 +412,10 @@ def test_batches_are_bounded(archive: Archive) -> None:
     )
     archive.add(*({"id": 100 + n, "payload": b"", "archived_at": START} for n in range(50)))
     options = parse_options({"url": archive.url})
-    fields = wanted_fields(ARCHIVE_SCHEMA, options.selection)
-    database = database_of(options.address)
-    names = ", ".join(database.column(field) for field in fields)
-    table = options.selection.name(database)
+    fields = select_fields(ARCHIVE_SCHEMA, options.selection)
+    database = get_database(options.address)
+    names = ", ".join(database.build_jdbc_column(field) for field in fields)
+    table = options.selection.get_table_name(database)
     batches = list(
         source_rows.read_batches(
             options.address, f"SELECT {names} FROM {table} ORDER BY id", fields, 20

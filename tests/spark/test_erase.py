@@ -198,7 +198,7 @@ def test_an_export_that_has_read_before_brings_nothing_back(
     path = tmp_path / "lake"
     made(spark, archive, path)
     archive.add(of_ada(103, 3), {"id": 31, "archived_at": START + DAY * 3})
-    compare = transfer._compare
+    compare = transfer._compare_checksums
     erased = list[EraseResult]()
 
     def while_it_compares(*given: Any) -> Any:
@@ -256,7 +256,7 @@ def test_copies_of_a_message_go_with_it(
     archive.execute("UPDATE message SET origin_id = 112 WHERE id = 113")
     dry = erase(spark, archive, path, **given, dry_run=True)
     assert (dry.live, dry.archived, dry.lake) == (1, 2, 3)
-    remove = module.remove_rows
+    remove = module.delete_messages
 
     def while_it_is_copied(*arguments: Any) -> Any:
         archive.execute("UPDATE message SET origin_id = 101 WHERE id = 114")

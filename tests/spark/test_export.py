@@ -34,17 +34,17 @@ from pyspark_sqlbroker import (
 )
 from pyspark_sqlbroker.databases.sqlite import SQLite
 from pyspark_sqlbroker.lake.delta import DataFile
-from pyspark_sqlbroker.lake.entries import Entry, State
-from pyspark_sqlbroker.lake.lake import Lake, lake_schema
+from pyspark_sqlbroker.lake.entries import Entry, LakeState
+from pyspark_sqlbroker.lake.lake import Lake, build_lake_schema
 from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
+    NO_ROWS,
     RowChecksums,
-    figure_columns,
+    build_checksum_columns,
 )
 from pyspark_sqlbroker.lake.windows import parse_window
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
-from pyspark_sqlbroker.moments import FIRST
+from pyspark_sqlbroker.moments import MIN_TIME
 from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 
@@ -222,10 +222,10 @@ def test_rows_that_an_export_has_passed_over_are_found(
     add_years(archive)
     archive.execute("DELETE FROM message_archive WHERE id = 0")
     old = len(YEARS) - 1
-    moment = SQLite.moment
+    moment = SQLite.format_time
 
     def faulty(database: SQLite, value: datetime) -> str:
-        wrong = FIRST < value < YEARS[3]
+        wrong = MIN_TIME < value < YEARS[3]
         return moment(database, value.replace(year=2001) if wrong else value)
 
     path = str(tmp_path / "lake")
@@ -399,24 +399,24 @@ def test_every_column_changes_the_figures(spark: SparkSession) -> None:
     rows = [row]
     for field in ARCHIVE_FIELDS:
         rows.append(row | {field.name: other.get(field.type, 2)})
-        if not field.always:
+        if not field.is_required:
             rows.append(row | {field.name: None})
     frame = plain_frame(
         spark,
         [(n, *(one[name] for name in NAMES)) for n, one in enumerate(rows)],
         "n int, " + ", ".join(f"{field.name} {field.type}" for field in ARCHIVE_FIELDS),
     )
-    found = frame.groupBy("n").agg(*figure_columns(checksums=True)).collect()
+    found = frame.groupBy("n").agg(*build_checksum_columns(checksums=True)).collect()
     sums = {RowChecksums(*(int(value) for value in one[1:])) for one in found}
     assert len(sums) == len(rows) == len(found)
-    whole = frame.agg(*figure_columns(checksums=True)).collect()[0]
-    assert RowChecksums(*map(int, whole)) == sum(sums, NOTHING)
+    whole = frame.agg(*build_checksum_columns(checksums=True)).collect()[0]
+    assert RowChecksums(*map(int, whole)) == sum(sums, NO_ROWS)
 
 
 def lake_of_one(spark: SparkSession, path: Path, files: int = 3) -> tuple[Lake, Any]:
     """A lake with a window of `files` files, made without a database."""
     lake = Lake(spark, str(path))
-    lake.begin({"window": "day", "table": "message_archive"}, "ab")
+    lake.prepare({"window": "day", "table": "message_archive"}, "ab")
     window = parse_window("2026-03-07", "day")
     put(lake, window, 10, files)
     return lake, window
@@ -434,7 +434,7 @@ def put(lake: Lake, window: Any, rows: int, files: int = 1) -> None:
     )
     staged, figures = lake.stage(frame.repartition(files))
     entry = Entry(figures[window], figures[window].counts)
-    lake.commit(State({window.name: entry}, ((window.start, window.end),)), staged)
+    lake.commit(LakeState({window.name: entry}, ((window.start, window.end),)), staged)
 
 
 def test_of_two_plans_from_one_state_one_is_committed(spark: SparkSession, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_of_two_plans_from_one_state_one_is_committed(spark: SparkSession, tmp_p
         put(first, following, 20)
     assert read_export(spark, str(tmp_path)).count() == 30
     first.load()
-    assert first.windows() == [window, following]
+    assert first.list_windows() == [window, following]
 
 
 def test_a_merge_by_another_program_during_an_export_is_planned_around(
@@ -464,7 +464,10 @@ def test_a_merge_by_another_program_during_an_export_is_planned_around(
         with pytest.raises(ConcurrentLoadError):
             put(lake, following, 5)
         put(lake, following, 5)
-    assert (lake.windows(), read_export(spark, str(tmp_path)).count()) == ([window, following], 15)
+    assert (lake.list_windows(), read_export(spark, str(tmp_path)).count()) == (
+        [window, following],
+        15,
+    )
     assert verify_export(spark, str(tmp_path)).intact
 
 
@@ -586,10 +589,10 @@ def test_columns_that_a_table_lacks_are_added_before_a_commit(
 ) -> None:
     """A lake of an older version: its rows have NULL there."""
     lake, _ = lake_of_one(spark, tmp_path, 1)
-    wider = StructType([*lake_schema("day").fields, StructField("new", StringType())])
+    wider = StructType([*build_lake_schema("day").fields, StructField("new", StringType())])
     lake.table.add_columns(wider)
     lake.load()
-    assert lake.table.schema().names[-1] == "new"
+    assert lake.table.get_schema().names[-1] == "new"
     put(lake, parse_window("2026-03-08", "day"), 5)
     assert read_export(spark, str(tmp_path)).where("new IS NULL").count() == 15
 

@@ -19,7 +19,7 @@ from pyspark_sqlbroker import (
     verify_export,
 )
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
 from pyspark_sqlbroker.lake import export, transfer
 from pyspark_sqlbroker.lake.delta import DeltaWriter
@@ -245,9 +245,9 @@ async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
 
 def clock(archive: Archive) -> datetime:
     """The database's."""
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        return database.now(connection)
+        return database.get_time(connection)
 
 
 def moved(by: timedelta) -> Callable[..., Horizon]:

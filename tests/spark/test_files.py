@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
-from pyspark_sqlbroker.drivers import java_of
+from pyspark_sqlbroker.drivers import get_java
 from pyspark_sqlbroker.lake import files
 from pyspark_sqlbroker.lake.files import Folders, read_json, write_json
 
@@ -78,7 +78,7 @@ def test_a_file_is_replaced_by_a_rename_if_creating_would_empty_it(
     to rename."""
     created = list[str]()
     renamed = list[Any]()
-    java = java_of(spark)
+    java = get_java(spark)
     place = getattr(java, "org.apache.hadoop.fs.Path")(f"{scheme}://server/state/orders.json")
     system = SimpleNamespace(
         getUri=place.toUri,

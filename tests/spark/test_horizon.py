@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
@@ -82,10 +82,10 @@ async def test_a_procedure_that_commits_on_its_way(archive: Archive) -> None:
         "DO $$ BEGIN PERFORM pg_sleep(0.1); COMMIT; INSERT INTO t SELECT statement_timestamp(); "
         f"PERFORM {GATES['postgresql'][0]}; END $$",
     ):
-        database = database_of(parse_address(archive.url))
+        database = get_database(parse_address(archive.url))
         with database.connect() as connection:
             await eventually(
-                lambda: database.scalar(
+                lambda: database.fetch_scalar(
                     connection,
                     "SELECT count(*) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND backend_xid IS NOT NULL "
@@ -150,11 +150,11 @@ async def test_postgresql_hides_others_sessions_from_a_plain_role(archive: Archi
     try:
         with archive.engine.connect() as writer:
             settle(archive, writer, 1)
-            database = database_of(parse_address(url))
+            database = get_database(parse_address(url))
             with database.connect() as connection:
-                before = database.now(connection)
+                before = database.get_time(connection)
                 lagging = find_horizon(database, connection, safety_lag="90s", margin=0)
-                after = database.now(connection)
+                after = database.get_time(connection)
                 assert before <= lagging.moment + timedelta(seconds=90) <= after
             assert lagging.source == "safety lag"
             assert "pg_read_all_stats" in lagging.detail
@@ -184,7 +184,7 @@ def test_sessions_that_do_not_tell_what_they_do(archive: Archive) -> None:
 @mariadb_only
 def test_a_session_that_looks_again_sees_what_began_in_between(archive: Archive) -> None:
     """InnoDB's list of transactions stays for a tenth of a second, with the session's own look."""
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with database.connect() as reader, archive.engine.connect() as writer:
         writer.exec_driver_sql("SELECT 1")
         writer.rollback()
@@ -224,14 +224,14 @@ def test_mariadb_hides_transactions_without_the_privilege(archive: Archive) -> N
 
 @sqlite_only
 def test_a_file_that_cannot_be_written(archive: Archive) -> None:
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     name = make_url(archive.url).database
     engine = create_engine(f"sqlite:///file:{name}?mode=ro&uri=true", isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         horizon = find_horizon(database, connection, safety_lag="1h")
         assert horizon.source == "safety lag"
         assert "readonly" in horizon.detail
-        assert database.now(connection) - horizon.moment >= timedelta(hours=1)
+        assert database.get_time(connection) - horizon.moment >= timedelta(hours=1)
     engine.dispose()
 
 

@@ -12,9 +12,9 @@ from sqlalchemy import make_url, text
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import find_horizon, mysql
-from pyspark_sqlbroker.horizon.mysql import moment_of
+from pyspark_sqlbroker.horizon.mysql import build_timestamp
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from pyspark_sqlbroker.source.options import parse_options
 from pyspark_sqlbroker.source.stream import StreamReader, from_offset
@@ -39,15 +39,15 @@ class Pair:
 
     def on_standby(self, statement: str) -> None:
         """Run SQL there."""
-        database = database_of(parse_address(self.standby))
+        database = get_database(parse_address(self.standby))
         with database.connect() as connection:
             connection.exec_driver_sql(statement)
 
     def rows(self, until: datetime) -> set[int]:
         """What the standby has before `until`."""
-        database = database_of(parse_address(self.standby))
+        database = get_database(parse_address(self.standby))
         with database.connect() as connection:
-            condition = f"archived_at < {database.moment(until)}"
+            condition = f"archived_at < {database.format_time(until)}"
             return set(
                 connection.exec_driver_sql(
                     f"SELECT id FROM message_archive WHERE {condition}"
@@ -136,12 +136,12 @@ async def test_a_standby_without_its_primary_lags_behind_its_replay(pair: Pair) 
         at = archived_at(pair.archive, writer, 1)
     await eventually(lambda: pair.rows(at + MINUTE) == {1})
     pair.on_standby("SELECT pg_wal_replay_pause()")
-    database = database_of(parse_address(pair.standby))
+    database = get_database(parse_address(pair.standby))
     try:
         with database.connect() as connection:
             await eventually(
                 lambda: (
-                    database.scalar(connection, "SELECT pg_get_wal_replay_pause_state()")
+                    database.fetch_scalar(connection, "SELECT pg_get_wal_replay_pause_state()")
                     == "paused"
                 )
             )
@@ -181,9 +181,9 @@ def test_a_prepared_transaction(pair: Pair) -> None:
         settle(pair.archive, writer, 1)
         at = archived_at(pair.archive, writer, 1)
         writer.execute(text("PREPARE TRANSACTION 'p'"))
-    database = database_of(parse_address(pair.primary))
+    database = get_database(parse_address(pair.primary))
     with database.connect() as connection:
-        after = database.now(connection)
+        after = database.get_time(connection)
         try:
             horizon = find(pair.primary, safety_lag="1m")
             assert horizon.source == "safety lag"
@@ -198,7 +198,7 @@ def test_a_prepared_transaction(pair: Pair) -> None:
 
 
 def test_rows_of_a_publication_come_with_their_own_times(pair: Pair) -> None:
-    database = database_of(parse_address(pair.primary))
+    database = get_database(parse_address(pair.primary))
     options = "connect = false, slot_name = NONE, enabled = false"
     with database.connect() as connection:
         connection.exec_driver_sql(
@@ -207,7 +207,7 @@ def test_rows_of_a_publication_come_with_their_own_times(pair: Pair) -> None:
         try:
             horizon = find(pair.primary, safety_lag="1m")
             assert (horizon.source, "subscribes" in horizon.detail) == ("safety lag", True)
-            assert database.now(connection) - horizon.moment >= MINUTE
+            assert database.get_time(connection) - horizon.moment >= MINUTE
         finally:
             connection.exec_driver_sql("DROP SUBSCRIPTION s")
     assert find(pair.primary).source == "transactions"
@@ -222,7 +222,7 @@ def mariadb_in_new_york() -> Iterator[Archive]:
             url, _ = stack.enter_context(private.mariadb())
         except private.CannotStartError as error:
             cannot(str(error))
-        with database_of(parse_address(url)).connect() as connection:
+        with get_database(parse_address(url)).connect() as connection:
             connection.exec_driver_sql("CREATE DATABASE shop")
         archive = Archive(make_url(url).set(database="shop").render_as_string())
         yield archive
@@ -249,22 +249,24 @@ def test_the_hour_that_comes_twice_is_the_earlier(
     in_new_york: Archive, local: str, utc: datetime
 ) -> None:
     """InnoDB says when transactions began in the server's time zone."""
-    database = database_of(parse_address(in_new_york.url))
+    database = get_database(parse_address(in_new_york.url))
     with database.connect() as connection:
-        seconds = database.scalar(connection, f"SELECT {moment_of(f'TIMESTAMP{local!r}')}")
+        seconds = database.fetch_scalar(
+            connection, f"SELECT {build_timestamp(f'TIMESTAMP{local!r}')}"
+        )
     assert from_microseconds(int(seconds * 1_000_000)) == utc
 
 
 def test_a_server_in_another_time_zone(in_new_york: Archive) -> None:
-    database = database_of(parse_address(in_new_york.url))
+    database = get_database(parse_address(in_new_york.url))
     with in_new_york.engine.connect() as writer, database.connect() as connection:
         connection.exec_driver_sql("SET time_zone = '+05:30'")
-        before = database.now(connection)
+        before = database.get_time(connection)
         settle(in_new_york, writer, 1)
         at = archived_at(in_new_york, writer, 1)
         horizon = find_horizon(database, connection, margin=0)
         assert horizon.source == "transactions"
-        assert database.scalar(connection, "SELECT @@session.time_zone") == "+05:30"
+        assert database.fetch_scalar(connection, "SELECT @@session.time_zone") == "+05:30"
         # InnoDB's times are of whole seconds.
         assert before - timedelta(seconds=1) <= horizon.moment <= at
         writer.rollback()

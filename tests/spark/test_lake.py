@@ -13,13 +13,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.core.loaded_windows import LOADED
+from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE
 from pyspark_sqlbroker import export_archive, prune_archive, read_export, verify_export
 from pyspark_sqlbroker.lake import prune
 from pyspark_sqlbroker.lake.delta import DeltaWriter
 from pyspark_sqlbroker.lake.files import Folders
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.records import Records
+from pyspark_sqlbroker.lake.records import WindowRecords
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import MARCH, of_lake, of_table
 
@@ -37,7 +37,7 @@ STEPS = [
     (DeltaWriter, "stage"),
     (DeltaWriter, "load"),
     (Lake, "stage"),
-    (Records, "write"),
+    (WindowRecords, "write"),
 ]
 
 
@@ -96,7 +96,7 @@ def recorded(database: Path) -> list[str]:
     """The windows that an export has recorded for retention."""
     query = "SELECT key FROM message_policy_state WHERE scope = ? ORDER BY key"
     with closing(sqlite3.connect(database)) as connection:
-        return [key for (key,) in connection.execute(query, [f"{LOADED}shop"])]
+        return [key for (key,) in connection.execute(query, [f"{LOADED_SCOPE}shop"])]
 
 
 @pytest.mark.timeout(1500)  # dozens of exports
@@ -200,7 +200,7 @@ def test_what_counts_as_exported_survives_a_failure_of_the_power(
 
     archive.add(*({"id": n, "archived_at": START + timedelta(hours=n)} for n in (1, 2, 30)))
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Records, "write", failing("record", Records.write))
+    monkeypatch.setattr(WindowRecords, "write", failing("record", WindowRecords.write))
     monkeypatch.setattr(prune, "delete_rows", failing("prune", prune.delete_rows))
     export(record_as="shop", rows_per_commit=2)
     synced = False

@@ -12,8 +12,8 @@ from pyspark_sqlbroker import export_archive, prune_archive, read_export
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.load.selection import (
     ARCHIVE,
+    check_same_source,
     describe_source,
-    refuse_other_rows,
     select_rows,
 )
 from tests.spark.conftest import Archive
@@ -52,9 +52,9 @@ def test_databases_of_one_name_are_distinguished_by_their_address(
         match=r"^x is the state of other rows: its database is '.*' and here it is '.*'; "
         r"stop \(and source=",
     ):
-        refuse_other_rows("x is the state", described(one), described(other), "stop")
+        check_same_source("x is the state", described(one), described(other), "stop")
     assert described(one, "shop") == described(other, "shop") != described(one)
-    refuse_other_rows(
+    check_same_source(
         "x is the state", described(one, queues=["b", "a"]), described(one, queues=["a", "b"]), ""
     )
 

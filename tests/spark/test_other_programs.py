@@ -417,7 +417,7 @@ def test_folders_that_go_while_they_are_listed_are_left_out(
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "file").write_text(name)
     folders = Folders(spark, str(tmp_path))
-    listed = Folders._listed
+    listed = Folders._iter_entries
 
     def going(self: Folders, folder: Any) -> Any:
         found = list(listed(self, folder))
@@ -425,8 +425,8 @@ def test_folders_that_go_while_they_are_listed_are_left_out(
         return found
 
     monkeypatch.setattr(Folders, "_listed", going)
-    assert sorted(folders.files("data")) == ["data/a/file", "data/c/file"]
-    assert folders.files("none") == {}
+    assert sorted(folders.list_files("data")) == ["data/a/file", "data/c/file"]
+    assert folders.list_files("none") == {}
 
 
 def test_a_state_is_that_of_the_version_that_was_loaded(
@@ -436,8 +436,8 @@ def test_a_state_is_that_of_the_version_that_was_loaded(
     path = tmp_path / "lake"
     export_days(spark, archive, path)
     loaded = Lake(spark, str(path))
-    before = loaded.table.states()
+    before = loaded.table.read_states()
     archive.add({"id": 99, "archived_at": START + DAY})
     export_archive(spark, archive.url, str(path), **SPAN)
-    assert loaded.table.states() == before
-    assert Lake(spark, str(path)).table.states() != before
+    assert loaded.table.read_states() == before
+    assert Lake(spark, str(path)).table.read_states() != before

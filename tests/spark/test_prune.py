@@ -15,11 +15,17 @@ from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import export_archive, prune_archive, read_export
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.lake import prune as module
 from pyspark_sqlbroker.lake import removal
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.removal import Partition, Partitions, Rows, list_oldest, list_rows
+from pyspark_sqlbroker.lake.removal import (
+    ArchivePartitions,
+    ArchiveRowIds,
+    Partition,
+    list_oldest,
+    list_rows,
+)
 from pyspark_sqlbroker.lake.row_checksums import RowChecksums
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
@@ -92,7 +98,7 @@ def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPa
     moments = [START, *[START + timedelta(microseconds=1)] * 5, START + DAY, START + DAY * 2]
     archive.add(*({"id": 20 - n, "archived_at": moment} for n, moment in enumerate(moments)))
     statements = list[str]()
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with database.connect() as connection:
         event.listen(
             connection, "before_cursor_execute", lambda *given: statements.append(given[2])
@@ -106,9 +112,9 @@ def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPa
 
 
 def test_rows_that_others_lack_are_counted() -> None:
-    rows = Rows(array("q", [7, 3, 4, 1]), array("q", [10, 20, 20, 30]))
-    assert rows.count_lacking([(7, 10), (4, 20), (4, 20), (3, 10), (1, 20), (5, 20), (9, 99)]) == 2
-    assert rows.count_lacking(zip(rows.ids, rows.times, strict=True)) == 0
+    rows = ArchiveRowIds(array("q", [7, 3, 4, 1]), array("q", [10, 20, 20, 30]))
+    assert rows.count_missing([(7, 10), (4, 20), (4, 20), (3, 10), (1, 20), (5, 20), (9, 99)]) == 2
+    assert rows.count_missing(zip(rows.ids, rows.times, strict=True)) == 0
 
 
 @OF_SQLITE
@@ -120,7 +126,7 @@ def test_rows_that_come_while_it_deletes_stay(
     delete = module.delete_rows
     export_archive(spark, archive.url, path, until="2026-03-02")
 
-    def late(database: Any, connection: Any, selection: Any, rows: Rows) -> int:
+    def late(database: Any, connection: Any, selection: Any, rows: ArchiveRowIds) -> int:
         archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return delete(database, connection, selection, rows)
 
@@ -241,16 +247,16 @@ def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     partition(archive, 0, 1)
     archive.add_days(2)
     path = str(tmp_path / "lake")
-    drop = Partitions.drop
+    drop = ArchivePartitions.drop
     export_archive(spark, archive.url, path, until="2026-03-03")
 
-    def late(self: Partitions, part: Any, expected: Any) -> bool:
+    def late(self: ArchivePartitions, part: Any, expected: Any) -> bool:
         if part.name == "archive_2026_03_01":
             archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return drop(self, part, expected)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Partitions, "drop", late)
+        patched.setattr(ArchivePartitions, "drop", late)
         result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.partitions, result.rows) == (("archive_2026_03_02",), 5)
     assert [one.refused for one in result.windows] == [
@@ -261,7 +267,7 @@ def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     assert partitions(archive) == ["archive_2026_03_01"]
     export_archive(spark, archive.url, path, since="2026-03-01", until="2026-03-02")
     with monkeypatch.context() as patched:
-        patched.setattr(Partitions, "_figures", die)
+        patched.setattr(ArchivePartitions, "_figures", die)
         with pytest.raises(KeyboardInterrupt):
             prune_archive(archive.url, exported=path, spark=spark)
     assert partitions(archive) == ["archive_2026_03_01"]
@@ -276,15 +282,15 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
     partition(archive, 0, default=True)
     archive.add_days(1)
     path = str(tmp_path / "lake")
-    drop = Partitions.drop
+    drop = ArchivePartitions.drop
     export_archive(spark, archive.url, path, until="2026-03-02")
 
-    def late(self: Partitions, part: Partition, expected: RowChecksums) -> bool:
+    def late(self: ArchivePartitions, part: Partition, expected: RowChecksums) -> bool:
         dropped = drop(self, part, expected)
         archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return dropped
 
-    monkeypatch.setattr(Partitions, "drop", late)
+    monkeypatch.setattr(ArchivePartitions, "drop", late)
     result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions) == (5, ("archive_2026_03_01",))
     assert [(one.rows, one.refused) for one in result.windows] == [
@@ -340,9 +346,9 @@ def test_bounds_of_other_columns_are_left_alone(archive: Archive) -> None:
     archive.execute(
         "CREATE TABLE one PARTITION OF message_archive FOR VALUES FROM (20260301) TO (20260302)"
     )
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        assert Partitions(database, connection, select_rows(ARCHIVE)).find() == []
+        assert ArchivePartitions(database, connection, select_rows(ARCHIVE)).find_partitions() == []
 
 
 @OF_POSTGRESQL
@@ -356,9 +362,9 @@ def test_partitions_without_an_end_are_left_alone(archive: Archive) -> None:
         "CREATE TABLE archive_old PARTITION OF message_archive FOR VALUES FROM ('0044-03-15 BC') "
         "TO ('2000-01-01')"
     )
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        found = Partitions(database, connection, select_rows(ARCHIVE)).find()
+        found = ArchivePartitions(database, connection, select_rows(ARCHIVE)).find_partitions()
     assert [part.name for part in found] == ["archive_2026_03_01"]
 
 

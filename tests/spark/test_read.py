@@ -27,7 +27,7 @@ from pyspark_sqlbroker import (
     read_messages,
 )
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.databases.base import TableRange
 from pyspark_sqlbroker.load.read import Snapshot
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
@@ -329,16 +329,16 @@ def test_few_rows_are_read_to_cut_the_times(
         # Autovacuum would analyze the table, which then has a histogram.
         archive.execute("ALTER TABLE message_archive SET (autovacuum_enabled = false)")
     archive.add_many(3000)
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     asked = []
     since = None if minutes is None else START + timedelta(minutes=minutes)
-    times = select_rows(ARCHIVE, since=since).times(database)
+    times = select_rows(ARCHIVE, since=since).build_time_condition(database)
     with database.connect() as connection:
         event.listen(
             connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2])
         )
         rows = TableRange("message_archive", None, "archived_at", times)
-        database.predicates(connection, rows, 2)
+        database.build_predicates(connection, rows, 2)
         looks = [one for one in asked if "OFFSET" in one][:3]
         plans = [str(connection.exec_driver_sql(f"EXPLAIN {one}").all()) for one in looks]
     assert len(plans) == 3
@@ -362,18 +362,18 @@ def test_few_rows_are_read_to_cut_the_ids(archive: Archive) -> None:
     """SQLite and InnoDB walk through the table itself; of old rows few are left, as a rule."""
     archive.add_many(2000, first=10**6)
     archive.add(*({"id": n * 1000} for n in range(400)))
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     asked = []
     with database.connect() as connection:
         event.listen(
             connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2])
         )
-        cuts = database.predicates(connection, TableRange("message_archive", None, "id"), 12)
+        cuts = database.build_predicates(connection, TableRange("message_archive", None, "id"), 12)
         skipped = re.findall(r"OFFSET (\d+)", " ".join(asked))
         assert sum(map(int, skipped)) < 10_000
         assert len(asked) < 100
         sizes = [
-            database.scalar(connection, f"SELECT count(*) FROM message_archive WHERE {cut}")
+            database.fetch_scalar(connection, f"SELECT count(*) FROM message_archive WHERE {cut}")
             for cut in cuts
         ]
     assert (len(sizes), sum(sizes)) == (12, 2400)

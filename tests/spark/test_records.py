@@ -14,7 +14,7 @@ from faststream_sqlbroker import Pruned, Retention, SqlBroker
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from pyspark_sqlbroker import export_archive, prune_archive, read_export
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.records import Records, open_records
+from pyspark_sqlbroker.lake.records import WindowRecords, open_records
 from pyspark_sqlbroker.lake.row_checksums import RowChecksums
 from tests.spark.conftest import START, Archive
 
@@ -96,7 +96,7 @@ def test_nothing_of_a_damaged_window_goes(
     archive.add_days(3)
     export(spark, archive, tmp_path / "lake")
     lake = Lake(spark, str(tmp_path / "lake"))
-    first, second = lake.windows()
+    first, second = lake.list_windows()
     path = tmp_path / "lake" / lake.files[0].path
     whole = path.read_bytes()
     with open_records("shop", lake.id, archive.url, "message", None) as stale:
@@ -122,7 +122,7 @@ def test_an_export_that_dies_before_its_record_lets_nothing_go(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Records, "write", die)
+        patched.setattr(WindowRecords, "write", die)
         with pytest.raises(KeyboardInterrupt):
             export(spark, archive, tmp_path / "lake")
     assert read_export(spark, str(tmp_path / "lake")).count() == 5
@@ -170,14 +170,14 @@ def test_a_record_that_was_lowered_during_the_export_is_left(
     archive.add_days(3)
     export(spark, archive, tmp_path / "lake")
     archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
-    write = Records.write
+    write = WindowRecords.write
 
-    def late(self: Records, window: Any, source: Any) -> None:
+    def late(self: WindowRecords, window: Any, source: Any) -> None:
         archive.execute("UPDATE message_policy_state SET counter = counter + 1")
         write(self, window, source)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Records, "write", late)
+        patched.setattr(WindowRecords, "write", late)
         export(spark, archive, tmp_path / "lake", since="2026-03-01")
     assert prune(archive).rows == 5
     assert archive.ids() == [1, 2, 3, 4, 5, 21, 22, 23, 24, 25, 99]
@@ -192,6 +192,6 @@ def test_a_record_that_cannot_be_written_is_told(
     def fail(*_given: Any) -> None:
         raise OperationalError("INSERT", {}, Exception("read-only"))
 
-    monkeypatch.setattr(Records, "_save", fail)
+    monkeypatch.setattr(WindowRecords, "_save", fail)
     with pytest.raises(StoreError, match=r"is in the lake, and cannot be recorded in .*read-only"):
         export(spark, archive, tmp_path / "lake")

@@ -156,16 +156,18 @@ def test_files_that_reach_into_a_common_window_are_repaired_together() -> None:
     windows."""
     days = [ExportWindow(START + DAY * number, "day") for number in range(6)]
     lake: Any = SimpleNamespace(size="day", windows=lambda: days)
-    lake.span_of = partial(Lake.span_of, lake)
+    lake.span_of = partial(Lake.get_file_span, lake)
 
     def file(first: int, last: int) -> DataFile:
         return DataFile("", 1, 1, times=(START + DAY * first, START + DAY * (last + 1) - TICK))
 
     findings: Any = SimpleNamespace(found={}, differing=[days[5]])
-    found = module._spans(lake, findings, [file(0, 1), file(2, 2), file(1, 1), file(3, 4)])
+    found = module._find_damaged_spans(
+        lake, findings, [file(0, 1), file(2, 2), file(1, 1), file(3, 4)]
+    )
     numbers = [tuple((moment - START) // DAY for moment in span) for span in found]
     assert numbers == [(0, 2), (2, 3), (3, 5), (5, 6)]
-    found = module._spans(lake, findings, [file(0, 1), DataFile("", 1, 1)])
+    found = module._find_damaged_spans(lake, findings, [file(0, 1), DataFile("", 1, 1)])
     assert found == [(START, START + DAY * 6)]
 
 
@@ -229,7 +231,7 @@ def test_a_row_that_goes_before_it_is_read_again_leaves_the_window_damaged(
     path = tmp_path / "lake"
     lake = made(spark, archive, path)
     reversed_bytes(path / lake.files[0].path)
-    scan = module.scan
+    scan = module.scan_rows
 
     def late(*given: Any) -> Any:
         archive.execute("DELETE FROM message_archive WHERE id = 1")

@@ -25,16 +25,16 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.core.replays import Copy, Plan, copy_row
-from faststream_sqlbroker.database.parts.policy_state import forget_expired
+from faststream_sqlbroker.core.replays import ReplayCopy, ReplayPlan, copy_row
+from faststream_sqlbroker.database.parts.policy_state import remove_expired
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from pyspark_sqlbroker import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.replays import writer as replay_writer
-from pyspark_sqlbroker.replays.writer import Task, Writer, batches
+from pyspark_sqlbroker.replays.writer import ReplayTask, ReplayWriter, split_batches
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive, archived
 from tests.spark.frames import plain_frame
@@ -227,13 +227,13 @@ def test_two_runs_of_a_job_at_the_same_time_publish_each_row_once(
     assert sum(published) == 300
 
 
-def writer_of(archive: Archive, **given: Any) -> Writer:
+def writer_of(archive: Archive, **given: Any) -> ReplayWriter:
     """What a task of Spark gets."""
     nothing = timedelta(0)
     options: dict[str, Any] = {
-        "database": database_of(parse_address(archive.url)),
+        "database": get_database(parse_address(archive.url)),
         "config": SqlBrokerSchemaConfig(message_archive_table_name=None),
-        "plan": Plan("j", None, {}),
+        "plan": ReplayPlan("j", None, {}),
         "run": "one run",
         "start": None,
         "spacing": nothing,
@@ -243,7 +243,7 @@ def writer_of(archive: Archive, **given: Any) -> Writer:
         "batch_size": 10,
         "dry_run": False,
     }
-    return Writer(**options | given)
+    return ReplayWriter(**options | given)
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
@@ -268,12 +268,12 @@ def test_a_task_that_fails_after_a_commit_and_is_repeated_counts_right(archive: 
 
     writer = writer_of(archive)
     with pytest.raises(RuntimeError):
-        Task(writer, 0).run(breaking())
+        ReplayTask(writer, 0).run(breaking())
     assert len(messages(archive)) == 20
-    counts = Task(writer, 0).run(rows_of(25))
+    counts = ReplayTask(writer, 0).run(rows_of(25))
     assert (counts["orders"].rows, counts["orders"].fresh, counts["orders"].bytes) == (25, 25, 25)
     assert origins(archive) == dict.fromkeys(range(1, 26), 1)
-    later = Task(writer_of(archive, run="another run"), 0).run(rows_of(25))
+    later = ReplayTask(writer_of(archive, run="another run"), 0).run(rows_of(25))
     assert (later["orders"].rows, later["orders"].fresh, later["orders"].bytes) == (25, 0, 0)
 
 
@@ -281,7 +281,7 @@ def test_speculative_tasks_at_the_same_time_publish_each_row_once(archive: Archi
     writer = writer_of(archive, batch_size=3)
     rows = rows_of(60)
     with ThreadPoolExecutor(3) as pool:
-        counts = list(pool.map(lambda _: Task(writer, 0).run(rows), range(3)))
+        counts = list(pool.map(lambda _: ReplayTask(writer, 0).run(rows), range(3)))
     assert [count["orders"].fresh for count in counts] == [60] * 3  # Spark takes one of them
     assert origins(archive) == dict.fromkeys(range(1, 61), 1)
 
@@ -290,7 +290,7 @@ def test_speculative_tasks_at_the_same_time_publish_each_row_once(archive: Archi
 def test_a_commit_without_an_answer_is_repeated_and_writes_nothing_twice(
     archive: Archive, committed: bool
 ) -> None:
-    task = Task(writer_of(archive, batch_size=4), 0)
+    task = ReplayTask(writer_of(archive, batch_size=4), 0)
     cut = []
 
     def lose(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -310,7 +310,7 @@ def test_a_commit_without_an_answer_is_repeated_and_writes_nothing_twice(
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_a_connection_that_the_server_ends_is_made_anew(archive: Archive) -> None:
     """In a batch, at its COMMIT, and while subscribers are woken: each batch is there once."""
-    task = Task(writer_of(archive, batch_size=2), 0)
+    task = ReplayTask(writer_of(archive, batch_size=2), 0)
     moments = ["INSERT INTO message ", "COMMIT", "SELECT pg_notify"][
         : 3 if archive.kind == "postgresql" else 2
     ]
@@ -332,7 +332,7 @@ def test_a_database_that_ends_every_connection_is_given_up(
 ) -> None:
     monkeypatch.setattr(replay_writer, "FIRST_PAUSE", 0)
     archive = new_database("postgresql")
-    task = Task(writer_of(archive), 0)
+    task = ReplayTask(writer_of(archive), 0)
 
     def end(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("INSERT INTO message "):
@@ -393,7 +393,7 @@ def test_a_killed_worker_leaves_whole_batches_and_the_job_goes_on(
         )
         assert worker.returncode == -signal.SIGKILL
         assert len(messages(archive)) == len(marks(archive)) == there
-    done = Task(writer_of(archive, run="after the crash"), 0).run(rows_of(200))["orders"]
+    done = ReplayTask(writer_of(archive, run="after the crash"), 0).run(rows_of(200))["orders"]
     assert (done.rows, done.fresh) == (200, 140)
     assert origins(archive) == dict.fromkeys(range(1, 201), 1)
 
@@ -483,7 +483,7 @@ async def test_a_row_is_replayed_once_for_a_name_whether_spark_or_the_database_d
 def test_messages_become_due_at_a_rate_after_a_delay(spark: SparkSession, archive: Archive) -> None:
     archive.add_many(40)
     with archive.engine.connect() as connection:
-        before = database_of(parse_address(archive.url)).now(connection)
+        before = get_database(parse_address(archive.url)).get_time(connection)
     df = frame(spark, archive)
     publish(df, archive, job="slow", rate=10, delay="1h", num_partitions=2, batch_size=6)
     rows = messages(archive)
@@ -511,9 +511,9 @@ def test_with_one_partition_the_order_is_kept(spark: SparkSession, new_database:
 def test_a_mark_lasts_as_long_as_it_was_asked_for(archive: Archive) -> None:
     """Subscribers remove expired marks; until then a row is not published again."""
     rows = rows_of(5)
-    Task(writer_of(archive, remember=timedelta(hours=1)), 0).run(rows[:3])
-    Task(writer_of(archive, remember=timedelta(milliseconds=1)), 0).run(rows[:4])
-    Task(writer_of(archive), 0).run(rows)
+    ReplayTask(writer_of(archive, remember=timedelta(hours=1)), 0).run(rows[:3])
+    ReplayTask(writer_of(archive, remember=timedelta(milliseconds=1)), 0).run(rows[:4])
+    ReplayTask(writer_of(archive), 0).run(rows)
     state = state_of(archive)
     columns = state.c.key, state.c.created_at, state.c.expires_at
     with archive.engine.begin() as connection:
@@ -521,8 +521,8 @@ def test_a_mark_lasts_as_long_as_it_was_asked_for(archive: Archive) -> None:
         assert {kept[n].expires_at - kept[n].created_at for n in "123"} == {timedelta(hours=1)}
         assert kept["4"].expires_at - kept["4"].created_at == timedelta(milliseconds=1)
         assert kept["5"].expires_at is None
-        assert forget_expired(connection, state, 100) == 1
-    Task(writer_of(archive), 0).run(rows)
+        assert remove_expired(connection, state, 100) == 1
+    ReplayTask(writer_of(archive), 0).run(rows)
     assert origins(archive) == {1: 1, 2: 1, 3: 1, 4: 2, 5: 1}
 
 
@@ -563,9 +563,9 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("column", "value", "words"), BAD_VALUES)
 def test_a_row_that_no_message_can_be_is_named(column: str, value: Any, words: str) -> None:
     [row] = rows_of(9)[8:]
-    copy_row(row, Plan("j", None, {}))
+    copy_row(row, ReplayPlan("j", None, {}))
     with pytest.raises(PublishError, match=words):
-        copy_row({**row, column: value}, Plan("j", None, {}))
+        copy_row({**row, column: value}, ReplayPlan("j", None, {}))
 
 
 def test_a_replayed_copy_is_not_a_dead_letter() -> None:
@@ -573,12 +573,12 @@ def test_a_replayed_copy_is_not_a_dead_letter() -> None:
     header."""
     [row] = rows_of(1)
     row["headers"] = '{"dead-letter": {"queue": "orders"}, "a": null}'
-    assert copy_row(row, Plan("j", "orders", {})).values["headers"] == {
+    assert copy_row(row, ReplayPlan("j", "orders", {})).values["headers"] == {
         "a": None,
         "replay-of": 1,
         "replay-job": "j",
     }
-    given = copy_row(row, Plan("j", None, {"dead-letter": 5})).values["headers"]
+    given = copy_row(row, ReplayPlan("j", None, {"dead-letter": 5})).values["headers"]
     assert given["dead-letter"] == 5
 
 
@@ -587,9 +587,9 @@ def test_a_row_that_cannot_be_published_leaves_whole_batches(archive: Archive) -
     rows = rows_of(12)
     bad = [*rows[:8], {**rows[8], "priority": 101}, *rows[9:]]
     with pytest.raises(PublishError, match=r"^row 9: its priority"):
-        Task(writer_of(archive, batch_size=2), 0).run(bad)
+        ReplayTask(writer_of(archive, batch_size=2), 0).run(bad)
     assert origins(archive) == dict.fromkeys(range(1, 7), 1)
-    Task(writer_of(archive, batch_size=2), 0).run(rows)
+    ReplayTask(writer_of(archive, batch_size=2), 0).run(rows)
     assert origins(archive) == dict.fromkeys(range(1, 13), 1)
 
 
@@ -694,8 +694,8 @@ def test_a_password_appears_nowhere(spark: SparkSession) -> None:
 
 
 def test_batches_end_at_their_bytes_too() -> None:
-    copies = [Copy(n, size, {}) for n, size in enumerate([1, 9, 30, 3, 3, 3, 3, 3])]
-    found = [[copy.bytes for copy in batch] for batch in batches(copies, 3, 10)]
+    copies = [ReplayCopy(n, size, {}) for n, size in enumerate([1, 9, 30, 3, 3, 3, 3, 3])]
+    found = [[copy.bytes for copy in batch] for batch in split_batches(copies, 3, 10)]
     assert found == [[1, 9], [30], [3, 3, 3], [3, 3]]
 
 
@@ -703,7 +703,7 @@ def test_large_payloads_arrive(archive: Archive) -> None:
     """Bytes that drivers must escape, in more transactions than one."""
     payload = bytes(range(256)) * 4096
     rows = [{**row, "payload": payload, "bytes": len(payload)} for row in rows_of(5)]
-    assert Task(writer_of(archive), 0).run(rows)["orders"].bytes == 5 << 20
+    assert ReplayTask(writer_of(archive), 0).run(rows)["orders"].bytes == 5 << 20
     assert [row.payload for row in messages(archive)] == [payload] * 5
 
 

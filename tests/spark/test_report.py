@@ -31,8 +31,8 @@ from pyspark_sqlbroker import (
 )
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.report import figures as figures_
-from pyspark_sqlbroker.report.figures import gather
-from pyspark_sqlbroker.report.page import render
+from pyspark_sqlbroker.report.figures import compute_figures
+from pyspark_sqlbroker.report.page import render_page
 from tests.helpers import eventually
 from tests.spark.conftest import START, archived
 from tests.spark.frames import plain_frame
@@ -257,7 +257,7 @@ def test_the_period_before_stands_next_to_this_one(spark: SparkSession) -> None:
         frame(spark, [archived(**{"id": n, **row}) for n, row in enumerate(rows)])
         for rows in (now, then)
     ]
-    figures = gather(frames[0], before=frames[1])
+    figures = compute_figures(frames[0], before=frames[1])
     assert figures.before is not None
     assert figures.before.totals["messages"] == 6
     errors = [
@@ -265,13 +265,13 @@ def test_the_period_before_stands_next_to_this_one(spark: SparkSession) -> None:
         for row in figures.before.tables["top_errors"]
     ]
     assert errors == [("q", "r", "app.Broken", 3)]
-    text = render(figures, "t")
+    text = render_page(figures, "t")
     assert "<b>3</b><span>messages</span><small>before: 6 (-50%)</small>" in text
     assert "<td>q</td><td>3</td><td>6</td><td>66.67%</td><td>50.00%</td>" in text
     assert "<td>new</td><td>1</td><td>– (new)</td>" in text
     assert "<td>r</td><td>1</td><td>3</td>" in text
-    empty = gather(frames[0], before=frames[1].limit(0))
-    assert "There are no messages in the period before." in render(empty, "t")
+    empty = compute_figures(frames[0], before=frames[1].limit(0))
+    assert "There are no messages in the period before." in render_page(empty, "t")
 
 
 def test_odd_times_give_no_negative_durations(spark: SparkSession, new_database: Any) -> None:
@@ -289,13 +289,13 @@ def test_odd_times_give_no_negative_durations(spark: SparkSession, new_database:
                 number = 1 + 2 * place + (sign == "")
                 sql = f"UPDATE message_archive SET {name} = '{sign}infinity' WHERE id = {number}"
                 connection.execute(sqlalchemy.text(sql))
-    figures = gather(read_archive(spark, archive.url))
+    figures = compute_figures(read_archive(spark, archive.url))
     for table, rows in figures.tables.items():
         for row in rows:
             numbers = [v for v in row.values() if isinstance(v, int | float)]
             assert all(number >= 0 for number in numbers), (table, row)
     assert figures.tables["latency_all"]
-    assert not re.search(r">-\d", render(figures, "t"))
+    assert not re.search(r">-\d", render_page(figures, "t"))
 
 
 def _kept(spark: SparkSession) -> set[int]:
@@ -322,7 +322,7 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
     data = frame(spark, [archived(**row) for row in rows])
     waiting = {"id": 1, "queue": "letters", "next_attempt_at": START, "headers": dead("mail")}
     live = frame(spark, [waiting], MESSAGE_SCHEMA)
-    figures = gather(data, live=live, every=None, as_of=None)
+    figures = compute_figures(data, live=live, every=None, as_of=None)
     assert figures.totals | {"bytes": 0} == {
         "messages": 63,
         "completed": 63,
@@ -340,7 +340,7 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
         counts[row["queue"]] = counts.get(row["queue"], 0) + row["messages"]
     assert counts == {"q29": 5, **{f"q{n:02}": 2 for n in range(10)}, "19 other queues": 38}
     assert (
-        max(row["attempts"] for row in figures.tables["retry_histogram"]) == figures_.MOST_ATTEMPTS
+        max(row["attempts"] for row in figures.tables["retry_histogram"]) == figures_.MAX_ATTEMPTS
     )
     ages = {row["queue"]: row["1d_to_7d"] for row in figures.tables["dlq_age"]}
     assert ages == {"mail": 1}
@@ -352,7 +352,7 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
         "moved": 3,
         "rate": 1.0,
     }
-    assert len(render(figures, "t")) < 1_500_000
+    assert len(render_page(figures, "t")) < 1_500_000
 
     def let_go() -> bool:
         # A broadcast that the optimizer did not wait for may cache the frame again: Java's
@@ -368,7 +368,7 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
 def only_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the page's tables only those of its list of queues have rows: each of the others costs
     Spark a second."""
-    results = figures_._results
+    results = figures_._compute_results
     kept = {"failure_rate", "duplicate_deliveries"}
 
     def emptied(*given: Any) -> dict[str, DataFrame]:
@@ -381,14 +381,14 @@ def only_queues(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_queue_in_the_table_has_a_rate_however_many_others_fail(spark: SparkSession) -> None:
     letters = [{"queue": "letters", "headers": dead(f"source {n:02}")} for n in range(30)]
     rows = [archived(**{"id": n, **row}) for n, row in enumerate([{"queue": "fine"}, *letters])]
-    figures = gather(frame(spark, rows), live=None, every=None, as_of=None)
+    figures = compute_figures(frame(spark, rows), live=None, every=None, as_of=None)
     rates = figures.tables["failure_rate"]
-    assert len(rates) == 2 * figures_.MOST_QUEUES
+    assert len(rates) == 2 * figures_.MAX_QUEUES
     assert [row["queue"] for row in rates[:2]] == ["source 00", "source 01"]
     for queue in ("fine", "letters"):
-        assert re.search(rf"<td>{queue}</td><td>\d+</td><td>0.00%</td>", render(figures, "t")), (
-            queue
-        )
+        assert re.search(
+            rf"<td>{queue}</td><td>\d+</td><td>0.00%</td>", render_page(figures, "t")
+        ), queue
 
 
 @pytest.mark.usefixtures("only_queues")
@@ -400,7 +400,7 @@ def test_dead_letters_of_a_small_queue_count_where_they_came_from(spark: SparkSe
         {"queue": "large 00", "headers": dead(origin)} for origin in ("small",) * 10 + ("gone",)
     ]
     rows = [archived(**{"id": n, **row}) for n, row in enumerate([*large, *small, *letters])]
-    figures = gather(frame(spark, rows), live=None, every=None, as_of=None)
+    figures = compute_figures(frame(spark, rows), live=None, every=None, as_of=None)
     rates = {row["queue"]: row for row in figures.tables["failure_rate"]}
     assert rates["2 other queues"] == {
         "queue": "2 other queues",
@@ -417,7 +417,9 @@ def test_dead_letters_of_a_small_queue_count_where_they_came_from(spark: SparkSe
 
 def test_widths_of_buckets(spark: SparkSession) -> None:
     def chosen(span: float, every: Any = None) -> float:
-        return figures_._width({"first": START, "last": START + timedelta(seconds=span)}, every)
+        return figures_._choose_width(
+            {"first": START, "last": START + timedelta(seconds=span)}, every
+        )
 
     assert [chosen(s) for s in (0, 150, 151, 86_400, 7 * 86_400, 366 * 86_400)] == [
         1,
@@ -432,7 +434,7 @@ def test_widths_of_buckets(spark: SparkSession) -> None:
         SetupError, match=r"every='1s' gives 2,001 buckets, at most 2,000 are drawn: give 2 seconds"
     ):
         chosen(2001, "1s")
-    assert figures_._width({"first": None, "last": None}, "1s") == 1
+    assert figures_._choose_width({"first": None, "last": None}, "1s") == 1
 
 
 def test_impossible_options_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,25 +15,25 @@ import pytest
 
 from faststream_sqlbroker.exceptions import MissingExtraError
 from pyspark_sqlbroker.report import write_report
-from pyspark_sqlbroker.report.figures import MOST_BUCKETS, MOST_QUEUES, Figures, moment_of
-from pyspark_sqlbroker.report.page import render
+from pyspark_sqlbroker.report.figures import MAX_BUCKETS, MAX_QUEUES, ReportFigures, to_datetime
+from pyspark_sqlbroker.report.page import render_page
 from pyspark_sqlbroker.report.plots import draw
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-FIRST, LAST = moment_of(-(2**63)), moment_of(2**63 - 1)
+FIRST, LAST = to_datetime(-(2**63)), to_datetime(2**63 - 1)
 HOSTILE = "</title><b>&amp;'\"$x$\u202e\n"
 SHOWN = html.escape("</title><b>&amp;'\"$x$\ufffd\ufffd", quote=False)
 SPEEDS = {"p50": 0.0, "p90": 0.25, "p99": 3.0, "p999": 600.0}
 
 
-def figures_of(queues: Sequence[str], start: datetime = START, every: float = 60) -> Figures:
+def figures_of(queues: Sequence[str], start: datetime = START, every: float = 60) -> ReportFigures:
     """Something of every section, in each of the queues."""
     ends = {"completed": 5, "failed": 2, "discarded": 1}
     ages = {"under_1h": 1, "1h_to_1d": 0, "1d_to_7d": 2, "7d_to_30d": 0, "over_30d": 3}
     phases = ("wait", "work", "total")
     error = {"reason": "r", "error_type": "app.Broken", "error": "e", "example": None}
     totals = {"messages": 8, **ends, "queues": len(queues), "bytes": 2048}
-    return Figures(
+    return ReportFigures(
         totals | {"first": start, "last": start},
         every,
         [*queues, "0 other queues"],
@@ -77,7 +77,7 @@ def hints_of(page: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return render(figures_of(["orders", "mail"]), "t")
+    return render_page(figures_of(["orders", "mail"]), "t")
 
 
 def test_charts_show_their_numbers_where_the_mouse_rests(page: str) -> None:
@@ -100,7 +100,7 @@ def test_rankings_show_their_numbers(page: str) -> None:
 
 def test_names_are_shown_as_they_are() -> None:
     """M5: in legends, on axes, in hints and in tables; none is a formula or a second line."""
-    page = render(figures_of([HOSTILE]), HOSTILE)
+    page = render_page(figures_of([HOSTILE]), HOSTILE)
     assert f"<h1>{SHOWN}" in page.replace("&#39;", "'").replace("&#34;", '"')
     assert f">{SHOWN}</text>" in page
     assert f"queue: {html.unescape(SHOWN)}\nno key: 6" in hints_of(page)
@@ -109,14 +109,14 @@ def test_names_are_shown_as_they_are() -> None:
 
 
 def test_names_that_look_alike_are_numbered() -> None:
-    hints = hints_of(render(figures_of(["a\x01", "a\x02", "a\ufffd (2)"]), "t"))
+    hints = hints_of(render_page(figures_of(["a\x01", "a\x02", "a\ufffd (2)"]), "t"))
     for label in ("a\ufffd", "a\ufffd (2)", "a\ufffd (2) (2)"):
         assert f"queue: {label}\nno key: 6" in hints
 
 
 @pytest.mark.parametrize("name", ['a"b', "a'b", "a\"b'c"])
 def test_a_name_may_have_quotes(name: str) -> None:
-    assert f"queue: {name}\nno key: 6" in hints_of(render(figures_of([name]), "t"))
+    assert f"queue: {name}\nno key: 6" in hints_of(render_page(figures_of([name]), "t"))
 
 
 def test_long_names_are_short_and_different() -> None:
@@ -133,7 +133,7 @@ def test_letters_that_the_measuring_font_lacks_are_drawn() -> None:
 
 def test_a_page_is_the_same_for_the_same_figures_and_changes_no_settings(page: str) -> None:
     before = {name: mpl.rcParams[name] for name in mpl.rcParams if name != "backend"}
-    assert render(figures_of(["orders", "mail"]), "t") == page
+    assert render_page(figures_of(["orders", "mail"]), "t") == page
     assert before == {name: mpl.rcParams[name] for name in before}
 
 
@@ -164,13 +164,13 @@ def test_all_moments_can_be_drawn_together() -> None:
 
 def test_a_page_of_many_buckets_is_small() -> None:
     """Thousands of buckets of twelve queues, which a width of the user's may give."""
-    figures = figures_of([f"queue {n}" for n in range(MOST_QUEUES)], every=1)
+    figures = figures_of([f"queue {n}" for n in range(MAX_QUEUES)], every=1)
     size = 0
     for name in ("throughput", "latency_trend"):
         figures.tables[name] = [
             row | {"bucket": START + timedelta(seconds=n), "p50": n, "p99": n % 7}
             for row in figures.tables[name]
-            for n in range(MOST_BUCKETS)
+            for n in range(MAX_BUCKETS)
         ]
         size += len(draw(name, figures)[0])
     assert size < 1_200_000

@@ -24,8 +24,8 @@ from pyspark_sqlbroker import (
 from pyspark_sqlbroker.lake import lake as lakes
 from pyspark_sqlbroker.lake import s3
 from pyspark_sqlbroker.lake.delta import DeltaWriter
-from pyspark_sqlbroker.lake.lake import Lake, lake_schema
-from pyspark_sqlbroker.lake.s3 import S3Folders, s3_settings
+from pyspark_sqlbroker.lake.lake import Lake, build_lake_schema
+from pyspark_sqlbroker.lake.s3 import S3Folders, build_s3_settings
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table
@@ -66,7 +66,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         url = asyncio.run(eventually(address, 240, 0.1))
         assert url is not None
-        settings = s3_settings(options_of(url))
+        settings = build_s3_settings(options_of(url))
         fs.S3FileSystem(**settings, **PATIENCE, allow_bucket_creation=True).create_dir("lakes")
         yield url
     finally:
@@ -88,7 +88,7 @@ def options_of(endpoint: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers and writers wait longer for the server, too."""
-    monkeypatch.setattr(s3, "s3_settings", lambda storage: s3_settings(storage) | PATIENCE)
+    monkeypatch.setattr(s3, "s3_settings", lambda storage: build_s3_settings(storage) | PATIENCE)
 
 
 @pytest.fixture
@@ -104,13 +104,15 @@ def test_from_the_first_export_to_an_erasure(
     """With what a task that was tried twice, and an attempt that was killed, have left."""
     path = "s3a://lakes/whole"
     options: Any = {"storage_options": options_of(endpoint)}
-    store = fs.S3FileSystem(**s3_settings(options_of(endpoint)), **PATIENCE)
+    store = fs.S3FileSystem(**build_s3_settings(options_of(endpoint)), **PATIENCE)
     write = S3Folders.write
 
     def twice(folders: S3Folders, frame: DataFrame, folder: str) -> set[str]:
         written = write(folders, frame, folder)
         for one in written:
-            store.copy_file(folders._at(one), folders._at(f"{folder}/twice.parquet"))
+            store.copy_file(
+                folders._get_location(one), folders._get_location(f"{folder}/twice.parquet")
+            )
         return written
 
     archive.add_days(2)
@@ -126,7 +128,7 @@ def test_from_the_first_export_to_an_erasure(
     rows = of_table(archive, START + timedelta(days=2))
     assert len(rows) == 11
     lake = Lake(spark, path, options_of(endpoint))
-    assert set(lake.folders.files("data")) == {one.path for one in lake.files}
+    assert set(lake.folders.list_files("data")) == {one.path for one in lake.files}
     assert of_lake(read_export(spark, path, **options)) == rows
     place = f"lakes/whole/{lake.files[0].path}"
     with store.open_input_stream(place) as stream:
@@ -145,7 +147,7 @@ def test_from_the_first_export_to_an_erasure(
     left = [row for row in rows if row[0] not in {2, 13}]
     assert of_lake(read_export(spark, path, **options)) == left
     lake = Lake(spark, path, options_of(endpoint))
-    assert set(lake.folders.files("data")) == {one.path for one in lake.files}
+    assert set(lake.folders.list_files("data")) == {one.path for one in lake.files}
 
 
 @pytest.mark.usefixtures("by_environment")
@@ -167,7 +169,7 @@ def test_of_two_commits_at_once_one_is_planned_again(spark: SparkSession) -> Non
     """The store takes each version of the log once (If-None-Match)."""
     path = "s3://lakes/two"
     writer = DeltaWriter(S3Folders(path, None), None)
-    writer.create(lake_schema("day"), {"window": "day"})
+    writer.create(build_lake_schema("day"), {"window": "day"})
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.spark.s3_writer", path, str(ROUNDS), name],
@@ -189,7 +191,7 @@ def test_of_two_commits_at_once_one_is_planned_again(spark: SparkSession) -> Non
     states = list[bytes]()
     for version in range(1, 2 * ROUNDS + 1):  # each has the state of who has committed it
         writer._table = DeltaTable(path, version=version)
-        states += writer.states()
+        states += writer.read_states()
     assert sorted(states) == [b"one"] * ROUNDS + [b"two"] * ROUNDS
 
 

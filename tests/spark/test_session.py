@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from faststream_sqlbroker import SetupError
 from pyspark_sqlbroker import build_session, read_archive
-from pyspark_sqlbroker.drivers import need_jar
-from pyspark_sqlbroker.session import complete, need_driver
+from pyspark_sqlbroker.drivers import require_jar
+from pyspark_sqlbroker.session import merge_settings, require_driver
 from tests.spark.cluster import SPARK_HOME
 
 SECRET = "s3cr3t@:/%'\"\\"
@@ -25,7 +25,7 @@ def test_a_running_session_is_used_if_it_has_the_drivers(spark: SparkSession) ->
     with pytest.raises(
         SetupError, match=r"started without the JDBC driver com\.mysql.*before Java starts"
     ):
-        need_driver(spark, "com.mysql.cj.jdbc.Driver", "mysql")
+        require_driver(spark, "com.mysql.cj.jdbc.Driver", "mysql")
 
 
 def test_under_spark_submit(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_under_spark_submit(tmp_path: Path) -> None:
     )
     given = ("spark.executor.extraJavaOptions=-Dx=1", "spark.log.level=ERROR")
     options = [word for setting in given for word in ("--conf", setting)]
-    given_jar = need_jar("mysql").path.resolve()
+    given_jar = require_jar("mysql").path.resolve()
     submit = SPARK_HOME / "bin" / "spark-submit"
     done = subprocess.run(
         [submit, "--master", "local[1]", *options, "--jars", given_jar, job],
@@ -124,7 +124,7 @@ def test_a_session_that_another_thread_started_is_used_as_it_is(spark: SparkSess
     with ThreadPoolExecutor(1) as other:
         found = other.submit(build_session, databases=["postgresql"]).result()
         assert found is spark
-        refused = other.submit(need_driver, found, "com.mysql.cj.jdbc.Driver", "mysql")
+        refused = other.submit(require_driver, found, "com.mysql.cj.jdbc.Driver", "mysql")
         assert isinstance(refused.exception(), SetupError)
     assert spark.conf.get("spark.sql.session.timeZone") == zone
 
@@ -142,10 +142,10 @@ def test_the_options_given_to_spark_submit_stay() -> None:
         "spark.sql.session.timeZone": "Asia/Tokyo",
         "spark.app.id": "7",
     }
-    assert complete(ours, given) == {
+    assert merge_settings(ours, given) == {
         "spark.jars": "/ours/postgresql.jar,/theirs.jar",
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Dx=1 -Duser.timezone=Asia/Tokyo",
         "spark.sql.session.timeZone": "Asia/Tokyo",
         "spark.sql.sources.partitionOverwriteMode": "dynamic",
     }
-    assert complete(ours, {}) == ours
+    assert merge_settings(ours, {}) == ours

@@ -11,8 +11,8 @@ from sqlalchemy.exc import OperationalError
 
 from pyspark_sqlbroker import open_snapshot, read_archive
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.lake.removal import Partitions, list_rows
+from pyspark_sqlbroker.databases import get_database
+from pyspark_sqlbroker.lake.removal import ArchivePartitions, list_rows
 from pyspark_sqlbroker.load import read
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
@@ -29,11 +29,11 @@ pytestmark = [
 @contextmanager
 def first_partition(archive: Archive) -> Iterator[Callable[[], bool]]:
     """Our prune's way to drop the oldest one."""
-    database = database_of(parse_address(archive.url))
+    database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        dropping = Partitions(database, connection, select_rows(ARCHIVE))
-        part = dropping.find()[0]
-        figures = list_rows(database, connection, select_rows(ARCHIVE, until=part.end)).figures
+        dropping = ArchivePartitions(database, connection, select_rows(ARCHIVE))
+        part = dropping.find_partitions()[0]
+        figures = list_rows(database, connection, select_rows(ARCHIVE, until=part.end)).checksums
         yield lambda: dropping.drop(part, figures)
 
 
@@ -65,7 +65,7 @@ def test_an_exclusive_lock_on_the_table_waits_for_the_snapshot(
         connect_args={"options": "-c lock_timeout=100ms"},
     )
     with open_snapshot(archive.url) as now, impatient.connect() as other:
-        now.keep("message_archive")
+        now.lock_table("message_archive")
         with pytest.raises(OperationalError, match="lock timeout"):
             other.exec_driver_sql(statement)
 

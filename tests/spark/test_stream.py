@@ -27,11 +27,11 @@ from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.source import stream
 from pyspark_sqlbroker.source.options import parse_options
 from pyspark_sqlbroker.source.stream import (
-    ADMISSION,
+    LIMITS_VERSION,
     StreamReader,
     from_offset,
+    get_spark_version,
     make_stream_reader,
-    release,
     to_offset,
 )
 from tests.helpers import eventually
@@ -406,7 +406,7 @@ async def test_a_stream_refuses_impossible_options(
 @pytest.fixture
 def admission(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`pyspark.sql.streaming.datasource`: Spark's own from 4.2 on, else its shape."""
-    if release() >= ADMISSION:
+    if get_spark_version() >= LIMITS_VERSION:
         from pyspark.sql.streaming import datasource
 
         return datasource

@@ -25,7 +25,7 @@ from faststream_sqlbroker import (
     VirtualClock,
     Window,
 )
-from faststream_sqlbroker.testing.pump import Delivery, Pump
+from faststream_sqlbroker.testing.pump import Pump, RunningDelivery
 from tests.helpers import eventually
 from tests.testing.conftest import unreachable
 
@@ -235,7 +235,7 @@ async def test_schedules_fire(broker: SqlBroker, clock: VirtualClock, seen: Seen
         return fire_time.isoformat()
 
     async with TestSqlBroker(broker, clock=clock):
-        with patch.object(clock, "_settle", wraps=clock._settle) as moments:
+        with patch.object(clock, "_settle", wraps=clock._run_until_idle) as moments:
             await clock.advance("24h")
     ticks = [at for body, at in seen.calls if body == "tick"]
     assert ticks == [3600 * n for n in range(1, 25)]
@@ -381,7 +381,9 @@ async def test_a_stuck_handler_is_named(
     wait_for = Pump._wait_for
 
     # Handlers only: a busy machine may need longer for what the database does.
-    async def briefly(pump: Pump, delivery: Delivery, limit: float | None, **how: Any) -> None:
+    async def briefly(
+        pump: Pump, delivery: RunningDelivery, limit: float | None, **how: Any
+    ) -> None:
         await wait_for(pump, delivery, None if limit is None else 0.05, **how)
 
     monkeypatch.setattr(Pump, "_wait_for", briefly)

@@ -9,9 +9,9 @@ from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.exceptions import NotSupportedError
 from faststream_sqlbroker.schema.config import (
     PARTITIONS_AHEAD,
-    next_partition_start,
-    partition_start,
-    partitions_wanted,
+    get_next_partition_start,
+    get_partition_start,
+    list_required_partitions,
 )
 
 WEEKS = SqlBrokerSchemaConfig(archive_partitions="week")
@@ -19,14 +19,14 @@ WEEKS = SqlBrokerSchemaConfig(archive_partitions="week")
 
 def test_bounds_are_midnights_of_utc() -> None:
     late = datetime(2026, 12, 30, 23, 30, tzinfo=timezone(timedelta(hours=-5)))
-    assert partition_start(late, "day") == datetime(2026, 12, 31, tzinfo=timezone.utc)
-    assert partition_start(late, "week") == datetime(2026, 12, 28, tzinfo=timezone.utc)
-    assert partition_start(late, "month") == datetime(2026, 12, 1, tzinfo=timezone.utc)
+    assert get_partition_start(late, "day") == datetime(2026, 12, 31, tzinfo=timezone.utc)
+    assert get_partition_start(late, "week") == datetime(2026, 12, 28, tzinfo=timezone.utc)
+    assert get_partition_start(late, "month") == datetime(2026, 12, 1, tzinfo=timezone.utc)
     january = datetime(2027, 1, 1, tzinfo=timezone.utc)
-    assert next_partition_start(partition_start(late, "month"), "month") == january
-    assert next_partition_start(january, "month") == datetime(2027, 2, 1, tzinfo=timezone.utc)
+    assert get_next_partition_start(get_partition_start(late, "month"), "month") == january
+    assert get_next_partition_start(january, "month") == datetime(2027, 2, 1, tzinfo=timezone.utc)
     for size in ("day", "week", "month"):
-        found = partitions_wanted(late, size)
+        found = list_required_partitions(late, size)
         assert len(found) == PARTITIONS_AHEAD + 1
         assert found[0][0] <= late < found[0][1]
         assert all(one[1] == two[0] for one, two in pairwise(found))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.postgresql.binds import insert_query
+from faststream_sqlbroker.database.postgresql.binds import build_insert
 
 NAMES: Any = {name: name for name in ("insert", "insert_dedup", "insert_now", "insert_one")}
 OPTIONS = {
@@ -19,7 +19,7 @@ OPTIONS = {
 
 
 def test_without_options_only_the_message_is_sent() -> None:
-    query: Any = insert_query(NAMES, [NewMessage("q", b"body", '{"a": 1}')])
+    query: Any = build_insert(NAMES, [NewMessage("q", b"body", '{"a": 1}')])
     assert query.clause == "insert_now"
     assert query.binds == {"queue": "q", "payload": b"body", "headers": '{"a": 1}'}
 
@@ -27,11 +27,11 @@ def test_without_options_only_the_message_is_sent() -> None:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_option_is_sent_also_if_it_is_the_only_one(option: str) -> None:
     alone: dict[str, Any] = {option: OPTIONS[option]}
-    query: Any = insert_query(NAMES, [NewMessage("q", b"body", **alone)])
+    query: Any = build_insert(NAMES, [NewMessage("q", b"body", **alone)])
     assert query.clause == "insert_one"
     assert OPTIONS[option] in query.binds.values()
 
 
 def test_a_dedup_id_has_its_own_statement() -> None:
-    query: Any = insert_query(NAMES, [NewMessage("q", b"body", dedup_id="d")])
+    query: Any = build_insert(NAMES, [NewMessage("q", b"body", dedup_id="d")])
     assert query.clause == "insert_dedup"

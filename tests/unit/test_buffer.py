@@ -14,7 +14,7 @@ async def test_who_waits_for_what_comes_is_woken_first_and_takes_nothing() -> No
     buffer = Buffer[int]()
     getter = asyncio.create_task(buffer.get())
     await turns()
-    watcher = asyncio.create_task(buffer.coming())
+    watcher = asyncio.create_task(buffer.wait_nonempty())
     await turns()
     buffer.put_nowait(1)
     await turns()
@@ -28,7 +28,7 @@ async def test_who_waits_for_what_comes_is_woken_first_and_takes_nothing() -> No
 async def test_several_items_wake_as_many() -> None:
     buffer = Buffer[int]()
     getters = [asyncio.create_task(buffer.get()) for _ in range(3)]
-    watcher = asyncio.create_task(buffer.coming())
+    watcher = asyncio.create_task(buffer.wait_nonempty())
     await turns()
     buffer.extend([1, 2, 3])
     await turns()
@@ -40,7 +40,7 @@ async def test_several_items_wake_as_many() -> None:
 
 async def test_an_item_for_a_cancelled_watcher_goes_to_a_getter() -> None:
     buffer = Buffer[int]()
-    watcher = asyncio.create_task(buffer.coming())
+    watcher = asyncio.create_task(buffer.wait_nonempty())
     getter = asyncio.create_task(buffer.get())
     await turns()
     buffer.put_nowait(1)
@@ -52,7 +52,7 @@ async def test_an_item_for_a_cancelled_watcher_goes_to_a_getter() -> None:
 async def test_an_interrupt_ends_every_wait_for_what_comes_and_no_other() -> None:
     buffer = Buffer[int]()
     getter = asyncio.create_task(buffer.get())
-    watchers = [asyncio.create_task(buffer.coming()) for _ in range(2)]
+    watchers = [asyncio.create_task(buffer.wait_nonempty()) for _ in range(2)]
     await turns()
     buffer.interrupt()
     await asyncio.gather(*watchers)

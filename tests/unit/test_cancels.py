@@ -22,9 +22,9 @@ from faststream_sqlbroker.core.outcome import (
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.flow.deliver.cancels import Cancels
+from faststream_sqlbroker.flow.deliver.cancels import MessageCanceller
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import State
+from faststream_sqlbroker.flow.deliver.outcome_states import DeliveryState
 from faststream_sqlbroker.flow.deliver.worker import Worker
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -38,30 +38,30 @@ def request(message: ClaimedMessage, **changes: Any) -> CancelRequest:
     return CancelRequest(**{**fields, **changes})
 
 
-def cancels(inflight: Inflight, **options: bool) -> Cancels:
+def cancels(inflight: Inflight, **options: bool) -> MessageCanceller:
     ways = {"cancellable": True, "ack_first": False, **options}
-    return Cancels(inflight, SettleRules(), quiet, **ways)
+    return MessageCanceller(inflight, SettleRules(), quiet, **ways)
 
 
 def test_what_waits_for_a_worker_is_discarded_at_once() -> None:
     inflight = Inflight()
     inflight.add([first := row(1), second := row(2)])
-    cancels(inflight).asked([request(first), request(second, lease_token=uuid4())])
+    cancels(inflight).cancel([request(first), request(second, lease_token=uuid4())])
     assert list(inflight.waiting.items) == [second]
     [settlement] = inflight.queued
     assert (settlement.id, settlement.state) == (1, MessageState.DISCARDED)
     assert (settlement.reason, settlement.error) == ("cancelled", TEXT)
     assert not settlement.attempted
     assert second.cancelled is None
-    assert inflight.state(first) is State.QUEUED
+    assert inflight.find_state(first) is DeliveryState.QUEUED
 
 
 def test_an_outcome_that_waits_to_be_written_wins() -> None:
     inflight = Inflight()
     inflight.add([first := row(1)])
     inflight.waiting.get_nowait()
-    inflight.finish(settle(first, Nack(), SettleRules(), ended_after=0.0))
-    cancels(inflight).asked([request(first)])
+    inflight.queue_outcome(settle(first, Nack(), SettleRules(), ended_after=0.0))
+    cancels(inflight).cancel([request(first)])
     assert first.cancelled is None
     assert len(inflight.queued) == 1
 
@@ -106,7 +106,7 @@ class Running:
             handle,
             quiet,
             rules=SettleRules(),
-            hold=lambda _rows: asyncio.sleep(0),
+            renew=lambda _rows: asyncio.sleep(0),
             first=None,
             stopping=lambda: False,
             must_end=lambda _task: self.must_end,
@@ -133,7 +133,7 @@ async def test_a_cancel_at_each_turn_of_a_handler_reaches_nothing_else(turns: in
         for _ in range(5):
             await asyncio.sleep(0)
         ended.append(message.id)
-        message.settle_as(Ack())
+        message.record_outcome(Ack())
 
     running = Running(handle)
     running.inflight.add([first := row(1), row(2), row(3)])
@@ -141,7 +141,7 @@ async def test_a_cancel_at_each_turn_of_a_handler_reaches_nothing_else(turns: in
         await began.wait()
     for _ in range(turns):
         await asyncio.sleep(0)
-    cancels(running.inflight).asked([request(first)])
+    cancels(running.inflight).cancel([request(first)])
     settled = await running.ended()
     assert sorted(s.id for s in settled) == [1, 2, 3]
     states = {s.id: s.state for s in settled}
@@ -157,7 +157,7 @@ async def test_a_cancel_never_strikes_the_worker_between_two_messages() -> None:
     here = CurrentDelivery(object())  # type: ignore[arg-type]
     message = row()
     here.delivery = message
-    message.no_chain = ""
+    message.no_chain_reason = ""
     here.cancel(row())
     assert not here.asked
     task = asyncio.current_task()
@@ -165,9 +165,9 @@ async def test_a_cancel_never_strikes_the_worker_between_two_messages() -> None:
     here.cancel(message)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(0)
-    assert here.end_cancel(asyncio.CancelledError())
+    assert here.clear_cancel(asyncio.CancelledError())
     assert task.cancelling() == 0
-    assert not here.end_cancel(asyncio.CancelledError())
+    assert not here.clear_cancel(asyncio.CancelledError())
 
 
 async def test_a_stop_that_comes_as_well_ends_the_worker() -> None:
@@ -180,7 +180,7 @@ async def test_a_stop_that_comes_as_well_ends_the_worker() -> None:
     running = Running(handle)
     running.inflight.add([message := row()])
     await began.wait()
-    cancels(running.inflight).asked([request(message)])
+    cancels(running.inflight).cancel([request(message)])
     running.must_end = True
     running.task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -191,19 +191,19 @@ async def test_a_stop_that_comes_as_well_ends_the_worker() -> None:
 
 def test_a_handler_that_cannot_be_cancelled_is_renewed_no_more() -> None:
     inflight = Inflight()
-    inflight.add([message := row()], asked=inflight.clock.monotonic() - 50.0)
+    inflight.add([message := row()], requested_at=inflight.clock.monotonic() - 50.0)
     inflight.waiting.get_nowait()
-    assert inflight.due_for_renewal(60.0, None) == [message]
-    cancels(inflight, cancellable=False).asked([request(message)])
+    assert inflight.list_due_for_renewal(60.0, None) == [message]
+    cancels(inflight, cancellable=False).cancel([request(message)])
     assert message.cancelled == TEXT
-    assert inflight.due_for_renewal(60.0, None) == []
-    message.settle_as(Ack())
-    assert inflight.due_for_renewal(60.0, None) == [message]
+    assert inflight.list_due_for_renewal(60.0, None) == []
+    message.record_outcome(Ack())
+    assert inflight.list_due_for_renewal(60.0, None) == [message]
 
 
 def test_a_message_of_ack_first_is_not_touched() -> None:
     inflight = Inflight()
     inflight.add([message := row()])
     inflight.waiting.get_nowait()
-    cancels(inflight, ack_first=True).asked([request(message)])
+    cancels(inflight, ack_first=True).cancel([request(message)])
     assert message.cancelled is None

@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver.leases import StuckReleaser
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF, Loop, Outages, backoff
 from tests.clock import VirtualTime
 
@@ -80,15 +80,15 @@ async def test_what_is_over_is_removed_once_an_interval() -> None:
     said = Said()
     store = Database()
     clock = Clock(source)
-    lookout = Lookout(store, clock)  # type: ignore[arg-type]
+    lookout = SharedPoller(store, clock)  # type: ignore[arg-type]
     housekeeping = Housekeeping(store, said, clock)  # type: ignore[arg-type]
     releaser = StuckReleaser(
         store,  # type: ignore[arg-type]
         ["q"],
         said,
         interval=60.0,
-        released=lambda: None,
-        lookout=lookout,
+        on_released=lambda: None,
+        poller=lookout,
         housekeeping=housekeeping,
     )
     loop = Loop("release-stuck", releaser.tick, said, clock)

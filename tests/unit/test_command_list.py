@@ -10,8 +10,16 @@ from importlib import import_module
 import pytest
 from typer.testing import CliRunner
 
-from faststream_sqlbroker.cli import COMPLETING, main
-from faststream_sqlbroker.cli.app import COMMANDS, SHORT, Group, ListedCommand, Place, app, help_of
+from faststream_sqlbroker.cli import COMPLETION_VARIABLE, main
+from faststream_sqlbroker.cli.app import (
+    COMMANDS,
+    SHORT_COMMANDS,
+    CommandGroup,
+    CommandRef,
+    LazyCommand,
+    app,
+    find_help,
+)
 
 HEAVY = ("faststream", "sqlalchemy", "pyspark", "pyspark_sqlbroker", "pydantic")
 """What the commands work with."""
@@ -24,13 +32,13 @@ try:
 finally:
     sys.stderr.write(" ".join(name for name in {HEAVY} if name in sys.modules))
 """
-GROUPS = {name: place for name, place in COMMANDS.items() if isinstance(place, Group)}
+GROUPS = {name: place for name, place in COMMANDS.items() if isinstance(place, CommandGroup)}
 NARROW = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "60"}
 
 
-def every_command() -> dict[str, Place]:
+def every_command() -> dict[str, CommandRef]:
     """All commands by their words."""
-    named = {name: place for name, place in COMMANDS.items() if isinstance(place, Place)}
+    named = {name: place for name, place in COMMANDS.items() if isinstance(place, CommandRef)}
     for name, group in GROUPS.items():
         named |= {f"{name} {word}": place for word, place in group.commands.items()}
     return named
@@ -57,7 +65,7 @@ def test_the_list_says_what_the_commands_say() -> None:
     for name, place in every_command().items():
         module = import_module(f"faststream_sqlbroker.cli.{place.module}")
         said = inspect.getdoc(getattr(module, place.function))
-        text = help_of(place)
+        text = find_help(place)
         assert " ".join(str(said).partition("\n\n")[0].split()) == text != "", name
 
 
@@ -65,7 +73,7 @@ def test_every_command_has_a_help_of_its_own_with_whole_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also by its short name. In 60 columns the help has the same words as in 80."""
-    for name in ("", *GROUPS, *every_command(), *SHORT):
+    for name in ("", *GROUPS, *every_command(), *SHORT_COMMANDS):
         said = []
         for columns in ("80", "60"):
             monkeypatch.setenv("COLUMNS", columns)
@@ -126,7 +134,7 @@ def test_a_command_whose_input_ends_says_so_without_a_traceback(
     def end_input(*_: object) -> None:
         raise EOFError
 
-    monkeypatch.setattr(ListedCommand, "load", end_input)
+    monkeypatch.setattr(LazyCommand, "load", end_input)
     for more in ([], ["--json"]):
         monkeypatch.setattr("sys.argv", ["sqlbroker", "check", *more])
         with pytest.raises(SystemExit) as end:
@@ -150,7 +158,9 @@ def test_completion_never_fails_for_want_of_a_database(url: str | None) -> None:
     """Commands and options are completed all the same, and nothing is said on stderr."""
     for line, wanted in (("queues ", "pause"), ("queues --js", "--json"), ("nothing there ", "")):
         place = {"COMP_WORDS": f"sqlbroker {line}", "COMP_CWORD": str(line.count(" ") + 1)}
-        runner = CliRunner(env={COMPLETING: "complete_bash", "SQLBROKER_URL": url, **place})
+        runner = CliRunner(
+            env={COMPLETION_VARIABLE: "complete_bash", "SQLBROKER_URL": url, **place}
+        )
         done = runner.invoke(app, prog_name="sqlbroker")
         assert (done.exit_code, done.stderr) == (0, "")
         assert wanted in done.stdout.splitlines() or not wanted
@@ -169,7 +179,7 @@ def fail(*words):
 app.app = fail
 main()
 """
-    env = {**os.environ, COMPLETING: "complete_bash"}
+    env = {**os.environ, COMPLETION_VARIABLE: "complete_bash"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("orders\n", "")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker import MissingExtraError, SetupError
 from faststream_sqlbroker.core.status import ScheduleState, load_state
-from faststream_sqlbroker.flow.tasks.cron import MOST_MISSED, ON_TIME, Cron
+from faststream_sqlbroker.flow.tasks.cron import MAX_MISSED, ON_TIME, Cron
 
 SPRING = datetime(2024, 3, 30, 22, tzinfo=timezone.utc)
 """The evening before Berlin skips 02:00 to 03:00."""
@@ -26,7 +26,7 @@ def times(expression: str, start: datetime, count: int, tz: str = "Europe/Berlin
     found = []
     at = start
     for _ in range(count):
-        following = cron.after(at)
+        following = cron.find_next(at)
         assert following is not None
         assert following > at
         at = following
@@ -92,47 +92,50 @@ def test_fire_times_do_not_depend_on_the_start_of_the_count(
     """Each fire time follows from any moment since the one before; the newest ones are those at the
     end."""
     cron = Cron(expression, tz)
-    first = Cron(expression, tz).after(start.replace(tzinfo=timezone.utc))
+    first = Cron(expression, tz).find_next(start.replace(tzinfo=timezone.utc))
     assert first is not None
     found = [first]
     for _ in range(steps):
-        following = cron.after(found[-1])
+        following = cron.find_next(found[-1])
         assert following is not None
         middle = found[-1] + (following - found[-1]) / 2
-        assert cron.after(middle) == following
-        assert cron.after(following - timedelta(microseconds=1)) == following
+        assert cron.find_next(middle) == following
+        assert cron.find_next(following - timedelta(microseconds=1)) == following
         found.append(following)
     until = found[-1] + timedelta(microseconds=1)
-    assert cron.newest(first, until, 10_000) == found
-    assert cron.newest(first, until, 3) == found[-3:]
-    assert cron.due(first, until, "all") == found[-MOST_MISSED:]
+    assert cron.find_latest(first, until, 10_000) == found
+    assert cron.find_latest(first, until, 3) == found[-3:]
+    assert cron.find_due(first, until, "all") == found[-MAX_MISSED:]
     late = [at for at in found if at > until - ON_TIME]
-    assert cron.due(first, until, "skip") == late
-    assert cron.due(first, until, "one") == (late or found[-1:])
+    assert cron.find_due(first, until, "skip") == late
+    assert cron.find_due(first, until, "one") == (late or found[-1:])
 
 
 def test_a_minute_late_is_missed_and_less_is_not() -> None:
     cron = Cron("0 3 * * *", "UTC")
     at = datetime(2024, 5, 1, 3, tzinfo=timezone.utc)
-    assert cron.due(at, at, "skip") == [at]
-    assert cron.due(at, at + timedelta(seconds=59.9), "skip") == [at]
-    assert cron.due(at, at + timedelta(seconds=60), "skip") == []
-    assert cron.due(at, at + timedelta(seconds=60), "one") == [at]
+    assert cron.find_due(at, at, "skip") == [at]
+    assert cron.find_due(at, at + timedelta(seconds=59.9), "skip") == [at]
+    assert cron.find_due(at, at + timedelta(seconds=60), "skip") == []
+    assert cron.find_due(at, at + timedelta(seconds=60), "one") == [at]
 
 
 def test_a_long_outage_is_not_counted_second_by_second() -> None:
     cron = Cron("* * * * * *", "Europe/Berlin")
     until = datetime(2024, 5, 1, tzinfo=timezone.utc)
-    found = cron.due(until - timedelta(days=3000), until, "all")
-    assert found == [until - timedelta(seconds=n) for n in range(MOST_MISSED - 1, -1, -1)]
+    found = cron.find_due(until - timedelta(days=3000), until, "all")
+    assert found == [until - timedelta(seconds=n) for n in range(MAX_MISSED - 1, -1, -1)]
 
 
 def test_a_first_fire_time_of_older_rules_is_published_too() -> None:
     """The database remembers it; the zone's rules, or cronsim, may have changed since."""
     cron = Cron("0 3 * * *", "UTC")
     first = datetime(2024, 5, 1, 2, tzinfo=timezone.utc)
-    assert cron.due(first, first + timedelta(minutes=5), "one") == [first]
-    assert cron.due(first, first + timedelta(hours=2), "all") == [first, first + timedelta(hours=1)]
+    assert cron.find_due(first, first + timedelta(minutes=5), "one") == [first]
+    assert cron.find_due(first, first + timedelta(hours=2), "all") == [
+        first,
+        first + timedelta(hours=1),
+    ]
 
 
 @pytest.mark.parametrize(

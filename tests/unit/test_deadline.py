@@ -22,7 +22,7 @@ async def test_what_takes_too_long_is_cancelled_and_its_task_goes_on() -> None:
     loop = asyncio.get_running_loop()
     deadline = Deadline(loop)
     for _ in range(2):
-        deadline.begin(0.001)
+        deadline.start(0.001)
         with pytest.raises(asyncio.CancelledError):
             await loop.create_future()
         assert deadline.end()
@@ -32,7 +32,7 @@ async def test_what_takes_too_long_is_cancelled_and_its_task_goes_on() -> None:
 async def test_a_cancellation_of_the_caller_stays_one() -> None:
     loop = asyncio.get_running_loop()
     deadline = Deadline(loop)
-    deadline.begin(LONG)
+    deadline.start(LONG)
     loop.call_soon(here().cancel)
     with pytest.raises(asyncio.CancelledError):
         await loop.create_future()
@@ -44,7 +44,7 @@ async def test_a_cancellation_of_the_caller_stays_one() -> None:
 async def test_a_cancellation_of_the_caller_at_the_same_time_stays_one() -> None:
     loop = asyncio.get_running_loop()
     deadline = Deadline(loop)
-    deadline.begin(0.0)
+    deadline.start(0.0)
     loop.call_soon(here().cancel)
     with pytest.raises(asyncio.CancelledError):
         await loop.create_future()
@@ -60,10 +60,10 @@ async def test_one_timer_serves_many_and_a_shorter_time_gets_its_own() -> None:
     deadline = Deadline(loop)
     with patch.object(loop, "call_at", wraps=loop.call_at) as call_at:
         for _ in range(100):
-            deadline.begin(LONG)
+            deadline.start(LONG)
             assert not deadline.end()
         assert call_at.call_count == 1
-        deadline.begin(0.001)
+        deadline.start(0.001)
         with pytest.raises(asyncio.CancelledError):
             await loop.create_future()
         assert deadline.end()
@@ -72,7 +72,7 @@ async def test_one_timer_serves_many_and_a_shorter_time_gets_its_own() -> None:
 
 async def test_what_has_ended_in_time_is_not_cancelled() -> None:
     deadline = Deadline(asyncio.get_running_loop())
-    deadline.begin(0.001)
+    deadline.start(0.001)
     assert not deadline.end()
 
     async def timer_has_ended() -> bool:
@@ -85,9 +85,9 @@ async def test_what_has_ended_in_time_is_not_cancelled() -> None:
 async def test_a_later_statement_gets_all_of_its_time() -> None:
     loop = asyncio.get_running_loop()
     deadline = Deadline(loop)
-    deadline.begin(0.001)
+    deadline.start(0.001)
     deadline.end()
-    deadline.begin(LONG)  # the first one's timer is still set
+    deadline.start(LONG)  # the first one's timer is still set
 
     async def timer_is_set_anew() -> bool:
         return deadline._timer is not None and deadline._timer.when() > loop.time() + LONG / 2

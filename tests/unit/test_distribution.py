@@ -12,7 +12,7 @@ import faststream_sqlbroker
 from faststream_sqlbroker import SqlBroker, cli
 from faststream_sqlbroker.broker import startup_warnings
 from faststream_sqlbroker.core import distribution
-from faststream_sqlbroker.core.distribution import DISTRIBUTION, shared_files_warning
+from faststream_sqlbroker.core.distribution import DISTRIBUTION, get_shared_files_warning
 
 OURS = f"{DISTRIBUTION}-0.1.0"
 OTHER = "faststream_sqlbroker-0.1.0a11"
@@ -39,12 +39,12 @@ def test_the_distribution_is_installed_by_its_name() -> None:
 
 
 def test_an_environment_of_its_own_has_nothing_to_report(package: Path) -> None:
-    assert shared_files_warning(package) is None
+    assert get_shared_files_warning(package) is None
 
 
 def test_a_distribution_that_lists_our_files_is_named(package: Path) -> None:
     install(package.parent, OTHER, "faststream_sqlbroker/__init__.py")
-    assert shared_files_warning(package) == (
+    assert get_shared_files_warning(package) == (
         "faststream-sqlbroker 0.1.0a11 owns files of the package 'faststream_sqlbroker', too: what "
         "was installed last has overwritten files of the other. Install sqlbroker into an "
         "environment of its own"
@@ -56,23 +56,23 @@ def test_a_distribution_that_lists_our_files_is_named(package: Path) -> None:
 )
 def test_files_that_only_look_like_ours_are_left_alone(package: Path, file: str) -> None:
     install(package.parent, OTHER, file)
-    assert shared_files_warning(package) is None
+    assert get_shared_files_warning(package) is None
 
 
 def test_the_installed_distributions_are_read_once(package: Path) -> None:
-    assert shared_files_warning(package) is None
+    assert get_shared_files_warning(package) is None
     install(package.parent, OTHER, "faststream_sqlbroker/__init__.py")
-    assert shared_files_warning(package) is None
+    assert get_shared_files_warning(package) is None
 
 
 @pytest.fixture
 def mixed(package: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The text about an environment in which two distributions share our folder."""
     install(package.parent, OTHER, "faststream_sqlbroker/__init__.py")
-    text = shared_files_warning(package)
+    text = get_shared_files_warning(package)
     assert text
     for module in (startup_warnings, cli):
-        monkeypatch.setattr(module, "shared_files_warning", lambda: text)
+        monkeypatch.setattr(module, "get_shared_files_warning", lambda: text)
     return text
 
 
@@ -99,4 +99,4 @@ def test_the_command_warns_before_it_loads_the_rest(
 
 def test_nothing_is_reported_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path(faststream_sqlbroker.__file__).parent == distribution._PACKAGE
-    assert shared_files_warning() is None
+    assert get_shared_files_warning() is None

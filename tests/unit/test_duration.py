@@ -22,14 +22,14 @@ from faststream_sqlbroker import (
     Throttle,
     next_hop,
 )
-from faststream_sqlbroker.admin.arguments import moment_or_age, moment_or_delay
+from faststream_sqlbroker.admin.arguments import parse_time_or_age, parse_time_or_delay
 from faststream_sqlbroker.core.times import (
-    LONGEST_SECONDS,
-    delay_seconds,
-    lease_seconds,
+    MAX_SECONDS,
+    parse_delay,
     parse_duration,
-    positive_seconds,
-    wait_seconds,
+    parse_lease,
+    parse_positive,
+    parse_wait,
 )
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.publisher.rows import make_row
@@ -132,9 +132,9 @@ def test_other_text_is_refused(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["-2h45m", -1, -0.5, timedelta(days=-1), "-.5s"])
 def test_p13_a_negative_delay_is_at_once(value: float | timedelta | str) -> None:
-    assert delay_seconds(value) == 0.0
+    assert parse_delay(value) == 0.0
     with pytest.raises(SetupError, match=r"^lease must be longer than 0 seconds"):
-        positive_seconds("lease", value)
+        parse_positive("lease", value)
 
 
 @pytest.mark.parametrize("value", [True, False, None, b"1s", [1], 1j])
@@ -174,10 +174,10 @@ TAKERS: dict[str, Callable[[Any], object]] = {
     "expires_in": lambda length: make_row("q", b"", None, {"expires_in": length}),
     "Postpone": Postpone,
     "NotReadyYet": lambda length: NotReadyYet(retry_in="1s", give_up_after=length),
-    "an operator's age": lambda length: moment_or_age("since", length),
-    "an operator's delay": lambda length: moment_or_delay("due", length),
-    "a lease": lease_seconds,
-    "a wait": wait_seconds,
+    "an operator's age": lambda length: parse_time_or_age("since", length),
+    "an operator's delay": lambda length: parse_time_or_delay("due", length),
+    "a lease": parse_lease,
+    "a wait": parse_wait,
     "a tier": lambda length: next_hop("30d", [length]),
 }
 """What takes lengths of time."""
@@ -220,7 +220,7 @@ def test_timedelta_written_as_text_means_the_same(value: timedelta) -> None:
     assert parse_duration(text) == pytest.approx(parse_duration(value), rel=1e-15)
 
 
-@given(st.floats(-LONGEST_SECONDS, LONGEST_SECONDS))
+@given(st.floats(-MAX_SECONDS, MAX_SECONDS))
 def test_seconds_stay_what_they_are(value: float) -> None:
     assert parse_duration(value) == value
 
@@ -233,5 +233,5 @@ def test_anything_either_becomes_finite_seconds_or_is_a_setup_error(
         seconds = parse_duration(value)
     except SetupError:
         return
-    assert abs(seconds) <= LONGEST_SECONDS
+    assert abs(seconds) <= MAX_SECONDS
     timedelta(seconds=seconds)

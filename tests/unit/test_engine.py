@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from faststream_sqlbroker import MissingExtraError, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.broker import engine as engines
 from faststream_sqlbroker.database import pool
-from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.database.mysql.dialect import NO_LIMIT
 from faststream_sqlbroker.schema.tables import build_tables
 
@@ -94,7 +94,7 @@ def test_another_database_is_refused() -> None:
     with pytest.raises(
         SetupError, match="does not support 'oracle'; use one of postgresql, mysql, mariadb, sqlite"
     ):
-        dialect_for(dialect, TABLES)
+        create_dialect(dialect, TABLES)
 
 
 @pytest.mark.parametrize(
@@ -115,16 +115,16 @@ def test_every_spelling_of_a_url_is_accepted(scheme: str) -> None:
 
 def test_the_pool_is_compared_with_what_may_be_used() -> None:
     small = create_async_engine("sqlite+aiosqlite:///x.db", pool_size=1, max_overflow=0)
-    text = pool.shortage(small, 1, listening=True)
+    text = pool.get_shortage(small, 1, listening=True)
     assert text is not None
     assert "at most 1 connections" in text
     assert "may use 3" in text
     assert "one for LISTEN" in text
     enough = create_async_engine("sqlite+aiosqlite:///x.db", pool_size=2, max_overflow=1)
-    assert pool.shortage(enough, 1, listening=True) is None
+    assert pool.get_shortage(enough, 1, listening=True) is None
     unlimited = create_async_engine("sqlite+aiosqlite:///x.db", poolclass=NullPool)
-    assert pool.shortage(unlimited, 50, listening=True) is None
-    assert pool.size(unlimited) == pool.DEFAULT_SIZE
+    assert pool.get_shortage(unlimited, 50, listening=True) is None
+    assert pool.get_size(unlimited) == pool.DEFAULT_SIZE
 
 
 class Answers:
@@ -150,7 +150,7 @@ class Answers:
 def test_a_binary_log_of_statements_is_refused(
     log_bin: int, binlog_format: str, fine: bool
 ) -> None:
-    dialect = dialect_for(create_engine(f"mariadb+pymysql://{PLACE}").dialect, TABLES)
+    dialect = create_dialect(create_engine(f"mariadb+pymysql://{PLACE}").dialect, TABLES)
     connection: Any = Answers(log_bin, binlog_format, NO_LIMIT, 0)
     if fine:
         dialect.setup(connection)
@@ -160,7 +160,7 @@ def test_a_binary_log_of_statements_is_refused(
 
 
 def test_an_old_sqlite_is_refused() -> None:
-    dialect = dialect_for(create_engine("sqlite://").dialect, TABLES)
+    dialect = create_dialect(create_engine("sqlite://").dialect, TABLES)
     old: Any = Answers("3.34.1")
     with pytest.raises(SetupError, match=r"3\.34\.1 is too old"):
         dialect.setup(old)

@@ -7,7 +7,7 @@ from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.core.settle import (
     FINGERPRINT_LENGTH,
     SettleRules,
-    error_fingerprint,
+    compute_fingerprint,
     settle,
 )
 from tests.unit.test_settle import claimed
@@ -36,15 +36,15 @@ def caught(function: object, number: int) -> BaseException:
 
 
 def test_the_text_and_the_line_do_not_count() -> None:
-    assert error_fingerprint(caught(refuse, 1)) == error_fingerprint(caught(refuse, 2))
-    deep = [error_fingerprint(caught(look_up, number)) for number in (1, 2)]
+    assert compute_fingerprint(caught(refuse, 1)) == compute_fingerprint(caught(refuse, 2))
+    deep = [compute_fingerprint(caught(look_up, number)) for number in (1, 2)]
     assert deep[0] == deep[1]
     assert len(deep[0]) == FINGERPRINT_LENGTH
 
 
 def test_the_type_the_place_and_the_way_to_it_count() -> None:
     found = [
-        error_fingerprint(error)
+        compute_fingerprint(error)
         for error in (
             caught(refuse, 1),
             caught(look_up, 1),
@@ -63,7 +63,7 @@ def test_only_the_last_frames_count() -> None:
     def deeper(number: int, depth: int) -> None:
         deeper(number, depth - 1) if depth else refuse(number)
 
-    found = {error_fingerprint(caught(lambda n, d=d: deeper(n, d), 1)) for d in (3, 4, 90)}
+    found = {compute_fingerprint(caught(lambda n, d=d: deeper(n, d), 1)) for d in (3, 4, 90)}
     assert len(found) == 1
 
 
@@ -73,7 +73,7 @@ def test_members_of_a_group_count() -> None:
         ExceptionGroup("others", [caught(refuse, 2), ValueError("x")]),
         ExceptionGroup("several", [caught(other, 1), ValueError()]),
     ]
-    first, second, third = map(error_fingerprint, groups)
+    first, second, third = map(compute_fingerprint, groups)
     assert first == second != third
 
 
@@ -83,13 +83,13 @@ def test_an_error_that_cannot_be_read_has_one_too() -> None:
         def __traceback__(self) -> None:  # type: ignore[override]
             raise RuntimeError
 
-    assert len(error_fingerprint(HostileError())) == FINGERPRINT_LENGTH
+    assert len(compute_fingerprint(HostileError())) == FINGERPRINT_LENGTH
 
 
 @pytest.mark.parametrize("outcome", [Nack(error=ValueError("x")), Reject(None, ValueError("y"))])
 def test_a_settlement_has_that_of_its_error(outcome: Nack | Reject) -> None:
     settled = settle(claimed(), outcome, SettleRules(), ended_after=0.0)
-    assert settled.fingerprint == error_fingerprint(ValueError())
+    assert settled.fingerprint == compute_fingerprint(ValueError())
 
 
 def test_a_settlement_without_an_error_has_none() -> None:

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.health import (
     ProcessHealth,
     SubscriberHealth,
     TableHealth,
-    oldest_first,
+    sort_by_age,
 )
 
 FINE = Health(
@@ -125,5 +125,5 @@ def test_rights_and_tables_are_problems_as_they_are() -> None:
 
 def test_transactions_are_sorted_by_age() -> None:
     ages = (3.0, None, 12.0, 0.5)
-    found = oldest_first([replace(SESSION, age=age) for age in ages])
+    found = sort_by_age([replace(SESSION, age=age) for age in ages])
     assert [each.age for each in found] == [None, 12.0, 3.0, 0.5]

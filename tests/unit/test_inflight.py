@@ -17,9 +17,9 @@ from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.parts.once import Verdict
+from faststream_sqlbroker.database.parts.once import OnceStatus
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
+from faststream_sqlbroker.flow.deliver.ack_first import AckFirstTracker
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.leases import (
@@ -29,14 +29,14 @@ from faststream_sqlbroker.flow.deliver.leases import (
     LeaseKeeper,
     StuckReleaser,
 )
-from faststream_sqlbroker.flow.deliver.outcome_states import State
-from faststream_sqlbroker.flow.deliver.outcome_writer import Repeater
-from faststream_sqlbroker.flow.deliver.policies import PolicyStarts, key_claims_of
+from faststream_sqlbroker.flow.deliver.outcome_states import DeliveryState
+from faststream_sqlbroker.flow.deliver.outcome_writer import QuarantineWriter
+from faststream_sqlbroker.flow.deliver.policies import PolicyRunner, create_key_claimer
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.deliver.worker import Worker
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
 from faststream_sqlbroker.flow.loop import Loop, Outages
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.clock import VirtualTime
@@ -95,12 +95,12 @@ async def test_an_outcome_that_is_being_written_is_not_renewed() -> None:
     inflight = Inflight()
     with clock_at(inflight, 100.0) as clock:
         inflight.add([first := row(1), row(2)])
-        inflight.finish(ack(first))
-        inflight.take(1)
+        inflight.queue_outcome(ack(first))
+        inflight.start_batch(1)
         clock.return_value = 104.0
-        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
+        assert [r.id for r in inflight.list_due_for_renewal(9.0, None)] == [2]
         clock.return_value = 106.0
-        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
+        assert [r.id for r in inflight.list_due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
 
 
 def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
@@ -110,21 +110,21 @@ def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
         inflight.add([message := row()])
         message.held_until = 150.0
         clock.return_value = 140.0
-        assert inflight.due_for_renewal(9.0, 20.0) == []
+        assert inflight.list_due_for_renewal(9.0, 20.0) == []
         clock.return_value = 141.0
-        assert inflight.due_for_renewal(9.0, 20.0) == [message]
+        assert inflight.list_due_for_renewal(9.0, 20.0) == [message]
         clock.return_value = 150.0
-        assert inflight.due_for_renewal(9.0, 20.0) == []
-        assert inflight.due_for_renewal(9.0, None) == [message]
+        assert inflight.list_due_for_renewal(9.0, 20.0) == []
+        assert inflight.list_due_for_renewal(9.0, None) == [message]
 
 
 async def test_a_row_written_during_its_renewal_is_no_lost_lease() -> None:
     inflight = Inflight()
     message = row()
     inflight.add([message])
-    inflight.finish(ack(message))
-    batch = inflight.take(1)
-    await renewed(inflight, lambda: inflight.answered(batch, SettleResult({message.id})))
+    inflight.queue_outcome(ack(message))
+    batch = inflight.start_batch(1)
+    await renewed(inflight, lambda: inflight.apply_result(batch, SettleResult({message.id})))
     assert not message.lease_lost
     assert inflight.lease_lost_count == 0
 
@@ -133,8 +133,8 @@ async def test_a_row_that_is_being_written_during_its_renewal_is_no_lost_lease()
     inflight = Inflight()
     message = row()
     inflight.add([message])
-    inflight.finish(ack(message))
-    await renewed(inflight, lambda: inflight.take(1))
+    inflight.queue_outcome(ack(message))
+    await renewed(inflight, lambda: inflight.start_batch(1))
     assert not message.lease_lost
     assert inflight.lease_lost_count == 0
 
@@ -144,13 +144,16 @@ async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
     older = row()
     later = row()
     inflight.add([older])
-    inflight.finish(ack(older))
+    inflight.queue_outcome(ack(older))
     await renewed(inflight, lambda: inflight.add([later]))
     assert older.lease_lost
     assert not later.lease_lost
     assert inflight.held == {1: later}
     assert inflight.queued == []
-    assert (inflight.state(older), inflight.state(later)) == (State.LOST, State.WAITING)
+    assert (inflight.find_state(older), inflight.find_state(later)) == (
+        DeliveryState.LOST,
+        DeliveryState.WAITING,
+    )
 
 
 async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
@@ -167,9 +170,9 @@ async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
     store: Any = Store()
     flusher = Flusher(store, inflight, quiet, batch_size=10, interval=1.0)
     inflight.add([older])
-    inflight.finish(ack(older))
+    inflight.queue_outcome(ack(older))
     with pytest.raises(TransientStoreError):
-        await flusher.flush_one()
+        await flusher.flush_batch()
     assert inflight.queued == []
     assert inflight.held == {1: later}
     assert inflight.lease_lost_count == 1
@@ -188,15 +191,15 @@ def test_a_row_reclaimed_during_its_write_is_judged_by_the_answer() -> None:
             later = row()
             later.deliveries_count = 2
             inflight.add([older])
-            inflight.finish(ack(older))
-            batch = inflight.take(1)
+            inflight.queue_outcome(ack(older))
+            batch = inflight.start_batch(1)
             inflight.add([later])
-            assert (said, inflight.state(older)) == ([], State.WRITING)
+            assert (said, inflight.find_state(older)) == ([], DeliveryState.WRITING)
             if ended:
-                inflight.finish(ack(later))
-                inflight.answered(inflight.take(1), SettleResult({1}, set()))
+                inflight.queue_outcome(ack(later))
+                inflight.apply_result(inflight.start_batch(1), SettleResult({1}, set()))
                 inflight.settled_count = 0
-            inflight.answered(batch, result)
+            inflight.apply_result(batch, result)
             assert (inflight.lease_lost_count, inflight.settled_count, len(said)) == counts
             assert all(
                 text.startswith("lease lost: message 1 of queue 'q' (delivery 1, phase flush)")
@@ -211,13 +214,13 @@ def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> Non
     second = row()
     third = row()
     inflight.add([first])
-    inflight.finish(ack(first))
-    batch = inflight.take(1)
+    inflight.queue_outcome(ack(first))
+    batch = inflight.start_batch(1)
     inflight.add([second])
     assert inflight.has_no_outcome(second)
     inflight.add([third])
     assert (first.lease_lost, second.lease_lost, third.lease_lost) == (False, True, False)
-    inflight.put_back(batch, first=True)
+    inflight.requeue(batch, first=True)
     assert first.lease_lost
     assert inflight.lease_lost_count == 2
 
@@ -231,25 +234,27 @@ def test_the_older_outcome_of_a_reclaimed_message_is_not_queued_again() -> None:
     later = row(2)
     unit = Unit([])
     inflight.add([lost, older])
-    inflight.finish_all(
+    inflight.queue_outcomes(
         [Settlement(r.id, r.lease_token, MessageState.COMPLETED, unit=unit) for r in (lost, older)]
     )
-    batch = inflight.take(2)
+    batch = inflight.start_batch(2)
     inflight.add([later])
-    inflight.answered(batch, SettleResult(set(), {1}))
+    inflight.apply_result(batch, SettleResult(set(), {1}))
     assert (inflight.queued, inflight.batches) == ([], [])
     assert inflight.held == {2: later}
-    assert inflight.state(older) is State.LOST
+    assert inflight.find_state(older) is DeliveryState.LOST
     assert inflight.lease_lost_count == 2
-    inflight.finish(ack(later))
-    inflight.answered(inflight.take(1), SettleResult({2}))
-    assert inflight.empty
+    inflight.queue_outcome(ack(later))
+    inflight.apply_result(inflight.start_batch(1), SettleResult({2}))
+    assert inflight.is_empty
     assert (inflight.settled_count, inflight.lease_lost_count) == (1, 2)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.START, Verdict.DUPLICATE, Verdict.UNKNOWN, None])
+@pytest.mark.parametrize(
+    "verdict", [OnceStatus.START, OnceStatus.DUPLICATE, OnceStatus.UNKNOWN, None]
+)
 async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
-    verdict: Verdict | None,
+    verdict: OnceStatus | None,
 ) -> None:
     """Its lease has run out by then. Sent together with the later outcome, it would be taken for
     that."""
@@ -271,8 +276,8 @@ async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
     store: Any = Mock(policies=Policies())
     settlements = Settlements(SettleRules(), quiet)
     policies = [Once(60)]
-    keys = key_claims_of(store, policies)
-    starts = PolicyStarts(store, inflight, settlements, policies, quiet, lambda: False, keys)
+    keys = create_key_claimer(store, policies)
+    starts = PolicyRunner(store, inflight, settlements, policies, quiet, lambda: False, keys)
     inflight.add([older])
     with patch("faststream_sqlbroker.flow.deliver.policies.backoff", return_value=0.0):
         started = await starts.claim_keys([older])
@@ -296,12 +301,12 @@ async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
 
     store: Any = Store()
     inflight.add([older])
-    inflight.finish(ack(older))
-    batch = inflight.take(1)
-    inflight.refuse(batch, batch.parts)
-    inflight.put_back(batch, first=False)
+    inflight.queue_outcome(ack(older))
+    batch = inflight.start_batch(1)
+    inflight.quarantine_refused(batch, batch.parts)
+    inflight.requeue(batch, first=False)
     inflight.batches[0].due = 0.0
-    assert await Repeater(store, inflight, quiet).tick() is None
+    assert await QuarantineWriter(store, inflight, quiet).tick() is None
     assert (inflight.batches, inflight.held) == ([], {1: later})
     assert inflight.lease_lost_count == 1
 
@@ -316,10 +321,10 @@ async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_
     class Starts:
         async def remove_first(self, *_: Any) -> SettleResult:
             inflight.add([later])
-            return SettleResult(lost={1})
+            return SettleResult(lost_ids={1})
 
     store: Any = Mock(starts=Starts())
-    first = FirstAcks(store, inflight, SettleRules(), quiet, lease=60.0, interval=1.0)
+    first = AckFirstTracker(store, inflight, SettleRules(), quiet, lease=60.0, interval=1.0)
     inflight.add([older])
     assert await first.remove([older]) == []
     assert inflight.held == {1: later}
@@ -332,7 +337,7 @@ def test_a_lost_message_is_not_given_back() -> None:
     kept = row(2)
     inflight.add([lost, kept])
     inflight.lose([lost], "renew", "")
-    inflight.give_back_waiting()
+    inflight.release_waiting()
     assert [s.id for s in inflight.queued] == [2]
 
 
@@ -345,7 +350,7 @@ def worker(inflight: Inflight, **options: Any) -> Worker:
         nothing,
         quiet,  # type: ignore[arg-type]
         rules=SettleRules(),
-        hold=nothing,
+        renew=nothing,
         first=None,
         stopping=lambda: False,
         must_end=lambda _task: False,
@@ -360,21 +365,23 @@ async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
     inflight.lose([message], "renew", "")
     ours = worker(inflight)
     assert not ours._may_start(message)
-    message.settle_as(Ack())
+    message.record_outcome(Ack())
     assert ours._settlements([message]) == []
 
 
 async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
     asked: list[int] = []
-    inflight = Inflight(signals=Signals(room=lambda: asked.append(inflight.waiting.qsize())))
+    inflight = Inflight(
+        signals=Signals(capacity_free=lambda: asked.append(inflight.waiting.qsize()))
+    )
     ours = worker(inflight, fetch_batch_size=4, max_not_processed_factor=1)
     inflight.add([row(n) for n in range(4)])
-    inflight.wants_room = True
+    inflight.is_capacity_requested = True
     inflight.low_water = 2
     for _ in range(3):
-        await ours._next()
+        await ours._get_next()
     assert asked == [2]
-    assert not inflight.wants_room
+    assert not inflight.is_capacity_requested
 
 
 async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one_ends() -> None:
@@ -406,20 +413,20 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
     released: list[int] = []
     store: Any = Store()
     clock = Clock(VirtualTime())
-    lookout = Lookout(store, clock)
+    lookout = SharedPoller(store, clock)
     releaser = StuckReleaser(
         store,
         ["q"],
         quiet,
         interval=60.0,
-        released=lambda: released.append(1),
-        lookout=lookout,
+        on_released=lambda: released.append(1),
+        poller=lookout,
         housekeeping=Housekeeping(store, quiet, clock),
     )
     waits = []
     for _ in range(6):
         waits.append(round(await releaser.tick(), 2))
-        lookout.released()  # as after `LONGEST_TRUST`
+        lookout.forget_leases()  # as after `LONGEST_TRUST`
     assert waits == [0.0, 0.0, 2.5, 0.5, SEARCH_INTERVAL, IDLE_INTERVAL]
     assert (len(released), counts) == (2, []), (
         "of the third a handler's transaction has locked the row"
@@ -490,7 +497,7 @@ def test_a_lost_row_is_not_queued_again() -> None:
     ours = row(2)
     inflight.add([lost, ours])
     inflight.lose([lost], "test", "gone")
-    inflight.give_back([lost, ours])
+    inflight.release([lost, ours])
     assert [s.id for s in inflight.queued] == [2]
     assert inflight.lease_lost_count == 1
 
@@ -507,6 +514,6 @@ async def test_nothing_is_remembered_of_a_removal_whose_commit_was_not_answered(
     store.starts.remove_first = unanswered
     inflight.add([message])
     inflight.waiting.get_nowait()
-    first = FirstAcks(store, inflight, SettleRules(), quiet, lease=10.0, interval=1.0)
+    first = AckFirstTracker(store, inflight, SettleRules(), quiet, lease=10.0, interval=1.0)
     assert await first.remove([message]) == []
     assert (inflight.held, inflight.lost_leases.unanswered) == ({}, set())

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.orders import Orders
-from faststream_sqlbroker.core.rows import Around, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.orders import OperatorRequests
+from faststream_sqlbroker.core.rows import PollResult, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
 from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
-from faststream_sqlbroker.flow.fleet.lookout import LONGEST_TRUST, Lookout
+from faststream_sqlbroker.flow.fleet.lookout import MAX_LEASE_INFO_AGE, SharedPoller
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.clock import VirtualTime
@@ -46,7 +46,7 @@ class Store:
         self.error: Exception | None = None
         self.refuses_signs = False
 
-    async def look_around(self, queues: Any, leased: Any, sign: Any = None) -> Around:
+    async def look_around(self, queues: Any, leased: Any, sign: Any = None) -> PollResult:
         self.looks.append((list(queues), list(leased), sign is not None))
         lease_ends = self.lease_ends
         await self.may_answer.wait()
@@ -55,8 +55,10 @@ class Store:
         if sign is not None and self.refuses_signs:
             raise AccessError("no right to the table of states")
         found = ReadyPairs(ReadyPair(queue, 0, 0.0) for queue in queues)
-        found.took = 0.4
-        return Around(found, lease_ends, None if sign is None else Orders(frozenset(("paused",))))
+        found.duration = 0.4
+        return PollResult(
+            found, lease_ends, None if sign is None else OperatorRequests(frozenset(("paused",)))
+        )
 
     async def lease_ends_in(self, queues: Any) -> float | None:
         self.searches.append(list(queues))
@@ -66,8 +68,8 @@ class Store:
     def live_subscribers(self) -> Any:
         return self
 
-    async def announce(self, *_: Any, **__: Any) -> Orders:
-        return Orders()
+    async def announce(self, *_: Any, **__: Any) -> OperatorRequests:
+        return OperatorRequests()
 
     async def leave(self, _names: Any) -> None: ...
 
@@ -85,8 +87,8 @@ def time() -> VirtualTime:
     return VirtualTime()
 
 
-def lookout(store: Any, time: VirtualTime, *members: Any, heartbeat: Any = None) -> Lookout:
-    made = Lookout(store, Clock(time), heartbeat)
+def lookout(store: Any, time: VirtualTime, *members: Any, heartbeat: Any = None) -> SharedPoller:
+    made = SharedPoller(store, Clock(time), heartbeat)
     for member in members:
         made.join(member)
     return made
@@ -98,9 +100,9 @@ async def test_a_look_is_for_all_who_rest(store: Any, time: VirtualTime) -> None
     gone = Member("e")
     looking = lookout(store, time, ours, resting, busy, gone)
     looking.leave(gone)
-    found = await looking.look(ours)
+    found = await looking.poll_for(ours)
     assert {pair.queue for pair in found} == {"a", "b"}
-    assert found.took == 0.2, "each has a part in what it took"
+    assert found.duration == 0.2, "each has a part in what it took"
     assert (resting.seen, busy.seen, gone.seen) == ([["b", "c"]], [], [])
     [(queues, leased, _)] = store.looks
     assert (sorted(queues), sorted(leased)) == (["a", "b", "c"], ["a", "b", "c", "d", "p"])
@@ -112,31 +114,31 @@ async def test_what_was_woken_or_reopened_in_that_time_looks_for_itself(
     ours, woken, reopened, left, other = (Member(name) for name in "abcde")
     looking = lookout(store, time, ours, woken, reopened, left, other)
     store.may_answer.clear()
-    look = asyncio.create_task(looking.look(ours))
+    look = asyncio.create_task(looking.poll_for(ours))
     while not store.looks:
         await asyncio.sleep(0)
-    assert looking.looks_for(woken)
-    assert looking.looks_for(reopened)
+    assert looking.is_polling_for(woken)
+    assert looking.is_polling_for(reopened)
     woken.is_idle = False
     reopened.open_queues = ("c", "new")
     looking.leave(left)
-    assert not looking.looks_for(reopened)
-    assert not looking.looks_for(left)
+    assert not looking.is_polling_for(reopened)
+    assert not looking.is_polling_for(left)
     store.may_answer.set()
     await look
     assert [one.seen for one in (woken, reopened, left, other)] == [[], [], [], [["e"]]]
-    assert not looking.looks_for(other), "it has ended"
+    assert not looking.is_polling_for(other), "it has ended"
 
 
 async def test_a_look_that_hangs_or_fails_is_no_excuse(store: Any, time: VirtualTime) -> None:
     ours, other = Member("a"), Member("b")
     looking = lookout(store, time, ours, other)
     store.may_answer.clear()
-    look = asyncio.create_task(looking.look(ours))
+    look = asyncio.create_task(looking.poll_for(ours))
     while not store.looks:
         await asyncio.sleep(0)
     await time.advance(1.01)
-    assert not looking.looks_for(other)
+    assert not looking.is_polling_for(other)
     store.error = TransientStoreError("down")
     store.may_answer.set()
     with pytest.raises(TransientStoreError):
@@ -144,11 +146,11 @@ async def test_a_look_that_hangs_or_fails_is_no_excuse(store: Any, time: Virtual
     assert other.seen == []
 
 
-async def held_up(store: Any, looking: Lookout, asking: Member) -> "asyncio.Task[ReadyPairs]":
+async def held_up(store: Any, looking: SharedPoller, asking: Member) -> "asyncio.Task[ReadyPairs]":
     """A look whose answer waits until the event, which is returned to the store, is set."""
     store.may_answer = asyncio.Event()
     count = len(store.looks)
-    look = asyncio.create_task(looking.look(asking))
+    look = asyncio.create_task(looking.poll_for(asking))
     while len(store.looks) == count:
         await asyncio.sleep(0)
     return look
@@ -167,7 +169,7 @@ async def test_who_has_looked_since_is_not_told_what_an_older_look_found(
     store.may_answer = asyncio.Event()
     store.may_answer.set()
     woken.is_idle = False
-    await looking.look(woken)
+    await looking.poll_for(woken)
     woken.is_idle, woken.polled_at = True, time.monotonic()
     await time.advance(0.1)
     newer = await held_up(store, looking, quick)
@@ -177,7 +179,7 @@ async def test_who_has_looked_since_is_not_told_what_an_older_look_found(
     answer_older.set()
     await older
     assert (woken.seen, resting.seen) == ([], [["d"]])
-    assert looking.looks_for(woken), "the newer look is still under way"
+    assert looking.is_polling_for(woken), "the newer look is still under way"
     store.may_answer.set()
     await newer
     assert woken.seen == [["c"]]
@@ -194,7 +196,7 @@ async def test_an_older_answer_does_not_hide_a_lease(store: Any, time: VirtualTi
     store.may_answer.set()
     await older
     await time.advance(2.0)
-    assert await looking.lease_ends_in(["a", "b"], told=True) == 5.0
+    assert await looking.lease_ends_in(["a", "b"], notify_only=True) == 5.0
 
 
 @pytest.mark.parametrize("by", ["a look", "a search"])
@@ -203,16 +205,16 @@ async def test_who_is_told_of_leases_is_woken_when_there_are_some(
 ) -> None:
     ours = Member("a")
     woken = list[str]()
-    looking = Lookout(store, Clock(time))
+    looking = SharedPoller(store, Clock(time))
     for name in ("a", "b"):
         looking.join(ours if name == "a" else Member("b"), lambda name=name: woken.append(name))
     store.lease_ends = None
-    await looking.look(ours)
+    await looking.poll_for(ours)
     assert woken == []
     store.lease_ends = 7.0
-    await time.advance(LONGEST_TRUST + 0.01)
+    await time.advance(MAX_LEASE_INFO_AGE + 0.01)
     if by == "a look":
-        await looking.look(ours)
+        await looking.poll_for(ours)
     else:
         await looking.lease_ends_in(["a"])
     assert woken == ["a", "b"]
@@ -223,16 +225,16 @@ async def test_the_end_of_a_lease_is_known_from_the_last_look(
 ) -> None:
     ours, other = Member("a"), Member("b")
     looking = lookout(store, time, ours, other)
-    await looking.look(ours)
+    await looking.poll_for(ours)
     await time.advance(2.0)
     assert await looking.lease_ends_in(["a", "b"]) == 5.0
     assert store.searches == []
     assert await looking.lease_ends_in(["b", "z"]) == 7.0, "a queue was not looked at"
-    await time.advance(LONGEST_TRUST - 1.0)
+    await time.advance(MAX_LEASE_INFO_AGE - 1.0)
     assert await looking.lease_ends_in(["a"]) == 3.0, "asked for all at once"
     await time.advance(1.01)
     assert await looking.lease_ends_in(["a"]) == 7.0
-    looking.released()
+    looking.forget_leases()
     assert await looking.lease_ends_in(["a"]) == 7.0
     searches = [sorted(queues) for queues in store.searches]
     assert searches == [["a", "b", "z"], ["a", "b"], ["a", "b"]]
@@ -245,24 +247,24 @@ async def test_signs_of_life_ride_on_looks_that_do_not_depend_on_them(
     registration = Registration(
         make_settings("a", {}), paused=False, on_change=lambda: None, clock=clock
     )
-    registration.begin(known=True)
+    registration.start(pauses_known=True)
     heartbeat = Heartbeat(store, quiet, 5.0, clock=clock)
     ours = Member("a")
     looking = lookout(store, time, ours, heartbeat=heartbeat)
-    await looking.look(ours)
+    await looking.poll_for(ours)
     assert not store.looks[-1][2], "nothing has joined"
     heartbeat.join(registration)
     await heartbeat.tick()
     for _ in range(12):
         await time.advance(1.0)
-        await looking.look(ours)
+        await looking.poll_for(ours)
     alive = [n for n, (_, _, sign) in enumerate(store.looks) if sign]
     assert alive == [5, 10]
-    assert registration.keeps_closed, "a look tells what is paused"
+    assert registration.has_closed_queues, "a look tells what is paused"
     store.refuses_signs = True
     await time.advance(4.0)
-    await looking.look(ours)
+    await looking.poll_for(ours)
     assert [sign for _, _, sign in store.looks[-2:]] == [True, False]
-    await looking.look(ours)
+    await looking.poll_for(ours)
     assert not store.looks[-1][2], "the loop of the heartbeat tries, and tells of its failure"
     await heartbeat.leave(registration)

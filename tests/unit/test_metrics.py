@@ -11,17 +11,17 @@ import pytest
 
 from faststream_sqlbroker.core.metrics import (
     CLAIMED,
+    FLEET_GAUGES,
     METRICS,
-    OF_FLEET,
-    OF_PROCESS,
     OUTCOMES,
+    PROCESS_GAUGES,
     RETRIED,
     SETTLED,
     Kind,
     Labels,
     Metric,
-    count_settled,
-    settled_as,
+    count_outcomes,
+    get_outcome_labels,
 )
 from faststream_sqlbroker.core.outcome import (
     Abandon,
@@ -37,14 +37,15 @@ from faststream_sqlbroker.core.outcome import (
 )
 from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, REJECTED, SKIPPED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
-from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, SettleResult
-from faststream_sqlbroker.core.settle import SettleRules, sent_back, settle
-from faststream_sqlbroker.flow.deliver.inflight import Inflight, create_release as release
+from faststream_sqlbroker.core.rows import AckSettlement, ClaimedMessage, SettleResult
+from faststream_sqlbroker.core.settle import SettleRules, build_fallback_settlement, settle
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import create_release as release
 from faststream_sqlbroker.flow.metrics import (
     GuardedRecorder,
     RecordedMetrics,
     SubscriberMetrics,
-    metrics_of,
+    create_metrics,
 )
 
 RETRIES = ConstantRetryStrategy(delay_seconds=1, max_total_delay_seconds=None, max_attempts=3)
@@ -105,7 +106,7 @@ def row(number: int = 1, queue: str = "q") -> ClaimedMessage:
     ],
 )
 def test_each_outcome_has_a_name(outcome: Any, rules: SettleRules, name: tuple[str, str]) -> None:
-    assert settled_as(settle(row(), outcome, rules, ended_after=0.0)) == name
+    assert get_outcome_labels(settle(row(), outcome, rules, ended_after=0.0)) == name
     assert name[0] in OUTCOMES
 
 
@@ -115,16 +116,21 @@ def test_all_names_of_outcomes_are_reached_above() -> None:
 
 
 def test_what_is_sent_back_or_given_back_has_a_name() -> None:
-    assert settled_as(sent_back(settle(row(), Ack(), PLAIN, ended_after=0.0)))[0] == "abandoned"
-    assert settled_as(release(row()))[0] == "released"
+    assert (
+        get_outcome_labels(build_fallback_settlement(settle(row(), Ack(), PLAIN, ended_after=0.0)))[
+            0
+        ]
+        == "abandoned"
+    )
+    assert get_outcome_labels(release(row()))[0] == "released"
 
 
 def test_outcomes_of_a_batch_are_counted_together() -> None:
-    acks = [Acked(n, uuid4(), 0.0, True) for n in range(5)]
-    assert count_settled(acks) == {("acked", ""): 5}
+    acks = [AckSettlement(n, uuid4(), 0.0, True) for n in range(5)]
+    assert count_outcomes(acks) == {("acked", ""): 5}
     nack = settle(row(), Nack(), PLAIN, ended_after=0.0)
-    assert count_settled([*acks, nack]) == {("acked", ""): 5, ("retried", ""): 1}
-    assert count_settled([]) == {}
+    assert count_outcomes([*acks, nack]) == {("acked", ""): 5, ("retried", ""): 1}
+    assert count_outcomes([]) == {}
 
 
 def test_each_metric_is_complete() -> None:
@@ -135,17 +141,17 @@ def test_each_metric_is_complete() -> None:
         assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
         assert list(metric.buckets) == sorted(metric.buckets)
     gauges = {metric for metric in METRICS if metric.kind is Kind.GAUGE}
-    assert gauges == {*OF_FLEET, *OF_PROCESS}
+    assert gauges == {*FLEET_GAUGES, *PROCESS_GAUGES}
 
 
 def test_a_subscriber_of_one_queue_counts_without_looking_at_rows() -> None:
     kept = Kept()
     metrics = RecordedMetrics(kept, ["q"])
-    metrics.claimed([row(n) for n in range(3)])
-    metrics.claimed([])
+    metrics.record_claim([row(n) for n in range(3)])
+    metrics.record_claim([])
     nack = settle(row(9), Nack(), PLAIN, ended_after=0.0)
-    parts = [Acked(1, uuid4(), 0.0, True), Acked(2, uuid4(), 0.0, True), nack]
-    metrics.settled(parts, {1, 9}, {})
+    parts = [AckSettlement(1, uuid4(), 0.0, True), AckSettlement(2, uuid4(), 0.0, True), nack]
+    metrics.record_settled(parts, {1, 9}, {})
     assert kept.counted == {
         (CLAIMED.name, ("q",)): 3,
         (SETTLED.name, ("q", "acked", "")): 1,
@@ -158,11 +164,13 @@ def test_a_subscriber_of_several_queues_counts_by_queue() -> None:
     kept = Kept()
     metrics = RecordedMetrics(kept, ["a", "b"])
     rows = [row(1, "a"), row(2, "b"), row(3, "b")]
-    metrics.claimed(rows)
-    metrics.settled(
-        [Acked(r.id, r.lease_token, 0.0, True) for r in rows], {1, 2, 3}, {r.id: r for r in rows}
+    metrics.record_claim(rows)
+    metrics.record_settled(
+        [AckSettlement(r.id, r.lease_token, 0.0, True) for r in rows],
+        {1, 2, 3},
+        {r.id: r for r in rows},
     )
-    metrics.claim_took(0.25)
+    metrics.record_claim_duration(0.25)
     assert kept.counted == {
         (CLAIMED.name, ("a",)): 1,
         (CLAIMED.name, ("b",)): 2,
@@ -188,11 +196,11 @@ def test_a_batch_that_is_written_is_counted_once() -> None:
     rows = [row(n) for n in range(4)]
     held.add(rows)
     held.waiting.items.clear()
-    held.finish_all([Acked(r.id, r.lease_token, 0.0, True) for r in rows])
-    batch = held.take(10)
-    held.answered(batch, SettleResult({0, 1}, {2}))
-    held.put_back(batch, first=True)
-    held.answered(held.take(10), SettleResult({3}))
+    held.queue_outcomes([AckSettlement(r.id, r.lease_token, 0.0, True) for r in rows])
+    batch = held.start_batch(10)
+    held.apply_result(batch, SettleResult({0, 1}, {2}))
+    held.requeue(batch, first=True)
+    held.apply_result(held.start_batch(10), SettleResult({3}))
     assert kept.counted == {
         (SETTLED.name, ("q", "acked", "")): 3,
         ("lost_messages", ("q", "lost")): 1,
@@ -201,8 +209,8 @@ def test_a_batch_that_is_written_is_counted_once() -> None:
 
 
 def test_without_a_recorder_nothing_is_told() -> None:
-    assert type(metrics_of(None, ["q"])) is SubscriberMetrics
-    assert not SubscriberMetrics.on
+    assert type(create_metrics(None, ["q"])) is SubscriberMetrics
+    assert not SubscriberMetrics.is_enabled
     assert type(Inflight().metrics) is SubscriberMetrics
 
 
@@ -216,7 +224,7 @@ def test_a_recorder_that_raises_disturbs_nothing_else() -> None:
     guarded = GuardedRecorder(bad, lambda level, text, **_: told.append((level, text)))
     metrics = RecordedMetrics(guarded, ["q"])
     for _ in range(7):
-        metrics.claimed([row()])
+        metrics.record_claim([row()])
     guarded.observe(CLAIMED, ("q",), 1.0)
     guarded.gauge(CLAIMED, {})
     assert [level for level, _ in told] == [logging.ERROR] * 4, "the 1st, 2nd, 4th and 8th failure"

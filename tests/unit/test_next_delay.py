@@ -11,16 +11,16 @@ from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     RetryStrategyProto,
     RetryStrategyTemplate,
-    next_delay,
+    compute_delay,
 )
-from faststream_sqlbroker.core.retry.base import LONGEST_DELAY_SECONDS
+from faststream_sqlbroker.core.retry.base import MAX_DELAY_SECONDS
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 LAST = FIRST + timedelta(minutes=1)
 
 
 def ask(strategy: Any, attempts: int = 1, exception: BaseException | None = None) -> float | None:
-    return next_delay(
+    return compute_delay(
         strategy,
         first_attempt_at=FIRST,
         last_attempt_at=LAST,
@@ -104,7 +104,7 @@ def test_a_subclass_of_the_template_only_says_how_long() -> None:
 
 @pytest.mark.parametrize(
     ("delay", "result"),
-    [(-5.0, 0.0), (float("inf"), LONGEST_DELAY_SECONDS), (1e308, LONGEST_DELAY_SECONDS)],
+    [(-5.0, 0.0), (float("inf"), MAX_DELAY_SECONDS), (1e308, MAX_DELAY_SECONDS)],
 )
 def test_delays_of_subclasses_are_bounded(delay: float, result: float) -> None:
     class Odd(RetryStrategyTemplate):

@@ -12,7 +12,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.broker import SqlBroker
-from faststream_sqlbroker.core.checks import UnknownOptionError, name_problem
+from faststream_sqlbroker.core.checks import UnknownOptionError, find_name_error
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ExponentialBackoffWithJitterRetryStrategy,
@@ -52,9 +52,9 @@ def test_options_and_settings_agree() -> None:
 
 
 def test_a_subscriber_without_a_longest_interval_looks_only_when_it_is_told() -> None:
-    assert make(max_fetch_interval=None).told_only
-    assert not make(max_fetch_interval=86_400).told_only
-    assert not make().told_only
+    assert make(max_fetch_interval=None).notify_only
+    assert not make(max_fetch_interval=86_400).notify_only
+    assert not make().notify_only
 
 
 def test_every_option_has_a_default() -> None:
@@ -157,7 +157,7 @@ def test_wrong_queues_are_refused(queues: Any, message: str) -> None:
 
 
 def test_a_good_name_has_no_problem() -> None:
-    assert name_problem("orders.created") is None
+    assert find_name_error("orders.created") is None
 
 
 WHOLE = ("max_workers", "fetch_batch_size", "flush_batch_size", "max_deliveries")

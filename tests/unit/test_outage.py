@@ -11,8 +11,8 @@ from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_writer import Repeater
-from faststream_sqlbroker.flow.loop import Outages, is_told
+from faststream_sqlbroker.flow.deliver.outcome_writer import QuarantineWriter
+from faststream_sqlbroker.flow.loop import Outages, is_logged
 
 
 class Said:
@@ -34,16 +34,16 @@ def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
         (3, "heartbeat loop"),
         (1, "fetch loop"),
     ):
-        outages.failed(loop, name, NotConnectedError("refused"))
+        outages.record_failure(loop, name, NotConnectedError("refused"))
     [(level, text)] = said.lines
     assert level == logging.ERROR
     assert text.startswith("the fetch loop failed")
     assert text.endswith(": refused")
-    outages.worked(1)
-    outages.worked(2)
+    outages.record_success(1)
+    outages.record_success(2)
     assert len(said.lines) == 1
-    outages.worked(3)
-    outages.worked(3)
+    outages.record_success(3)
+    outages.record_success(3)
     [_, (level, text)] = said.lines
     assert level == logging.WARNING
     numbers = (
@@ -56,8 +56,8 @@ def test_the_next_outage_is_logged_again() -> None:
     said = Said()
     outages = Outages(said)
     for _ in range(2):
-        outages.failed(1, "fetch loop", TransientStoreError("busy"))
-        outages.worked(1)
+        outages.record_failure(1, "fetch loop", TransientStoreError("busy"))
+        outages.record_success(1)
     assert [level for level, _ in said.lines] == [logging.WARNING] * 4
     assert said.lines[1][1].endswith(": 1 failure (fetch loop 1)")
 
@@ -66,19 +66,19 @@ def test_refusals_are_logged_for_each_kind_of_loop_and_hide_no_outage() -> None:
     said = Said()
     outages = Outages(said)
     for loop in (1, 2):
-        outages.failed(loop, "heartbeat loop", StoreError("no such table"))
-    outages.failed(3, "fetch loop", NotConnectedError("refused"))
-    outages.failed(1, "heartbeat loop", NotConnectedError("refused"))
+        outages.record_failure(loop, "heartbeat loop", StoreError("no such table"))
+    outages.record_failure(3, "fetch loop", NotConnectedError("refused"))
+    outages.record_failure(1, "heartbeat loop", NotConnectedError("refused"))
     assert [text.partition(" failed")[0] for _, text in said.lines] == [
         "the heartbeat loop",
         "the fetch loop",
     ]
-    outages.worked(3)
+    outages.record_success(3)
     assert len(said.lines) == 2, "one loop is still cut off"
-    outages.failed(1, "heartbeat loop", StoreError("no such table"))
+    outages.record_failure(1, "heartbeat loop", StoreError("no such table"))
     assert said.lines[2][1].startswith("the database works again")
-    outages.worked(1)
-    outages.worked(2)
+    outages.record_success(1)
+    outages.record_success(2)
     assert said.lines[3][1].startswith("the heartbeat loop works again, after")
     assert len(said.lines) == 4
 
@@ -86,16 +86,16 @@ def test_refusals_are_logged_for_each_kind_of_loop_and_hide_no_outage() -> None:
 def test_a_loop_that_stops_in_an_outage_does_not_end_it() -> None:
     said = Said()
     outages = Outages(said)
-    outages.failed(1, "fetch loop", TransientStoreError("down"))
-    outages.failed(2, "fetch loop", TransientStoreError("down"))
-    outages.left(1)
-    outages.left(1)
+    outages.record_failure(1, "fetch loop", TransientStoreError("down"))
+    outages.record_failure(2, "fetch loop", TransientStoreError("down"))
+    outages.remove_part(1)
+    outages.remove_part(1)
     assert len(said.lines) == 1
-    outages.worked(2)
+    outages.record_success(2)
     assert len(said.lines) == 2
-    outages.failed(2, "fetch loop", TransientStoreError("down"))
-    outages.left(2)
-    outages.worked(2)
+    outages.record_failure(2, "fetch loop", TransientStoreError("down"))
+    outages.remove_part(2)
+    outages.record_success(2)
     numbers = (
         r"the fetch loop stopped before it worked again, after \d+\.\d s: "
         r"1 failure \(fetch loop 1\)"
@@ -106,34 +106,36 @@ def test_a_loop_that_stops_in_an_outage_does_not_end_it() -> None:
 
 def test_a_write_that_fails_while_other_loops_work_may_be_due_to_its_rows() -> None:
     outages = Outages(Said())
-    outages.failed(1, "flush loop", TransientStoreError("locked"))
-    assert not outages.stops_all
-    outages.failed(2, "fetch loop", TransientStoreError("down"))
-    assert outages.stops_all
-    outages.worked(2)
-    assert not outages.stops_all
+    outages.record_failure(1, "flush loop", TransientStoreError("locked"))
+    assert not outages.is_general
+    outages.record_failure(2, "fetch loop", TransientStoreError("down"))
+    assert outages.is_general
+    outages.record_success(2)
+    assert not outages.is_general
 
 
 async def test_in_an_outage_no_batch_is_named() -> None:
     """Its failures are not for its sake: they are among the counts."""
     said = Said()
     outages = Outages(said)
-    repeater = Repeater(AsyncMock(), Inflight(said), said, outages=outages)
+    repeater = QuarantineWriter(AsyncMock(), Inflight(said), said, outages=outages)
     parts = [Settlement(1, uuid4(), None)]
-    outages.failed(1, "fetch loop", TransientStoreError("down"))
-    repeater._tell(logging.WARNING, parts, "could not be written", TransientStoreError("down"))
+    outages.record_failure(1, "fetch loop", TransientStoreError("down"))
+    repeater._log_kept(logging.WARNING, parts, "could not be written", TransientStoreError("down"))
     assert len(said.lines) == 1
-    repeater._tell(logging.ERROR, parts, "were refused by the database", StoreError("no"))
+    repeater._log_kept(logging.ERROR, parts, "were refused by the database", StoreError("no"))
     assert len(said.lines) == 2
-    outages.worked(1)
-    repeater._tell(logging.WARNING, parts, "could not be written", TransientStoreError("locked"))
+    outages.record_success(1)
+    repeater._log_kept(
+        logging.WARNING, parts, "could not be written", TransientStoreError("locked")
+    )
     assert [text.partition(" (")[0] for _, text in said.lines[3:]] == [
         "the outcomes of 1 messages could not be written"
     ]
 
 
 def test_repeated_failures_are_logged_ever_more_rarely() -> None:
-    assert [n for n in range(1, 70) if is_told(n)] == [1, 2, 4, 8, 16, 32, 64]
+    assert [n for n in range(1, 70) if is_logged(n)] == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_a_try_that_began_before_the_end_opens_no_new_outage() -> None:
@@ -141,9 +143,9 @@ def test_a_try_that_began_before_the_end_opens_no_new_outage() -> None:
     said = Said()
     outages = Outages(said)
     began = time.monotonic()
-    outages.failed(1, "heartbeat loop", TransientStoreError("locked"), began)
-    outages.worked(1)
-    outages.failed(2, "release loop", TransientStoreError("locked"), began)
+    outages.record_failure(1, "heartbeat loop", TransientStoreError("locked"), began)
+    outages.record_success(1)
+    outages.record_failure(2, "release loop", TransientStoreError("locked"), began)
     assert len(said.lines) == 2
-    outages.failed(2, "release loop", TransientStoreError("locked"), time.monotonic() + 0.1)
+    outages.record_failure(2, "release loop", TransientStoreError("locked"), time.monotonic() + 0.1)
     assert len(said.lines) == 3

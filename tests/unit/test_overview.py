@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.core.overview import Count, QueueOverview, nearest_name
+from faststream_sqlbroker.core.overview import Count, QueueOverview, find_similar_name
 
 
 def overview(**given: Any) -> QueueOverview:
@@ -69,4 +69,4 @@ def test_what_stands_by_is_a_problem_once_no_claim_looks_at_it() -> None:
     [("ordres", "orders"), ("orders", None), ("order", "orders"), ("email", None), ("", None)],
 )
 def test_the_nearest_name_is_nearly_the_same(name: str, nearest: str | None) -> None:
-    assert nearest_name(name, ["orders", "invoices", "sms"]) == nearest
+    assert find_similar_name(name, ["orders", "invoices", "sms"]) == nearest

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from faststream_sqlbroker import parser
-from faststream_sqlbroker.parser import SAMPLES, _agrees, _json_loads
+from faststream_sqlbroker.parser import SAMPLES, _is_compatible, _parse_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -46,7 +46,7 @@ def test_json_and_near_json_are_decoded_as_by_json_loads(
     value: Any, ascii_only: bool, code: str, before: bytes, after: bytes
 ) -> None:
     body = before + json.dumps(value, ensure_ascii=ascii_only).encode(code, "surrogatepass") + after
-    assert answer(_json_loads, body) == answer(json.loads, body)
+    assert answer(_parse_json, body) == answer(json.loads, body)
 
 
 @given(NUMBERS)
@@ -58,7 +58,7 @@ def test_json_and_near_json_are_decoded_as_by_json_loads(
 @example(b"9007199254740993")
 def test_numbers_are_the_same_to_the_last_digit(body: bytes) -> None:
     # Also their types: 1.0 is equal to 1.
-    assert repr(answer(_json_loads, body)) == repr(answer(json.loads, body))
+    assert repr(answer(_parse_json, body)) == repr(answer(json.loads, body))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_numbers_are_the_same_to_the_last_digit(body: bytes) -> None:
     ids=lambda body: repr(body[:20]),
 )
 def test_where_parsers_differ_it_is_json_loads(body: bytes) -> None:
-    assert repr(answer(_json_loads, body)) == repr(answer(json.loads, body))
+    assert repr(answer(_parse_json, body)) == repr(answer(json.loads, body))
 
 
 @pytest.mark.usefixtures("default_digits")
@@ -82,28 +82,28 @@ def test_where_parsers_differ_it_is_json_loads(body: bytes) -> None:
 def test_the_applications_limit_on_digits_holds(limit: int, digits: int) -> None:
     sys.set_int_max_str_digits(limit)
     body = b"[" + b"1" * digits + b"]"
-    assert answer(_json_loads, body) == answer(json.loads, body)
+    assert answer(_parse_json, body) == answer(json.loads, body)
 
 
 def test_a_parser_that_reads_a_sample_differently_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert _agrees(from_json)
+    assert _is_compatible(from_json)
     for sample in SAMPLES:
 
         def reads_it_differently(body: bytes, wrong: bytes = sample) -> Any:
             return "another" if body == wrong else json.loads(body)
 
-        assert not _agrees(reads_it_differently)
+        assert not _is_compatible(reads_it_differently)
     monkeypatch.setattr(parser, "from_json", lambda body: json.loads(body, parse_float=str))
-    assert parser._chosen_loader() is json.loads
+    assert parser._select_loader() is json.loads
 
 
 @given(st.binary())
 def test_any_bytes_are_decoded_as_by_json_loads(body: bytes) -> None:
-    assert repr(answer(_json_loads, body)) == repr(answer(json.loads, body))
+    assert repr(answer(_parse_json, body)) == repr(answer(json.loads, body))
 
 
 def test_a_body_that_is_text_already() -> None:
     """A middleware that decrypts, for example; json.loads takes it."""
-    assert _json_loads('{"a": 1}') == {"a": 1}  # type: ignore[arg-type]
+    assert _parse_json('{"a": 1}') == {"a": 1}  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Debounce
-from faststream_sqlbroker.core.policies.debounce import Bursts, take
+from faststream_sqlbroker.core.policies.debounce import Bursts, add_to_bursts
 from tests.policies.bursts import Arrival, partition
 
 SECOND = 1_000_000
@@ -44,7 +44,7 @@ class Fed:
 
     def feed(self, chunk: Sequence[Arrival]) -> None:
         bursts = Bursts.load(json.loads(json.dumps(self.stored)))
-        taken = take(self.policy, bursts, chunk)
+        taken = add_to_bursts(self.policy, bursts, chunk)
         assert not set(taken.due) & set(taken.superseded), "it both stays and goes"
         assert not set(taken.superseded) & set(self.superseded), "it has gone twice"
         assert not set(taken.standby) & set(taken.due), "it both stays and stands by"
@@ -56,7 +56,7 @@ class Fed:
 
     @property
     def order(self) -> list[int]:
-        return Bursts.load(self.stored).known()
+        return Bursts.load(self.stored).list_messages()
 
 
 def chunked(data: st.DataObject, everything: Sequence[Arrival]) -> list[Sequence[Arrival]]:
@@ -116,11 +116,11 @@ def test_a_delivered_message_has_left_its_burst(
         live -= fed.gone
         now = max((at for at, _ in chunk), default=0)
         bursts = Bursts.load(fed.stored)
-        turn = bursts.next(live)
+        turn = bursts.find_next(live)
         if turn is not None and turn not in delivered and fed.due[turn] <= now:
-            bursts.delivered(turn)
+            bursts.record_delivery(turn)
             delivered.append(turn)
-            assert bursts.next(live) == turn, "the next waits while it lives"
+            assert bursts.find_next(live) == turn, "the next waits while it lives"
             if data.draw(st.booleans(), label="settled"):
                 live.discard(turn)
         fed.stored = bursts.dump()

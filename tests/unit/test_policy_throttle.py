@@ -12,11 +12,11 @@ from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies import throttle as of_throttle
 from faststream_sqlbroker.core.policies.slot_log import SlotLog, Times
 from faststream_sqlbroker.core.policies.throttle import (
-    GRAINS,
+    GROUPS_PER_PERIOD,
     dump_slots,
-    first_slot,
+    find_first_slot,
+    grant_slots,
     load_slots,
-    next_slots,
 )
 from tests.policies.slots import allowed, earliest, limits
 
@@ -105,7 +105,7 @@ def test_slots_are_such_as_all_throttles_grant(
     for wait in data.draw(steps, label="before"):
         before.append(earliest(given_throttles, before, at - wait * 50_000))
     logs = [log_of(each, before) for each in given_throttles]
-    found = next_slots(given_throttles, logs, at, at + ahead, most, 0)
+    found = grant_slots(given_throttles, logs, at, at + ahead, most, 0)
     expected: list[int] = []
     while (
         len(expected) < most
@@ -113,7 +113,9 @@ def test_slots_are_such_as_all_throttles_grant(
     ):
         expected.append(slot)
     assert found == expected
-    assert first_slot(given_throttles, logs, at) == earliest(given_throttles, before + expected, at)
+    assert find_first_slot(given_throttles, logs, at) == earliest(
+        given_throttles, before + expected, at
+    )
 
 
 def test_an_exact_rate_is_reached() -> None:
@@ -151,9 +153,11 @@ def test_coarse_slots_keep_the_rate_and_are_a_grain_late_at_most(
     """What a throttle of more than 10 000 slots does, with a few."""
     throttle = Throttle(rate, per=per / SECOND, burst=burst)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_throttle, "MOST_EXACT", 2)
+        patch.setattr(of_throttle, "MAX_EXACT_STARTS", 2)
         coarse = throttle.rate > 2
-        assert throttle.grain == (per // GRAINS + (per % GRAINS > 0) if coarse else 1)
+        assert throttle.grain == (
+            per // GROUPS_PER_PERIOD + (per % GROUPS_PER_PERIOD > 0) if coarse else 1
+        )
         granted: list[int] = []
         log = log_of(throttle)
         at = 1_000 * SECOND
@@ -186,7 +190,7 @@ def test_fifty_thousand_a_day_go_at_once_and_are_kept_in_little_space() -> None:
     assert len(text) < 20_000
     needs = throttle.needs(log, now)
     again = load_slots(throttle, json.loads(text))
-    assert again.starts.runs(needs, now) == log.starts.runs(needs, now)
+    assert again.starts.to_runs(needs, now) == log.starts.to_runs(needs, now)
 
 
 def test_a_quick_throttle_is_not_slowed_by_a_large_one_of_the_same_slots() -> None:
@@ -276,12 +280,12 @@ def test_times_are_what_a_sorted_list_is(steps: list[tuple[str, int, int]], sinc
             assert times.remove(at, 1) is (at in known)
             if at in known:
                 known.remove(at)
-    for each in (times, Times().add_runs(times.runs([(100, 1)], 100)), times.copy()):
+    for each in (times, Times().add_runs(times.to_runs([(100, 1)], 100)), times.copy()):
         assert len(each) == len(known)
         assert each.last == (known[-1] if known else 0)
         assert each.count_since(since) == sum(at >= since for at in known)
-        assert [each.nth_last(n) for n in range(1, len(known) + 1)] == known[::-1]
-    assert len(Times().add_runs(times.runs([(5, 1)], 10))) == sum(at >= 5 for at in known)
+        assert [each.get_nth_last(n) for n in range(1, len(known) + 1)] == known[::-1]
+    assert len(Times().add_runs(times.to_runs([(5, 1)], 10))) == sum(at >= 5 for at in known)
 
 
 @settings(deadline=None)
@@ -290,11 +294,12 @@ def test_what_is_merged_with_others_can_be_taken_out(ats: list[int], data: st.Da
     """One of the group goes, and the others count as late as they did at least."""
     grain = 10
     times = Times(sorted(ats))
-    merged = Times().add_runs(times.runs([(100, grain)], 100))
+    merged = Times().add_runs(times.to_runs([(100, grain)], 100))
     at = data.draw(st.sampled_from(ats))
     assert merged.remove(at, grain)
     ats.remove(at)
     assert len(merged) == len(ats)
     assert all(
-        merged.nth_last(n) >= known for n, known in enumerate(sorted(ats, reverse=True), start=1)
+        merged.get_nth_last(n) >= known
+        for n, known in enumerate(sorted(ats, reverse=True), start=1)
     )

@@ -14,12 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Window
-from faststream_sqlbroker.core.policies.stored import policies_json
+from faststream_sqlbroker.core.policies.stored import dump_policies
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.status import WaitingMessage, subscriber_of
-from faststream_sqlbroker.database.explain.policies import PolicyFacts
-from faststream_sqlbroker.database.explain.policies import window as explain_window
+from faststream_sqlbroker.core.status import WaitingMessage, parse_subscriber
+from faststream_sqlbroker.database.explain.policies import PolicyDetails
+from faststream_sqlbroker.database.explain.policies import explain_window as explain_window
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -296,8 +296,8 @@ def test_explain_says_the_same(now: str, until: str | None) -> None:
         now=at,
     )
     window = Window("00:00", "02:00", tz=BERLIN)
-    subscribers = [subscriber_of("w", {"rules": policies_json([window])}, at, at)]
-    facts = PolicyFacts(PolicyRows(None, None, "q"), at, subscribers)  # type: ignore[arg-type] # no reads
+    subscribers = [parse_subscriber("w", {"rules": dump_policies([window])}, at, at)]
+    facts = PolicyDetails(PolicyRows(None, None, "q"), at, subscribers)  # type: ignore[arg-type] # no reads
     reasons = explain_window(facts, message)
     assert [reason.until for reason in reasons] == (
         [] if until is None else [datetime.fromisoformat(until)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker import Retention, SetupError, SqlBroker
-from faststream_sqlbroker.core.retention import age_seconds
+from faststream_sqlbroker.core.retention import parse_age
 from faststream_sqlbroker.core.states import MessageState
 
 
@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.states import MessageState
     ],
 )
 def test_an_age_may_be_in_days(age: Any, seconds: float) -> None:
-    assert age_seconds("completed", age) == seconds
+    assert parse_age("completed", age) == seconds
 
 
 @pytest.mark.parametrize("age", ["30", "d", "-1d", "1d-2h", "soon", 0, -5, "0d", 0.5, True])

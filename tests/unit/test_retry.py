@@ -17,11 +17,11 @@ from faststream_sqlbroker.core.retry import (
     LinearRetryStrategy,
     NoRetryStrategy,
     RetryStrategyTemplate,
+    compute_delay,
     default_retry_strategy,
-    next_delay,
-    retries_after,
+    is_retried,
 )
-from faststream_sqlbroker.core.retry.base import LONGEST_DELAY_SECONDS
+from faststream_sqlbroker.core.retry.base import MAX_DELAY_SECONDS
 from faststream_sqlbroker.exceptions import SetupError
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,7 +38,7 @@ ALL: list[tuple[Make, dict[str, Any]]] = [
 
 
 def ask(strategy: Any, attempts: int = 1, exception: BaseException | None = None) -> float | None:
-    return next_delay(
+    return compute_delay(
         strategy,
         first_attempt_at=FIRST,
         last_attempt_at=LAST,
@@ -119,7 +119,7 @@ def test_extreme_attempts_do_not_overflow(
     make: Make, arguments: dict[str, Any], attempts: int
 ) -> None:
     strategy = make(**arguments)
-    assert 0 <= strategy.get_delay_seconds(attempts) <= LONGEST_DELAY_SECONDS
+    assert 0 <= strategy.get_delay_seconds(attempts) <= MAX_DELAY_SECONDS
     assert ask(strategy, attempts) is not None
 
 
@@ -128,7 +128,7 @@ def test_extreme_multipliers(multiplier: float) -> None:
     none = ExponentialBackoffRetryStrategy(initial_delay_seconds=0, multiplier=multiplier)
     assert none.get_delay_seconds(10**9) == 0
     one = ExponentialBackoffRetryStrategy(initial_delay_seconds=1, multiplier=multiplier)
-    assert one.get_delay_seconds(10**9) == (1.0 if multiplier == 1 else LONGEST_DELAY_SECONDS)
+    assert one.get_delay_seconds(10**9) == (1.0 if multiplier == 1 else MAX_DELAY_SECONDS)
 
 
 @pytest.mark.parametrize(("make", "arguments"), ALL)
@@ -253,7 +253,7 @@ def test_subclasses_and_groups_count(
 ) -> None:
     strategy = ConstantRetryStrategy(delay_seconds=1, **options)
     assert (ask(strategy, exception=error) is not None) is retried
-    assert retries_after(strategy, error) is retried
+    assert is_retried(strategy, error) is retried
 
 
 def test_a_cause_does_not_count() -> None:
@@ -281,10 +281,10 @@ def test_a_custom_strategy_may_decide_which_errors_are_retried() -> None:
         def retries(self, exception: BaseException) -> bool:
             return "again" in str(exception)
 
-    assert retries_after(Own(), ValueError("again"))  # type: ignore[arg-type]
-    assert not retries_after(Own(), ValueError("never"))  # type: ignore[arg-type]
-    assert retries_after(None, ValueError())
-    assert retries_after(NoRetryStrategy(), ValueError())
+    assert is_retried(Own(), ValueError("again"))  # type: ignore[arg-type]
+    assert not is_retried(Own(), ValueError("never"))  # type: ignore[arg-type]
+    assert is_retried(None, ValueError())
+    assert is_retried(NoRetryStrategy(), ValueError())
 
 
 def test_no_retry_never_retries() -> None:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faststream_sqlbroker import DESTINATION
-from faststream_sqlbroker.core.routing import LATEST, destination_of, due_of, find_loop, unix_time
+from faststream_sqlbroker.core.routing import (
+    MAX_DUE_TIME,
+    find_loop,
+    from_unix_time,
+    get_destination,
+    parse_publish_after,
+)
 
 CREATED = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 UTC = timezone.utc
@@ -42,7 +48,7 @@ json = st.recursive(
 )
 def test_when_a_message_is_due(value: Any, due: datetime | None) -> None:
     """P1 and P2: Unix seconds, a date and time, or a duration from when it was published."""
-    assert due_of({"publish_after": value}, CREATED) == due
+    assert parse_publish_after({"publish_after": value}, CREATED) == due
 
 
 @pytest.mark.parametrize(
@@ -72,22 +78,22 @@ def test_when_a_message_is_due(value: Any, due: datetime | None) -> None:
 def test_an_invalid_time_is_reported(value: Any) -> None:
     """P3."""
     with pytest.raises(ValueError, match=r"^its header 'publish_after' is .* are understood"):
-        due_of({"publish_after": value}, CREATED)
+        parse_publish_after({"publish_after": value}, CREATED)
 
 
 @given(json)
 def test_any_header_is_a_time_or_a_value_error(value: Any) -> None:
     try:
-        due = due_of({"publish_after": value}, CREATED)
+        due = parse_publish_after({"publish_after": value}, CREATED)
     except ValueError:
         return
-    assert due is None or (due.utcoffset() == timedelta() and due <= LATEST)
+    assert due is None or (due.utcoffset() == timedelta() and due <= MAX_DUE_TIME)
 
 
 @given(json)
 def test_any_header_is_a_destination_or_a_value_error(value: Any) -> None:
     try:
-        queue = destination_of({"destination": value}, {"front"})
+        queue = get_destination({"destination": value}, {"front"})
     except ValueError:
         return
     assert queue == value
@@ -107,16 +113,16 @@ def test_any_header_is_a_destination_or_a_value_error(value: Any) -> None:
 )
 def test_an_invalid_destination_is_reported(headers: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        destination_of(headers, {"front"})
+        get_destination(headers, {"front"})
 
 
 def test_unix_seconds_are_a_time() -> None:
-    assert unix_time(-1) == datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
+    assert from_unix_time(-1) == datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
     for value in (1e300, float("inf"), 10**400):
         with pytest.raises(OverflowError):
-            unix_time(value)
+            from_unix_time(value)
     with pytest.raises(ValueError, match="NaN"):
-        unix_time(float("nan"))
+        from_unix_time(float("nan"))
 
 
 def test_the_constant_shows_as_it_is_written() -> None:

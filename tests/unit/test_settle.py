@@ -158,7 +158,7 @@ def test_a_dead_letter_queue_takes_only_failures(
     if plain.state is not MessageState.FAILED:
         assert end == plain
         return
-    assert (end.state, end.queue, end.delay, end.leaves) == (
+    assert (end.state, end.queue, end.delay, end.is_final) == (
         MessageState.PENDING,
         "dead",
         0.0,

@@ -7,7 +7,7 @@ from sqlalchemy import make_url
 
 from faststream_sqlbroker import NotSupportedError, SetupError
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.load.rows import read_batches
 from pyspark_sqlbroker.load.selection import ARCHIVE, MESSAGES, select_rows
@@ -46,7 +46,7 @@ def test_java_and_python_go_to_the_same_server(
     monkeypatch.setenv("PGHOST", "elsewhere")
     monkeypatch.setenv("PGPORT", "1")
     address = parse_address(url)
-    engine = address.engine()
+    engine = address.create_engine()
     _, given = engine.dialect.create_connect_args(engine.url)
     assert f"{given['host']}:{given['port']}" == place
     assert f"//{place}/shop?" in address.jdbc_url
@@ -98,7 +98,12 @@ def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
             address = parse_address(given)
             assert dict(address.properties) == {"user": "ada", "password": SECRET}
             assert address.python_url.password == SECRET
-            for shown in (repr(address), str(address), address.jdbc_url, repr(address.engine())):
+            for shown in (
+                repr(address),
+                str(address),
+                address.jdbc_url,
+                repr(address.create_engine()),
+            ):
                 assert SECRET not in shown
                 assert "w%2Frd" not in shown
 
@@ -164,8 +169,8 @@ def test_how_long_a_lock_of_sqlite_is_waited_for(
     path = tmp_path / "shop.db"
     path.touch()
     address = parse_address(f"sqlite+aiosqlite:///{path}{option}")
-    with address.engine().connect() as connection:
-        database_of(address).begin(connection)
+    with address.create_engine().connect() as connection:
+        get_database(address).begin(connection)
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == milliseconds
     asked = Field("timeout", "bigint", True, "milliseconds")
     [batch] = read_batches(address, "SELECT timeout FROM pragma_busy_timeout", [asked], 1)
@@ -175,7 +180,7 @@ def test_how_long_a_lock_of_sqlite_is_waited_for(
 
 def test_a_wrong_path_makes_no_database(tmp_path) -> None:
     path = tmp_path / "missing ?#%.db"
-    engine = parse_address(make_url("sqlite:///").set(database=str(path))).engine()
+    engine = parse_address(make_url("sqlite:///").set(database=str(path))).create_engine()
     with pytest.raises(Exception, match="unable to open"):
         engine.connect()
     assert not path.exists()

@@ -65,10 +65,10 @@ def test_the_order_of_places(nothing_installed: Path, monkeypatch: pytest.Monkey
 def test_a_jar_without_a_version_in_its_name_is_one(nothing_installed: Path) -> None:
     """It is used as given; it stays when one with a version is found, too."""
     own = jar(nothing_installed / "own", "postgresql.jar")
-    found = drivers.need_jar("postgresql", [own])
+    found = drivers.require_jar("postgresql", [own])
     assert (found.path, found.version, found.source) == (own, "unknown", "argument")
     both = [own, jar(nothing_installed / "own", "postgresql-42.5.5.jar")]
-    assert drivers.need_jar("postgresql", both).version == "42.5.5"
+    assert drivers.require_jar("postgresql", both).version == "42.5.5"
     for name in ("postgresql-42.7.7-sources.jar", "my-postgresql.jar"):
         assert drivers.find_jar("postgresql", [jar(nothing_installed / "own", name)]) is None
 
@@ -85,24 +85,24 @@ def test_mavens_cache_is_looked_into_last_and_only_where_the_driver_is(
         ("sqlite", "xerial/sqlite-jdbc/3.50.3.0/sqlite-jdbc-3.50.3.0.jar"),
     ):
         cached = jar((cache / place).parent, Path(place).name)
-        assert drivers.need_jar(kind).path == cached
+        assert drivers.require_jar(kind).path == cached
     installed = jar(nothing_installed / "debian", "postgresql-42.5.5.jar")
     monkeypatch.delattr(Path, "home")
-    assert drivers.need_jar("postgresql").path == installed
+    assert drivers.require_jar("postgresql").path == installed
 
 
 def test_a_missing_driver_is_reported_with_the_remedy(nothing_installed: Path) -> None:
     with pytest.raises(
         SetupError, match=r"PostgreSQL was found: install Debian's libpostgresql-jdbc-java, give"
     ):
-        drivers.need_jar("postgresql")
+        drivers.require_jar("postgresql")
     with pytest.raises(SetupError, match="which is no file"):
         drivers.find_jar("postgresql", ["/nowhere/postgresql-42.7.7.jar"])
     old = jar(nothing_installed / "debian", "mariadb-java-client-2.2.3.jar")
     with pytest.raises(
         SetupError, match=rf"{old} is too old for MySQL and MariaDB: version 2\.7 or newer"
     ):
-        drivers.need_jar("mysql")
+        drivers.require_jar("mysql")
 
 
 def test_a_jar_that_is_too_old_is_refused_where_it_was_asked_for(
@@ -124,13 +124,13 @@ def test_a_jar_that_is_too_old_is_refused_where_it_was_asked_for(
 
 
 def test_one_database_and_one_jar_need_no_list(nothing_installed: Path) -> None:
-    assert drivers.wanted_kinds("mariadb") == ["mysql"]
+    assert drivers.parse_kinds("mariadb") == ["mysql"]
     with pytest.raises(SetupError, match="databases has 'oracle'"):
-        drivers.wanted_kinds("oracle")
+        drivers.parse_kinds("oracle")
     own = jar(nothing_installed / "own", "postgresql.jar")
     for given in (own, str(own)):
         assert drivers.find_jar("postgresql", given).path == own
-        assert drivers.need_jar("postgresql", given).path == own
+        assert drivers.require_jar("postgresql", given).path == own
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_missing_and_old_java_are_reported(
     if said is not None:
         java(home, said)
     with pytest.raises(SetupError, match=words) as caught:
-        drivers.need_java()
+        drivers.require_java()
     assert "default-jre-headless" in str(caught.value)
     if said == "what?":
         java(home, 'openjdk version "21.0.1"')
-        assert drivers.need_java().version == 21
+        assert drivers.require_java().version == 21
 
 
 def test_a_session_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:

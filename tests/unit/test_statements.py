@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url
 
 from faststream_sqlbroker.database import statements as module
-from faststream_sqlbroker.database.dialects import DIALECTS, dialect_for
+from faststream_sqlbroker.database.dialects import DIALECTS, create_dialect
 from faststream_sqlbroker.database.statements import Source, Statements, read_sources
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
@@ -40,14 +40,14 @@ def source_of(path: Path) -> Source:
 
 def statements(database: str, **config: str | None) -> Statements:
     kind = make_url(f"{database}{DRIVERS.get(database, '')}://").get_dialect()
-    return dialect_for(kind(), build_tables(SqlBrokerSchemaConfig(**config))).sql
+    return create_dialect(kind(), build_tables(SqlBrokerSchemaConfig(**config))).sql
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_variant_differs_and_every_mark_and_type_counts(path: Path) -> None:
     source = source_of(path)
     variants = ["", *sorted(source.variants)]
-    texts = {variant: source.text_of(variant) for variant in variants}
+    texts = {variant: source.build_text(variant) for variant in variants}
     keyed = {text for variant, text in texts.items() if module.BY_HEADER in variant}
     assert all("{key_column}" in text or "{key_index}" in text for text in keyed)
     plain = [texts[variant] for variant in variants if module.BY_HEADER not in variant]
@@ -55,7 +55,7 @@ def test_every_variant_differs_and_every_mark_and_type_counts(path: Path) -> Non
         assert len(set(plain)) == len(plain), "a variant is another one's copy"
     words = {word for variant in variants for word in WORD.findall(variant)}
     for line, mark in source.lines:
-        sent = [variant for variant in variants if module._holds(mark, variant)]
+        sent = [variant for variant in variants if module._is_included(mark, variant)]
         assert sent, f"no variant sends {line!r}"
         assert not mark or len(sent) < len(variants), f"every variant sends {line!r}: no mark"
         for word in WORD.findall(mark):
@@ -69,7 +69,7 @@ def test_every_variant_differs_and_every_mark_and_type_counts(path: Path) -> Non
 def test_every_statement_can_be_made(database: str, archive: str | None) -> None:
     made = statements(database, message_archive_table_name=archive)
     for name, (source, variant) in read_sources(database).items():
-        if archive is None and "{archive" in source.text_of(variant):
+        if archive is None and "{archive" in source.build_text(variant):
             with pytest.raises(KeyError, match="archive"):
                 made[name]
             continue
@@ -81,9 +81,9 @@ def test_every_statement_can_be_made(database: str, archive: str | None) -> None
 
 def test_a_statement_by_the_key_of_a_header_is_the_plain_one_if_it_has_no_key() -> None:
     made = statements("sqlite")
-    assert made.by_header("policy_now") is made["policy_now"]
-    assert made.by_header("policy_lock") is made["policy_lock_by_header"]
-    assert made.by_header("policy_lock") is not made["policy_lock"]
+    assert made.get_by_header("policy_now") is made["policy_now"]
+    assert made.get_by_header("policy_lock") is made["policy_lock_by_header"]
+    assert made.get_by_header("policy_lock") is not made["policy_lock"]
 
 
 def test_an_unknown_statement_is_an_error() -> None:

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.stored import StoredMessage, came_from, decode_body, history
+from faststream_sqlbroker.core.stored import (
+    StoredMessage,
+    build_history,
+    decode_body,
+    get_dead_letter_origin,
+)
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=timezone.utc)
 
@@ -33,7 +38,7 @@ def minutes(count: int) -> datetime:
 
 
 def texts(stored: StoredMessage) -> list[str]:
-    events = history(stored)
+    events = build_history(stored)
     assert [e.at for e in events] == sorted(e.at for e in events)
     return [event.text for event in events]
 
@@ -107,7 +112,7 @@ def test_a_body_is_decoded_by_its_content_type(
 
 def test_a_dead_letter_tells_where_it_came_from() -> None:
     origin = {"queue": "orders", "reason": "max_attempts"}
-    assert came_from({"dead-letter": origin}) == origin
-    assert came_from({"dead-letter": "text"}) is None
-    assert came_from({}) is None
-    assert came_from(None) is None
+    assert get_dead_letter_origin({"dead-letter": origin}) == origin
+    assert get_dead_letter_origin({"dead-letter": "text"}) is None
+    assert get_dead_letter_origin({}) is None
+    assert get_dead_letter_origin(None) is None

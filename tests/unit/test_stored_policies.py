@@ -18,9 +18,9 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
-from faststream_sqlbroker.core.policies.checks import KINDS
-from faststream_sqlbroker.core.policies.stored import policies_json, read_policies
-from faststream_sqlbroker.core.status import by_way, describe, subscriber_of
+from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES
+from faststream_sqlbroker.core.policies.stored import dump_policies, read_policies
+from faststream_sqlbroker.core.status import build_description, group_by_mode, parse_subscriber
 
 HARD_NAME = 'it\'s, burst=4) "x"\n\\'
 """As a header or a scope it looks like an end, a quote and an option of a text."""
@@ -63,12 +63,12 @@ NOW = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
 def test_every_kind_is_tried() -> None:
-    assert {type(policy) for policy in POLICIES} == set(KINDS)
+    assert {type(policy) for policy in POLICIES} == set(POLICY_CLASSES)
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, *BEYOND_TEXT], ids=ascii)
 def test_json_says_all(policy: Policy) -> None:
-    assert read_policies(json.loads(json.dumps(policies_json([policy])))) == (policy,)
+    assert read_policies(json.loads(json.dumps(dump_policies([policy])))) == (policy,)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_is_no_list_has_no_policies(stored: Any) -> None:
 
 def test_texts_tell_of_policies_that_are_not_known() -> None:
     """During a deployment a process lists what a newer one has told of itself."""
-    told = describe(
+    told = build_description(
         queues=["q"],
         max_workers=1,
         ordered=True,
@@ -112,7 +112,7 @@ def test_texts_tell_of_policies_that_are_not_known() -> None:
         stopping=False,
     )
     newer = {**told, "rules": [{**rule, "kind": "Unheard"} for rule in told["rules"]]}
-    both = [subscriber_of(name, info, NOW, NOW) for name, info in (("a", told), ("b", newer))]
+    both = [parse_subscriber(name, info, NOW, NOW) for name, info in (("a", told), ("b", newer))]
     assert [subscriber.rules == () for subscriber in both] == [False, True]
     assert both[0].policies == both[1].policies
-    assert len(by_way("q", both)) == 1
+    assert len(group_by_mode("q", both)) == 1

@@ -31,14 +31,16 @@ class Source:
     def claim(self, limit: int, known: Any = None) -> list[str]:
         """The queues of the messages of one claim."""
         queues = [q for q in self.waiting if self.waiting[q] > 0] if known is None else known
-        pairs = self.shares.order_pairs([ReadyPair(q, p, 0.0) for q in queues for p in (1, 0)])
+        pairs = self.shares.sort_pairs([ReadyPair(q, p, 0.0) for q in queues for p in (1, 0)])
         assert [p.priority for p in pairs] == [1, 0] * len(queues)
         got: list[str] = []
         for pair in pairs[::2]:
             count = min(limit - len(got), self.waiting[pair.queue])
             self.waiting[pair.queue] -= count
             got += [pair.queue] * count
-        self.shares.claimed([p.queue for p in pairs], [row(q) for q in got], more=len(got) == limit)
+        self.shares.record_claimed(
+            [p.queue for p in pairs], [row(q) for q in got], has_more=len(got) == limit
+        )
         self.claimed.update(got)
         return got
 
@@ -61,7 +63,7 @@ def test_what_went_back_has_used_no_turn() -> None:
         if n % 4 == 0:
             kept.update(got)
         else:
-            source.shares.gave_back(got)
+            source.shares.record_released(got)
     assert abs(kept["high"] - 4 * kept["low"]) <= 5, kept
 
 
@@ -150,6 +152,8 @@ def test_a_thousand_queues_take_no_linear_search() -> None:
     shares = StrideScheduler(names, [1] * 1000)
     again = [Name(n) for n in range(1000)]
     Name.compared = 0
-    asked = shares.order_pairs([ReadyPair(name, 0, 0.0) for name in again])
-    shares.claimed([pair.queue for pair in asked], [row(name) for name in again[-100:]], more=True)
+    asked = shares.sort_pairs([ReadyPair(name, 0, 0.0) for name in again])
+    shares.record_claimed(
+        [pair.queue for pair in asked], [row(name) for name in again[-100:]], has_more=True
+    )
     assert Name.compared < 20_000

@@ -8,8 +8,8 @@ from faststream_sqlbroker.core.text import (
     DEFAULT_LIMIT,
     clean_text,
     describe_exception,
-    size_text,
-    visible,
+    format_size,
+    replace_invisible,
 )
 from faststream_sqlbroker.exceptions import TransientStoreError
 
@@ -25,8 +25,10 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 def test_invisible_characters_are_shown() -> None:
-    assert visible(UNSEEN) == "\ufffd" * len(UNSEEN)
-    assert visible("shop:email:send [b] ö \U0001f600") == "shop:email:send [b] ö \U0001f600"
+    assert replace_invisible(UNSEEN) == "\ufffd" * len(UNSEEN)
+    assert (
+        replace_invisible("shop:email:send [b] ö \U0001f600") == "shop:email:send [b] ö \U0001f600"
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,4 +165,4 @@ def test_a_message_with_nul_and_surrogates_is_storable() -> None:
     ],
 )
 def test_sizes_are_whole_numbers_or_of_three_digits(size: float, text: str) -> None:
-    assert size_text(size) == text
+    assert format_size(size) == text

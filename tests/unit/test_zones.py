@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from faststream_sqlbroker import SetupError, Window
-from faststream_sqlbroker.core.policies.stored import policies_json, read_policies
+from faststream_sqlbroker.core.policies.stored import dump_policies, read_policies
 from faststream_sqlbroker.core.times import find_zone
 from faststream_sqlbroker.flow.tasks.cron import Cron
 
@@ -56,4 +56,4 @@ def test_an_unknown_zone_is_refused(zone: object) -> None:
 )
 def test_a_window_with_seconds_is_read_as_it_is_written(window: Window) -> None:
     """Other processes know a subscriber's window by its JSON, and explain by it."""
-    assert read_policies(policies_json([window])) == (window,)
+    assert read_policies(dump_policies([window])) == (window,)

@@ -5,9 +5,9 @@ from faststream_sqlbroker.core.policies.checks import (
     Policy,
     check_ack_first,
     check_ordered,
-    checked_policies,
-    header_of,
-    key_of,
+    find_key_header,
+    get_policy_key,
+    validate_policies,
 )
 from faststream_sqlbroker.core.policies.debounce import Debounce
 from faststream_sqlbroker.core.policies.header import Header
@@ -28,7 +28,7 @@ __all__ = (
     "Window",
     "check_ack_first",
     "check_ordered",
-    "checked_policies",
-    "header_of",
-    "key_of",
+    "find_key_header",
+    "get_policy_key",
+    "validate_policies",
 )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from faststream_sqlbroker.core.checks import one_of, whole_number
+from faststream_sqlbroker.core.checks import validate_choice, validate_integer
 from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.header import (
     Header,
@@ -15,8 +15,8 @@ from faststream_sqlbroker.core.policies.header import (
 from faststream_sqlbroker.core.policies.options import (
     MICROSECONDS,
     WITHOUT_KEY,
+    format_seconds,
     parse_microseconds,
-    seconds,
 )
 from faststream_sqlbroker.core.policies.scopes import format_scope, validate_scope
 from faststream_sqlbroker.core.times import Duration
@@ -41,7 +41,7 @@ class Delay:
         object.__setattr__(self, "delay", parse_microseconds("Delay", delay))
 
     def __str__(self) -> str:
-        return f"Delay({seconds(self.delay)})"
+        return f"Delay({format_seconds(self.delay)})"
 
 
 # Once: at most one run per key.
@@ -83,12 +83,12 @@ class Once:
         """
         validate_required_key("Once", key)
         length = parse_microseconds("Once's ttl", ttl)
-        one_of("Once's without_key", without_key, WITHOUT_KEY)
+        validate_choice("Once's without_key", without_key, WITHOUT_KEY)
         options.set_attributes(self, ttl=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:
         key = format_key("key", self.key) if isinstance(self.key, Header) else ""
-        return f"Once({seconds(self.ttl)}{key})"
+        return f"Once({format_seconds(self.ttl)}{key})"
 
 
 # Concurrency: a limit on simultaneous leases of the complete fleet.
@@ -130,7 +130,7 @@ class Concurrency:
             SetupError: a value is out of range, or `without_key` is given without per_key=True, or
                 `scope` with per_key=True.
         """
-        whole_number("Concurrency's limit", limit, most=1_000_000)
+        validate_integer("Concurrency's limit", limit, maximum=1_000_000)
         validate_key("Concurrency's per_key", per_key)
         options.validate_without_key(
             "Concurrency", without_key, has_key=bool(per_key), option="per_key=True"
@@ -185,4 +185,4 @@ class BlockingWait:
         return self.wait / MICROSECONDS
 
     def __str__(self) -> str:
-        return f"BlockingWait({seconds(self.wait)})"
+        return f"BlockingWait({format_seconds(self.wait)})"

@@ -12,7 +12,7 @@ from faststream_sqlbroker.exceptions import SetupError
 
 Policy = Delay | Debounce | KeepLast | Throttle | Window | Once | Concurrency | BlockingWait
 
-KINDS: tuple[type, ...] = (
+POLICY_CLASSES: tuple[type, ...] = (
     Delay,
     Debounce,
     KeepLast,
@@ -25,24 +25,24 @@ KINDS: tuple[type, ...] = (
 _CONSUMING_POLICIES = Throttle, Concurrency, Once
 
 
-def checked_policies(policies: object) -> tuple[Policy, ...]:
+def validate_policies(policies: object) -> tuple[Policy, ...]:
     """Check and return `policies` as a tuple.
 
     Raises:
         SetupError: an item is not a policy, or policies contradict each other.
     """
-    names = ", ".join(kind.__name__ for kind in KINDS)
-    if isinstance(policies, (*KINDS, str, bytes)) or not isinstance(policies, Iterable):
+    names = ", ".join(kind.__name__ for kind in POLICY_CLASSES)
+    if isinstance(policies, (*POLICY_CLASSES, str, bytes)) or not isinstance(policies, Iterable):
         raise SetupError(
             f"policies must be a list of {names}, got {policies!r}: put brackets round it"
         )
     items = tuple(policies)
     for policy in items:
-        if isinstance(policy, type) and policy in KINDS:
+        if isinstance(policy, type) and policy in POLICY_CLASSES:
             raise SetupError(
                 f"policies must hold policies, got the class {policy.__name__}: call it"
             )
-        if not isinstance(policy, KINDS):
+        if not isinstance(policy, POLICY_CLASSES):
             raise SetupError(f"policies must hold {names}, got {policy!r}")
     _check_repeated(items)
     _check_scopes(items)
@@ -96,20 +96,20 @@ def _check_order(policies: Sequence[Policy]) -> None:
         )
 
 
-def key_of(policy: Policy) -> Key:
+def get_policy_key(policy: Policy) -> Key:
     """Return the key option of a policy; False without a key."""
     if isinstance(policy, Concurrency):
         return policy.per_key
     return getattr(policy, "key", False)
 
 
-def header_of(policies: Iterable[Policy]) -> Header | None:
+def find_key_header(policies: Iterable[Policy]) -> Header | None:
     """Return the header with the keys of `policies`; None if the key of the publish is used."""
-    return next((key for p in policies if isinstance(key := key_of(p), Header)), None)
+    return next((key for p in policies if isinstance(key := get_policy_key(p), Header)), None)
 
 
 def _check_keys(policies: Sequence[Policy]) -> None:
-    keys = {key: policy for policy in policies if (key := key_of(policy))}
+    keys = {key: policy for policy in policies if (key := get_policy_key(policy))}
     if len(keys) > 1:
         names = " and ".join(f"{policy} by {_format_key(key)}" for key, policy in keys.items())
         raise SetupError(
@@ -129,7 +129,7 @@ def check_ordered(policies: Sequence[Policy]) -> None:
         SetupError: a policy selects another message of a key than the first.
     """
     for policy in policies:
-        if isinstance(key_of(policy), Header):
+        if isinstance(get_policy_key(policy), Header):
             raise SetupError(
                 f"ordered=True goes by the key of the publish, as the order begins there; {policy} "
                 "goes by a header: publish with that key, or leave one of both out"

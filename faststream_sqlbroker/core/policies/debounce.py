@@ -8,16 +8,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self
 
-from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.checks import validate_choice
 from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
 from faststream_sqlbroker.core.policies.options import (
     CLOCK_STEP,
     WITHOUT_KEY,
+    format_seconds,
     parse_microseconds,
-    seconds,
     set_attributes,
 )
-from faststream_sqlbroker.core.policies.standby import chosen_for
+from faststream_sqlbroker.core.policies.standby import find_target
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -29,7 +29,7 @@ _ALL_TIMES = (*_PAST_TIMES, "start", "end", "past_end")
 """All times in the states."""
 
 
-def mend_clock(info: Any, now: int) -> Any:
+def repair_clock(info: Any, now: int) -> Any:
     """Correct a state if the database's clock was set back after the state was written.
 
     The result looks as if the last message of the state had come now.
@@ -47,7 +47,7 @@ def mend_clock(info: Any, now: int) -> Any:
     return {**info, **shifted}
 
 
-def waiting_in(info: dict[str, Any]) -> list[int]:
+def list_waiting(info: dict[str, Any]) -> list[int]:
     """Return the waiting messages of a state of either policy, the oldest first."""
     messages = {*info.get("ended", ()), info.get("newest")}
     if info.get("kind") == KEEP_LAST:
@@ -99,8 +99,8 @@ class Debounce:
                 given with edge="leading", or key=False.
         """
         validate_required_key("Debounce", key)
-        one_of("Debounce's edge", edge, ("trailing", "leading"))
-        one_of("Debounce's without_key", without_key, WITHOUT_KEY)
+        validate_choice("Debounce's edge", edge, ("trailing", "leading"))
+        validate_choice("Debounce's without_key", without_key, WITHOUT_KEY)
         length = parse_microseconds("Debounce's window", window)
         limit = None if max_wait is None else parse_microseconds("Debounce's max_wait", max_wait)
         if limit is not None and edge == "leading":
@@ -110,8 +110,9 @@ class Debounce:
             )
         if limit is not None and limit < length:
             raise SetupError(
-                f"Debounce's max_wait ({seconds(limit)}) ends every burst before its window "
-                f"({seconds(length)}) can: raise max_wait to the window or more, or shorten the "
+                f"Debounce's max_wait ({format_seconds(limit)}) ends every burst before its window "
+                f"({format_seconds(length)}) can: raise max_wait to the window or more, or "
+                "shorten the "
                 "window"
             )
         set_attributes(
@@ -119,10 +120,10 @@ class Debounce:
         )
 
     def __str__(self) -> str:
-        max_wait = "" if self.max_wait is None else f", max_wait={seconds(self.max_wait)}"
+        max_wait = "" if self.max_wait is None else f", max_wait={format_seconds(self.max_wait)}"
         edge = "" if self.edge == "trailing" else f", edge={self.edge}"
         key = format_key("key", self.key) if isinstance(self.key, Header) else ""
-        return f"Debounce({seconds(self.window)}{edge}{max_wait}{key})"
+        return f"Debounce({format_seconds(self.window)}{edge}{max_wait}{key})"
 
     def end(self, start: int, last: int) -> int:
         """Return the end of a burst that began at `start`, if no message comes after `last`."""
@@ -139,13 +140,13 @@ class Debounce:
         """True if the first message of a burst is delivered."""
         return self.edge == "leading"
 
-    def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> "Taken":
+    def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> "KeyUpdate":
         """Add messages of a key, sorted (time, id) pairs, to the stored state `info` of the key."""
         bursts = self.load(info)
         bursts.forget({message for _, message in arrivals})
-        changes = take(self, bursts, arrivals)
-        bursts.note(changes.standby, leading=self.leading)
-        return Taken(self.dump(bursts), changes, 0 if bursts.start is None else bursts.end)
+        changes = add_to_bursts(self, bursts, arrivals)
+        bursts.record_standby(changes.standby, leading=self.leading)
+        return KeyUpdate(self.dump(bursts), changes, 0 if bursts.start is None else bursts.end)
 
     def load(self, info: Any) -> "Bursts":
         """Read the state of a key.
@@ -157,7 +158,7 @@ class Debounce:
         if not isinstance(info, dict) or info.get("kind", self.edge) == self.edge:
             return bursts
         if info["kind"] == KEEP_LAST:
-            return Bursts(ended=waiting_in(info), **get_shared_fields(info))
+            return Bursts(ended=list_waiting(info), **get_shared_fields(info))
         if bursts.start is not None:
             # With a leading edge, the first message was delivered or will be; with a trailing edge,
             # the newest is delivered when due. New messages start their own burst.
@@ -208,16 +209,16 @@ class Standby:
         raise NotImplementedError
 
     @property
-    def chosen(self) -> list[int]:
+    def targets(self) -> list[int]:
         """The waiting messages, and the delivered message for which messages still stand by."""
         return self.waiting if self.over is None else [*self.waiting, self.over]
 
-    def note(self, messages: Iterable[int], *, leading: bool) -> None:
+    def record_standby(self, messages: Iterable[int], *, leading: bool) -> None:
         """Record that `messages` now stand by."""
         for message in messages:
             self.standby = True
-            if self.over is not None and self.over == chosen_for(
-                self.chosen, message, leading=leading
+            if self.over is not None and self.over == find_target(
+                self.targets, message, leading=leading
             ):
                 # The message arrived after the delivery of `over`.
                 self.over = None
@@ -269,7 +270,7 @@ class Bursts(Standby):
             self.past = None
         self.ended = [message for message in self.ended if message not in returned]
 
-    def known(self) -> list[int]:
+    def list_messages(self) -> list[int]:
         """Return the messages that wait or are being handled; some may have ended since."""
         return [i for i in (self.current, *self.ended, self.newest) if i is not None]
 
@@ -302,11 +303,11 @@ class Bursts(Standby):
         """Add a standby message whose target is unknown."""
         self.ended.append(message)
 
-    def next(self, live: set[int]) -> int | None:
+    def find_next(self, live: set[int]) -> int | None:
         """Return the next message to deliver among the `live` messages, or None."""
-        return next((message for message in self.known() if message in live), None)
+        return next((message for message in self.list_messages() if message in live), None)
 
-    def delivered(self, message: int) -> None:
+    def record_delivery(self, message: int) -> None:
         """Record that `message` was claimed and has therefore left the burst."""
         if message == self.newest:
             self.past = message
@@ -335,7 +336,7 @@ class BurstChanges:
     """For each superseded message, the message that was delivered in its place."""
 
 
-class Taken(NamedTuple):
+class KeyUpdate(NamedTuple):
     """The new state of a key and the changes to the key's messages."""
 
     info: dict[str, Any]
@@ -345,7 +346,9 @@ class Taken(NamedTuple):
     """Minimum time until which the state is needed (microseconds)."""
 
 
-def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) -> BurstChanges:
+def add_to_bursts(
+    policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]
+) -> BurstChanges:
     """Add messages of a key to `bursts`, which is changed.
 
     Args:

@@ -15,10 +15,10 @@ JOINED = 8
 """A handler's transaction has locked the row. The flag is committed only with the ack; see
 `database.parts.handler_locks`."""
 
-LET_IN = 16
+ADMITTED = 16
 """Such a Throttle has admitted the message once: from then on the message waits for slots and is
 not refused."""
-PUT_OFF = 32
+POSTPONED = 32
 """The due time is the time of the next request for a slot."""
 HEADER_KEY = 64
 """`policy_key` was read from the headers; without this flag the key of the publish counts."""
@@ -31,21 +31,21 @@ settled."""
 BACKOFF_BITS = 11
 """Shift of the highest four bits, which count how often a Throttle has postponed the message since
 it last started."""
-MOST_BACKOFFS = 15
+MAX_BACKOFFS = 15
 """Maximum of that counter."""
 
-HELD = PUT_OFF | HELD_DELAY | HELD_BURST
+HELD_MASK = POSTPONED | HELD_DELAY | HELD_BURST
 """Mask of the flags that explain the due time; at most one of these is set."""
-KEPT = 0x7FFF & ~(SLOT | JOINED | HELD | MOST_BACKOFFS << BACKOFF_BITS)
+PERSISTENT_MASK = 0x7FFF & ~(SLOT | JOINED | HELD_MASK | MAX_BACKOFFS << BACKOFF_BITS)
 """Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT except those about a single
 attempt."""
 
 
-def of_backoffs(count: int) -> int:
+def encode_backoffs(count: int) -> int:
     """Return the bits that store the number of times that a message was postponed."""
     return count << BACKOFF_BITS
 
 
-def backoffs(flags: int) -> int:
+def decode_backoffs(flags: int) -> int:
     """Return the number of postponements of a message from the message's flags."""
-    return flags >> BACKOFF_BITS & MOST_BACKOFFS
+    return flags >> BACKOFF_BITS & MAX_BACKOFFS

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import find_name_error
 from faststream_sqlbroker.exceptions import SetupError
 
 
@@ -20,7 +20,7 @@ class Header:
 
     def __post_init__(self) -> None:
         """Raise SetupError if the name is invalid for a header."""
-        if (error := name_problem(self.name)) is not None:
+        if (error := find_name_error(self.name)) is not None:
             raise SetupError(f"Header({self.name!r}) names no header: {error}")
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Header:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         # A value that is invalid as a publish key would not be the same key on every database.
-        return value if isinstance(value, str) and name_problem(value) is None else None
+        return value if isinstance(value, str) and find_name_error(value) is None else None
 
 
 Key = bool | Header

@@ -9,7 +9,7 @@ from typing import Any
 from faststream_sqlbroker.core.policies.basic import Delay
 from faststream_sqlbroker.core.policies.checks import Policy
 from faststream_sqlbroker.core.policies.debounce import Debounce
-from faststream_sqlbroker.core.policies.flags import HELD_BURST, HELD_DELAY, PUT_OFF
+from faststream_sqlbroker.core.policies.flags import HELD_BURST, HELD_DELAY, POSTPONED
 from faststream_sqlbroker.core.policies.keep_last import KeepLast
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import Throttle
@@ -18,7 +18,7 @@ BURSTS = "bursts"
 SLOTS = "slots"
 
 
-def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
+def build_holds(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
     """Return the postponing policies by name, with the data needed after their removal."""
     holds: dict[str, dict[str, Any]] = {}
     for policy in policies:
@@ -31,12 +31,12 @@ def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
     return holds
 
 
-def mark_of(name: str) -> int:
+def get_hold_flag(name: str) -> int:
     """Return the flag of the messages postponed by the policy `name`."""
-    return {BURSTS: HELD_BURST, SLOTS: PUT_OFF}.get(name, HELD_DELAY)
+    return {BURSTS: HELD_BURST, SLOTS: POSTPONED}.get(name, HELD_DELAY)
 
 
-def freed_at(
+def compute_release_time(
     name: str, info: Mapping[str, Any], live: Iterable[Policy], due: int, now: int
 ) -> int | None:
     """Return the new due time of a message after the removal of the postponing policy.
@@ -45,7 +45,7 @@ def freed_at(
     both delays applies.
     """
     lengths = [policy.delay for policy in live if isinstance(policy, Delay)]
-    if mark_of(name) != HELD_DELAY or not lengths:
+    if get_hold_flag(name) != HELD_DELAY or not lengths:
         return now
     max_length = max(lengths) + MICROSECONDS
     if due <= now + max_length:

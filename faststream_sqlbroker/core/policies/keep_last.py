@@ -8,20 +8,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.checks import validate_choice
 from faststream_sqlbroker.core.policies.debounce import (
     KEEP_LAST,
     BurstChanges,
+    KeyUpdate,
     Standby,
-    Taken,
     get_shared_fields,
-    waiting_in,
+    list_waiting,
 )
 from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
 from faststream_sqlbroker.core.policies.options import (
     WITHOUT_KEY,
+    format_seconds,
     parse_microseconds,
-    seconds,
     set_attributes,
 )
 from faststream_sqlbroker.core.times import Duration
@@ -63,25 +63,25 @@ class KeepLast:
         """
         validate_required_key("KeepLast", key)
         length = parse_microseconds("KeepLast's window", window)
-        one_of("KeepLast's without_key", without_key, WITHOUT_KEY)
+        validate_choice("KeepLast's without_key", without_key, WITHOUT_KEY)
         set_attributes(self, window=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:
         key = format_key("key", self.key) if isinstance(self.key, Header) else ""
-        return f"KeepLast({seconds(self.window)}{key})"
+        return f"KeepLast({format_seconds(self.window)}{key})"
 
     @property
     def leading(self) -> bool:
         """Always False: an older message is never delivered in place of newer messages."""
         return False
 
-    def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> Taken:
+    def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> KeyUpdate:
         """Add messages of a key, sorted (time, id) pairs, to the stored state `info` of the key."""
         latest = self.load(info)
         latest.forget({message for _, message in arrivals})
         changes = add_to_latest(self, latest, arrivals)
-        latest.note(changes.standby, leading=False)
-        return Taken(self.dump(latest), changes, latest.opens(self))
+        latest.record_standby(changes.standby, leading=False)
+        return KeyUpdate(self.dump(latest), changes, latest.get_opening_time(self))
 
     def load(self, info: Any) -> "Latest":
         """Read the state of a key.
@@ -91,7 +91,7 @@ class KeepLast:
         """
         if not isinstance(info, dict) or info.get("kind", KEEP_LAST) == KEEP_LAST:
             return Latest.load(info)
-        newest = max(waiting_in(info), default=None)
+        newest = max(list_waiting(info), default=None)
         return Latest(newest=newest, **get_shared_fields(info))
 
     def dump(self, latest: "Latest") -> dict[str, Any]:
@@ -122,11 +122,11 @@ class Latest(Standby):
         if self.newest in returned:
             self.newest = None
 
-    def known(self) -> list[int]:
+    def list_messages(self) -> list[int]:
         """Return the messages that wait or are being handled; some may have ended since."""
         return [i for i in (self.current, self.first, self.newest) if i is not None]
 
-    def opens(self, policy: KeepLast) -> int:
+    def get_opening_time(self, policy: KeepLast) -> int:
         """Return the time from which the windows allow the next delivery."""
         if self.first is not None:
             return self.begun + policy.window
@@ -178,15 +178,15 @@ def add_to_latest(
             changes.superseded[message] = current
         elif latest.newest is not None:
             older, latest.newest = sorted((latest.newest, message))
-            changes.standby[older] = latest.opens(policy)
-        elif latest.first is None and at >= latest.opens(policy):
+            changes.standby[older] = latest.get_opening_time(policy)
+        elif latest.first is None and at >= latest.get_opening_time(policy):
             latest.first = message
             latest.begun = at
             changes.due[message] = at
         else:
             latest.newest = message
         if latest.newest == message:
-            changes.due[message] = max(at, latest.opens(policy))
+            changes.due[message] = max(at, latest.get_opening_time(policy))
     for message in changes.standby:
         changes.due.pop(message, None)
     return changes
@@ -200,10 +200,10 @@ def _find_newer_delivery(latest: Latest, at: int, message: int) -> int | None:
 
 
 @dataclass(slots=True)
-class Turn:
+class NextDelivery:
     """The decision about the due messages of a key."""
 
-    goes: int | None = None
+    message: int | None = None
     """The message to deliver, if it is due."""
     not_before: int = 0
     """Minimum time of that delivery."""
@@ -213,21 +213,25 @@ class Turn:
     """Older waiting messages, each with the message that is delivered in its place."""
 
 
-def next_turn(policy: KeepLast, latest: Latest, states: Mapping[int, str], now: int) -> Turn:
+def find_next_delivery(
+    policy: KeepLast, latest: Latest, states: Mapping[int, str], now: int
+) -> NextDelivery:
     """Decide which message is next, by the `states` of the key's messages that are still live."""
-    waiting = [message for message in latest.known() if message in states]
+    waiting = [message for message in latest.list_messages() if message in states]
     for message in waiting:
         if states[message] == "PROCESSING":
-            return Turn(waits_for=message)
+            return NextDelivery(waits_for=message)
     if not waiting:
-        return Turn()
+        return NextDelivery()
     message_to_deliver = waiting[-1]
     not_before = 0
     if message_to_deliver == latest.newest:
-        not_before = latest.opens(policy)
+        not_before = latest.get_opening_time(policy)
         if latest.first in waiting and now < not_before:
             message_to_deliver = waiting[-2]
             not_before = 0
         # Otherwise no worker was free for a complete window, so the first is superseded, too.
     older = waiting[: waiting.index(message_to_deliver)]
-    return Turn(message_to_deliver, not_before, superseded=dict.fromkeys(older, message_to_deliver))
+    return NextDelivery(
+        message_to_deliver, not_before, superseded=dict.fromkeys(older, message_to_deliver)
+    )

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import Limit
-from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
+from faststream_sqlbroker.core.policies.throttle import OTHER_LIMITS_LIFETIME
 
-UNTOLD = 5 * MICROSECONDS
+UNREPORTED_LIFETIME = 5 * MICROSECONDS
 """Time after its last slot during which the rate of a subscriber counts without a heartbeat: it has
 just started, or just stopped (microseconds)."""
 
-Place = tuple[str, str]
+SlotLogKey = tuple[str, str]
 """Scope and key of a stored slot log. The logs of single keys of a queue have no such entry."""
 
 
@@ -22,20 +22,22 @@ Place = tuple[str, str]
 class LiveRates:
     """The limits of the live subscribers, by slot log; if empty, only slots show other limits."""
 
-    known: dict[Place, set[Limit]] = field(default_factory=dict)
-    unsure: set[Place] = field(default_factory=set)
+    limits: dict[SlotLogKey, set[Limit]] = field(default_factory=dict)
+    uncertain: set[SlotLogKey] = field(default_factory=set)
     """Slot logs of subscribers whose heartbeat may be old: they may have ended."""
     read_at: float = float("-inf")
     """Monotonic seconds."""
 
-    def others(self, log_key: Place, recorded: Mapping[Limit, int], now: int) -> dict[Limit, int]:
+    def get_limits(
+        self, log_key: SlotLogKey, recorded: Mapping[Limit, int], now: int
+    ) -> dict[Limit, int]:
         """Return the limits that apply to a slot log, and the time at which each was last seen.
 
         `recorded` are the limits by which slots were taken.
         """
-        if (live := self.known.get(log_key)) is None:
+        if (live := self.limits.get(log_key)) is None:
             return dict(recorded)
-        lifetime = OTHERS_LIVE if log_key in self.unsure else UNTOLD
+        lifetime = OTHER_LIMITS_LIFETIME if log_key in self.uncertain else UNREPORTED_LIFETIME
         limits = {
             limit: seen
             for limit, seen in recorded.items()

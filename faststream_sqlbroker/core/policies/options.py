@@ -1,6 +1,6 @@
 """Shared checks of the policies' arguments."""
 
-from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.checks import validate_choice
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -33,7 +33,7 @@ def parse_microseconds(name: str, value: Duration) -> int:
 
 def validate_without_key(name: str, value: object, *, has_key: bool, option: str) -> None:
     """Refuse an unknown value, and any but the default if the policy does not use keys."""
-    one_of(f"{name}'s without_key", value, WITHOUT_KEY)
+    validate_choice(f"{name}'s without_key", value, WITHOUT_KEY)
     if not has_key and value != WITHOUT_KEY[0]:
         raise SetupError(
             f"{name}'s without_key={value!r} says what becomes of messages without a key, but "
@@ -41,6 +41,6 @@ def validate_without_key(name: str, value: object, *, has_key: bool, option: str
         )
 
 
-def seconds(microseconds: int) -> str:
+def format_seconds(microseconds: int) -> str:
     """Format a number of microseconds as a duration."""
     return f"{microseconds / MICROSECONDS:g}s"

@@ -13,17 +13,17 @@ class Candidate(NamedTuple):
     """A due message."""
 
     id: int
-    marks: int
+    flags: int
     """Flags set by policies; see `core.policies.flags`."""
     expired: bool
     keyless: bool
     """True if the message has no key."""
-    lost: int
+    lost_leases: int
     """Deliveries that ended without an attempt."""
 
 
 @dataclass(slots=True)
-class SeenQueue:
+class QueueSnapshot:
     """A queue with due messages."""
 
     queue: str
@@ -38,19 +38,19 @@ class SeenQueue:
 
 
 @dataclass(slots=True)
-class Seen:
+class QueueSnapshots:
     """Queues as read by a claim, all at the same time."""
 
     now: int
     """The database's time."""
-    queues: dict[str, SeenQueue] = field(default_factory=dict)
+    queues: dict[str, QueueSnapshot] = field(default_factory=dict)
     """The queues with due messages."""
-    waits: list[float] = field(default_factory=list)
+    delays: list[float] = field(default_factory=list)
     """Seconds until further messages are due."""
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class CompareAndSwap:
     """A write that succeeds only if the version of the queue is unchanged."""
 
     queue: str
@@ -60,5 +60,5 @@ class Swap:
     lease: float
     """Length of the leases in seconds."""
     token: UUID
-    kept: Mapping[str, tuple[Any, int]]
+    states: Mapping[str, tuple[Any, int]]
     """By scope, the state to store and the time after which it may be removed."""

@@ -39,7 +39,7 @@ class Times:
         """The last time; 0 if there is none."""
         return self._times[-1] if self._times else 0
 
-    def nth_last(self, n: int) -> int:
+    def get_nth_last(self, n: int) -> int:
         """Return the `n`th time from the end, of 1 to as many as there are; never too early."""
         return self._times[bisect_right(self._counts, len(self) - n)]
 
@@ -90,7 +90,7 @@ class Times:
         """Move all times by `offset` microseconds."""
         self._times = [at + offset for at in self._times]
 
-    def runs(self, needs: Sequence[Need], now: int, max_count: int | None = None) -> list[int]:
+    def to_runs(self, needs: Sequence[Need], now: int, max_count: int | None = None) -> list[int]:
         """Return the groups that count at `now` or later by `needs`, as pairs (time, count).
 
         Only the last `max_count` times are returned. Each time but the first is the distance to the
@@ -137,7 +137,7 @@ class Times:
 class SlotLog:
     """The slots granted recently."""
 
-    __slots__ = ("others", "spaced", "starts")
+    __slots__ = ("other_limits", "spaced", "starts")
 
     def __init__(self, starts: Times | None = None, spaced: Times | None = None) -> None:
         """Start empty, or with the given starts."""
@@ -145,7 +145,7 @@ class SlotLog:
         """The latest moment at which each start may be, or was."""
         self.spaced = spaced
         """The slots, which are the earliest moments of starts; None: no burst asks for them."""
-        self.others: dict[Limit, int] = {}
+        self.other_limits: dict[Limit, int] = {}
         """By which limits slots were taken, and when the last one was: old and new processes may
         run at the same time."""
 
@@ -162,7 +162,7 @@ class SlotLog:
     def copy(self) -> "SlotLog":
         """Return a copy that can be changed."""
         log = SlotLog(self.starts.copy(), None if self.spaced is None else self.spaced.copy())
-        log.others = self.others
+        log.other_limits = self.other_limits
         return log
 
     def shift(self, offset: int) -> None:
@@ -170,4 +170,4 @@ class SlotLog:
         self.starts.shift(offset)
         if self.spaced is not None:
             self.spaced.shift(offset)
-        self.others = {limit: seen + offset for limit, seen in self.others.items()}
+        self.other_limits = {limit: seen + offset for limit, seen in self.other_limits.items()}

@@ -15,20 +15,20 @@ STANDBY = STANDBY_SECONDS * 1_000_000
 """The same in microseconds."""
 MIN_STANDBY_RECHECK = 2 * 1_000_000
 """Minimum time between two checks of a standby message whose target is overdue (microseconds)."""
-LONGEST_STANDBY_RECHECK = 300 * 1_000_000
+MAX_STANDBY_RECHECK = 300 * 1_000_000
 """Maximum time between two such checks. In between it equals the time that the target has been
 overdue, so that many standby messages do not fill every claim."""
-LATEST_STANDBY_LOOK = 3600 * 1_000_000
+MAX_STANDBY_CHECK_DELAY = 3600 * 1_000_000
 """Maximum time until the check if the target is not due yet: an operator may postpone the target
 for years."""
 
 
-def stands_by(due: int, flags: int) -> bool:
+def has_standby_flags(due: int, flags: int) -> bool:
     """Return True if a message with this due time (microseconds) and flags is on standby."""
     return due >= STANDBY and bool(flags & HELD_BURST)
 
 
-def chosen_for(targets: Iterable[int], message: int, *, leading: bool) -> int | None:
+def find_target(targets: Iterable[int], message: int, *, leading: bool) -> int | None:
     """Return the target that is delivered in place of `message`.
 
     That is the next newer target (leading: the next older one, or the first).
@@ -39,17 +39,17 @@ def chosen_for(targets: Iterable[int], message: int, *, leading: bool) -> int | 
     return min((target for target in targets if target > message), default=None)
 
 
-def stand_in(messages: Sequence[int], *, leading: bool) -> int | None:
+def find_replacement(messages: Sequence[int], *, leading: bool) -> int | None:
     """Return the standby message that replaces the target."""
     return (min if leading else max)(messages, default=None)
 
 
-def looked_at(due: int, now: int, waited: int = 0) -> int:
+def compute_recheck_time(due: int, now: int, waited: int = 0) -> int:
     """Return the time of the next check of the messages that stand by for a target.
 
     The target is `due`, or has `waited` and is postponed until `due`.
     """
     if due > now and not waited:
-        return min(due, now + LATEST_STANDBY_LOOK)
-    pause = min(max(now - due, waited, MIN_STANDBY_RECHECK), LONGEST_STANDBY_RECHECK)
-    return min(max(due, now + pause), now + LATEST_STANDBY_LOOK)
+        return min(due, now + MAX_STANDBY_CHECK_DELAY)
+    pause = min(max(now - due, waited, MIN_STANDBY_RECHECK), MAX_STANDBY_RECHECK)
+    return min(max(due, now + pause), now + MAX_STANDBY_CHECK_DELAY)

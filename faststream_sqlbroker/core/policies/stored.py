@@ -8,18 +8,18 @@ from datetime import time
 from functools import lru_cache
 from typing import Any
 
-from faststream_sqlbroker.core.policies.checks import KINDS, Policy
+from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES, Policy
 from faststream_sqlbroker.core.policies.header import Header
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.exceptions import SetupError
 
-_CLASSES_BY_NAME = {kind.__name__: kind for kind in KINDS}
+_CLASSES_BY_NAME = {kind.__name__: kind for kind in POLICY_CLASSES}
 _LENGTHS = frozenset({"delay", "max_wait", "per", "ttl", "wait", "window"})
 """Arguments that are durations; they are stored as microseconds."""
 
 
-def policies_json(policies: Iterable[Policy]) -> list[dict[str, Any]]:
+def dump_policies(policies: Iterable[Policy]) -> list[dict[str, Any]]:
     """Convert `policies` to JSON values."""
     return [
         {

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from faststream_sqlbroker.core.checks import one_of, whole_number
+from faststream_sqlbroker.core.checks import validate_choice, validate_integer
 from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.header import Key, format_key, validate_key
 from faststream_sqlbroker.core.policies.options import (
     CLOCK_STEP,
     MICROSECONDS,
+    format_seconds,
     parse_microseconds,
-    seconds,
 )
 from faststream_sqlbroker.core.policies.scopes import format_scope, validate_scope
 from faststream_sqlbroker.core.policies.slot_log import Limit, Need, SlotLog, Times
@@ -26,7 +26,7 @@ MAX_RATE = 1_000_000
 MAX_EXACT_STARTS = 10_000
 """Maximum number of starts that are stored individually to grant the next slot; with more, every
 claim would read and write a large row."""
-GRAINS = 500
+GROUPS_PER_PERIOD = 500
 """Above that, starts within this fraction of the period are stored as one number, with the time of
 the last start. So no start is forgotten too early, and each at most this much too late."""
 BACKOFF_FACTOR = 2
@@ -35,15 +35,15 @@ MIN_BACKOFF = MICROSECONDS // 10
 """100 ms. The first backoff is one interval (per / rate), or this if that is longer."""
 MAX_BACKOFF = 60 * MICROSECONDS
 """A minute. No backoff is longer than the period, or than this if that is longer."""
-AHEAD = MICROSECONDS // 5
+SLOT_LEAD = MICROSECONDS // 5
 """Time by which a slot is granted in advance (microseconds); longer where claims take long. So one
 claim takes several slots, and no slot passes while the claim runs."""
 
-OTHERS_LIVE = 60 * MICROSECONDS
+OTHER_LIMITS_LIFETIME = 60 * MICROSECONDS
 """Time after the last slot of another process during which its options apply too (microseconds)."""
-MOST_REACH = 2 * MICROSECONDS
+MAX_LOOKAHEAD = 2 * MICROSECONDS
 """Where claims take long, slots are granted ahead by twice that time, but by no more than this."""
-MOST_PATIENCE = 60 * MICROSECONDS
+MAX_START_DELAY = 60 * MICROSECONDS
 """Maximum delay of a start after its slot, however late this process was recently."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
@@ -103,11 +103,13 @@ class Throttle:
             SetupError: a value is out of range, or `without_key` is given without key=True, or
                 `scope` with key=True or a `when_exceeded` other than "wait".
         """
-        whole_number("Throttle's rate", rate, most=MAX_RATE)
+        validate_integer("Throttle's rate", rate, maximum=MAX_RATE)
         period = parse_microseconds("Throttle's per", per)
         validate_key("Throttle's key", key)
-        max_burst = rate if burst is None else whole_number("Throttle's burst", burst, most=rate)
-        one_of(
+        max_burst = (
+            rate if burst is None else validate_integer("Throttle's burst", burst, maximum=rate)
+        )
+        validate_choice(
             "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
         )
         options.validate_without_key("Throttle", without_key, has_key=bool(key), option="key=True")
@@ -116,7 +118,8 @@ class Throttle:
         )
         if period < rate:
             raise SetupError(
-                f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, "
+                f"Throttle({rate}, per={format_seconds(period)}) is more than one slot a "
+                "microsecond, "
                 "which no clock tells apart: lower the rate, or leave the policy out"
             )
         other_options = {
@@ -133,7 +136,7 @@ class Throttle:
         burst = "" if self.burst == self.rate else f", burst={self.burst}"
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
         options = f"{key}{burst}{exceeded}{format_scope(self.scope)}"
-        return f"Throttle({self.rate}, per={seconds(self.per)}{options})"
+        return f"Throttle({self.rate}, per={format_seconds(self.per)}{options})"
 
     @property
     def gates(self) -> bool:
@@ -160,7 +163,7 @@ class Throttle:
 
         Starts are rounded up, so that there are few different times, however many starts there are.
         """
-        return 1 if self.rate <= GRAINS else -(-self.per // GRAINS)
+        return 1 if self.rate <= GROUPS_PER_PERIOD else -(-self.per // GROUPS_PER_PERIOD)
 
     def backoff(self, before: int) -> int:
         """Return the mean backoff of a message that was postponed `before` times (microseconds).
@@ -179,7 +182,7 @@ class Throttle:
             log: All starts that still count at `at`.
             at: The earliest acceptable time.
         """
-        if log.others.keys() <= {self.limit}:
+        if log.other_limits.keys() <= {self.limit}:
             return _find_next_slot(self.limit, log, at)
         limits = self.limits(log, at)
         # Each limit may postpone the slot. The slot only moves forward, so the loop ends.
@@ -193,7 +196,9 @@ class Throttle:
 
     def limits(self, log: SlotLog, at: int) -> set[Limit]:
         """Return the limits that apply at `at`, including the limits of other processes."""
-        live = {limit for limit, seen in log.others.items() if seen + OTHERS_LIVE >= at}
+        live = {
+            limit for limit, seen in log.other_limits.items() if seen + OTHER_LIMITS_LIFETIME >= at
+        }
         return {self.limit, *live}
 
     def needs(self, log: SlotLog, now: int) -> list[Need]:
@@ -202,7 +207,7 @@ class Throttle:
 
     def report(self, log: SlotLog, deadline: int, real: int | None) -> None:
         """Record the real start of a message with this `deadline`; None if there was no start."""
-        grain = max(_get_need(limit)[1] for limit in (self.limit, *log.others))
+        grain = max(_get_need(limit)[1] for limit in (self.limit, *log.other_limits))
         # If the log no longer has the start, it is too old to delay any slot.
         if log.starts.remove(deadline, grain) and real is not None:
             step = self.reported_to
@@ -211,7 +216,7 @@ class Throttle:
 
 def _get_need(limit: Limit) -> Need:
     rate, per, _ = limit
-    return per, 1 if rate <= MAX_EXACT_STARTS else -(-per // GRAINS)
+    return per, 1 if rate <= MAX_EXACT_STARTS else -(-per // GROUPS_PER_PERIOD)
 
 
 def _find_next_slot(limit: Limit, log: SlotLog, at: int) -> int:
@@ -220,12 +225,12 @@ def _find_next_slot(limit: Limit, log: SlotLog, at: int) -> int:
     # Add one microsecond: two starts with the distance of exactly one period would be in one
     # period.
     if len(log.starts) >= rate:
-        at = max(at, log.starts.nth_last(rate) + per + 1)
+        at = max(at, log.starts.get_nth_last(rate) + per + 1)
     if burst < rate:
         spaced = _get_spaced_times(log)
         at = max(at, spaced.last)
         if len(spaced) >= burst:
-            at = max(at, spaced.nth_last(burst) + burst * per // rate + 1)
+            at = max(at, spaced.get_nth_last(burst) + burst * per // rate + 1)
     return at
 
 
@@ -257,7 +262,9 @@ def load_slots(policy: Throttle, info: Any) -> SlotLog:
     log = SlotLog()
     if isinstance(info, dict):
         log.starts.add_runs(info.get("slots", ()))
-        log.others = {(rate, per, burst): seen for rate, per, burst, seen in info.get("by", ())}
+        log.other_limits = {
+            (rate, per, burst): seen for rate, per, burst, seen in info.get("by", ())
+        }
         if "spaced" in info:
             log.spaced = Times().add_runs(info["spaced"])
     if log.spaced is None and policy.burst < policy.rate:
@@ -272,32 +279,34 @@ def dump_slots(policy: Throttle, log: SlotLog, now: int, lag: int = 0) -> dict[s
     (microseconds), only serves explanations.
     """
     needs = policy.needs(log, now)
-    info: dict[str, Any] = {"slots": log.starts.runs(needs, now)}
+    info: dict[str, Any] = {"slots": log.starts.to_runs(needs, now)}
     if log.spaced is not None:
         bursts = [burst for _, _, burst in policy.limits(log, now)]
-        info["spaced"] = log.spaced.runs(needs, now, max(bursts))
+        info["spaced"] = log.spaced.to_runs(needs, now, max(bursts))
     if len(log):
-        live = {limit: at for limit, at in log.others.items() if at + OTHERS_LIVE >= now}
+        live = {
+            limit: at for limit, at in log.other_limits.items() if at + OTHER_LIMITS_LIFETIME >= now
+        }
         info["by"] = [[*limit, at] for limit, at in sorted({**live, policy.limit: now}.items())]
         info["next"] = policy.next_slot(log, now)
         info["lag"] = lag
     return info
 
 
-def mend_clock(log: SlotLog, now: int) -> int:
+def repair_clock(log: SlotLog, now: int) -> int:
     """Shift the log if the database's clock was set back since the log was written.
 
     Returns the shift in microseconds, or 0 if no change of the clock is visible. After a shift the
     last start is at `now`.
     """
     ahead = log.starts.last - now
-    if ahead <= CLOCK_STEP + AHEAD + MOST_REACH + MOST_PATIENCE:
+    if ahead <= CLOCK_STEP + SLOT_LEAD + MAX_LOOKAHEAD + MAX_START_DELAY:
         return 0
     log.shift(-ahead)
     return ahead
 
 
-def forget_after(policy: Throttle, log: SlotLog, now: int) -> int:
+def compute_expiry(policy: Throttle, log: SlotLog, now: int) -> int:
     """Return the time from which the log no longer decides about any slot.
 
     The periods of other processes may be longer.
@@ -307,7 +316,7 @@ def forget_after(policy: Throttle, log: SlotLog, now: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownSlots:
+class SlotForecast:
     """The part of a stored log that can be read without the policy."""
 
     next: int
@@ -316,13 +325,13 @@ class KnownSlots:
     """Recent delay of starts after their slots (microseconds)."""
 
 
-def known_slots(info: Any) -> KnownSlots | None:
+def read_forecast(info: Any) -> SlotForecast | None:
     """Read the forecast from a log written by `dump_slots`; returns None if there is none."""
     at = info.get("next") if isinstance(info, dict) else None
-    return None if at is None else KnownSlots(at, info.get("lag", 0))
+    return None if at is None else SlotForecast(at, info.get("lag", 0))
 
 
-def next_slots(
+def grant_slots(
     throttles: Sequence[Throttle],
     logs: Sequence[SlotLog],
     at: int,
@@ -336,7 +345,7 @@ def next_slots(
     """
     slots: list[int] = []
     while len(slots) < max_count:
-        slot = first_slot(throttles, logs, at)
+        slot = find_first_slot(throttles, logs, at)
         if slot > until:
             break
         # Grant several slots at once, because a fast throttle grants many to each claim.
@@ -348,7 +357,7 @@ def next_slots(
     return slots
 
 
-def first_slot(throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int) -> int:
+def find_first_slot(throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int) -> int:
     """Return the first slot at `at` or later that all `throttles` allow."""
     # Each throttle may postpone the slot, so repeat until all agree. The slot only moves forward,
     # and each throttle has a next slot, so the loop ends.

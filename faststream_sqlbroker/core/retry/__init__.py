@@ -9,10 +9,10 @@ than 100 years.
 from faststream_sqlbroker.core.retry.base import (
     RetryStrategyProto,
     RetryStrategyTemplate,
-    attempts_limit,
-    most_attempts,
-    next_delay,
-    retries_after,
+    compute_delay,
+    get_max_attempts,
+    get_strategy_limit,
+    is_retried,
 )
 from faststream_sqlbroker.core.retry.strategies import (
     ConstantRetryStrategy,
@@ -33,9 +33,9 @@ __all__ = (
     "NoRetryStrategy",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
-    "attempts_limit",
+    "compute_delay",
     "default_retry_strategy",
-    "most_attempts",
-    "next_delay",
-    "retries_after",
+    "get_max_attempts",
+    "get_strategy_limit",
+    "is_retried",
 )

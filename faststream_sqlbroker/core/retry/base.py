@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
-from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.checks import validate_integer
+from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
 
-LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0
+MAX_DELAY_SECONDS = 100 * 365 * 86400.0
 """100 years. Longer delays are cut to this, so that every database can store the due time."""
 
 ErrorClasses = type[BaseException] | Sequence[type[BaseException]]
@@ -36,7 +36,7 @@ def clamp_delay(delay: float) -> float:
     """
     if math.isnan(delay):
         raise ValueError(f"a delay must be a number of seconds, got {delay!r}")
-    return min(max(delay, 0.0), LONGEST_DELAY_SECONDS)
+    return min(max(delay, 0.0), MAX_DELAY_SECONDS)
 
 
 def count_steps(attempts_count: int) -> int:
@@ -76,9 +76,9 @@ def validate_error_classes(value: object, name: str) -> tuple[type[BaseException
     ]
     if invalid or not classes:
         display_value = (
-            f"{short(invalid[0])} in {short(value)}"
+            f"{format_value(invalid[0])} in {format_value(value)}"
             if invalid and value is not invalid[0]
-            else short(value)
+            else format_value(value)
         )
         raise SetupError(
             f"{name} must be an exception class, or a tuple or list of one or more, such as "
@@ -126,18 +126,18 @@ class RetryStrategyProto(Protocol):
         ...
 
 
-def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
+def get_strategy_limit(strategy: RetryStrategyProto | None) -> int | None:
     """Return `strategy.max_attempts`, or None unless that is a whole number of 1 or more."""
     limit = getattr(strategy, "max_attempts", None)
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
 
 
-def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
+def get_max_attempts(strategy: RetryStrategyProto | None) -> int | None:
     """Return the maximum attempts of `strategy`: 1 without a strategy, None without a limit."""
-    return 1 if strategy is None else attempts_limit(strategy)
+    return 1 if strategy is None else get_strategy_limit(strategy)
 
 
-def retries_after(strategy: RetryStrategyProto | None, exception: BaseException | None) -> bool:
+def is_retried(strategy: RetryStrategyProto | None, exception: BaseException | None) -> bool:
     """Return True if `strategy` tries again after `exception`; always without a method `retries`.
 
     Raises:
@@ -147,7 +147,7 @@ def retries_after(strategy: RetryStrategyProto | None, exception: BaseException 
     return exception is None or not callable(retries) or bool(retries(exception))
 
 
-def next_delay(
+def compute_delay(
     strategy: RetryStrategyProto | None,
     *,
     first_attempt_at: datetime,
@@ -229,7 +229,7 @@ class RetryStrategyTemplate(ABC):
     def __post_init__(self) -> None:
         """Validate the limits; a subclass that validates its own arguments calls this too."""
         if self.max_attempts is not None:
-            whole_number("max_attempts", self.max_attempts, other=", or None for no limit")
+            validate_integer("max_attempts", self.max_attempts, other=", or None for no limit")
         for attribute in fields(self):
             is_given = getattr(self, attribute.name) is not None
             if attribute.type == Duration or (attribute.type == Duration | None and is_given):
@@ -281,4 +281,4 @@ class RetryStrategyTemplate(ABC):
         return last_attempt_at + delay
 
     def _get_seconds(self, name: str) -> float:
-        return seconds_or_zero(name, getattr(self, name))
+        return parse_non_negative(name, getattr(self, name))

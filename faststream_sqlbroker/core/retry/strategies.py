@@ -5,7 +5,7 @@ from datetime import datetime
 from random import Random
 
 from faststream_sqlbroker.core.retry.base import (
-    LONGEST_DELAY_SECONDS,
+    MAX_DELAY_SECONDS,
     RetryStrategyTemplate,
     check_factor,
     clamp_delay,
@@ -83,7 +83,7 @@ class ExponentialBackoffRetryStrategy(RetryStrategyTemplate):
         try:
             delay = initial * float(self.multiplier) ** exponent
         except OverflowError:
-            delay = LONGEST_DELAY_SECONDS
+            delay = MAX_DELAY_SECONDS
         return self._apply_max_delay(delay)
 
     def _apply_max_delay(self, delay: float) -> float:

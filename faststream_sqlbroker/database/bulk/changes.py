@@ -24,19 +24,24 @@ from sqlalchemy import (
     update,
 )
 
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, plain
+from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, to_json
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST
-from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
+from faststream_sqlbroker.core.policies.standby import STANDBY, has_standby_flags
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.database.bulk.visits import CLAIMABLE, lock
+from faststream_sqlbroker.database.bulk.visits import CLAIMABLE, lock_matching
 from faststream_sqlbroker.database.dialects import Dialect
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts import brought_back
-from faststream_sqlbroker.database.parts.message_walks import shown_columns
-from faststream_sqlbroker.database.parts.repairs import MOVED, discard, due_at, is_standing
+from faststream_sqlbroker.database.parts.message_walks import get_readable_columns
+from faststream_sqlbroker.database.parts.repairs import (
+    MOVED_VALUES,
+    build_due_values,
+    discard,
+    is_standby_row,
+)
 from faststream_sqlbroker.schema.types import UtcTimestamp, clock
 
 ChangeNotes = Mapping[int, Mapping[str, Any]]
@@ -58,7 +63,7 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
 
     Notes the time of their archiving, and values that are not in the archive.
     """
-    rows = lock(connection, dialect, job, ids, ("id", "queue", "policy_marks"))
+    rows = lock_matching(connection, dialect, job, ids, ("id", "queue", "policy_marks"))
     discard(connection, dialect, rows, str(job.arguments["text"]))
     archive = dialect.tables.archive
     if archive is None:
@@ -66,35 +71,37 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
     flags = {row.id: {"policy_marks": row.policy_marks} for row in rows}
     archived = select(archive.c.id, archive.c.archived_at).where(archive.c.id.in_(flags))
     return {
-        row.id: {"before": flags[row.id], "after": plain({"archived": row.archived_at})}
+        row.id: {"before": flags[row.id], "after": to_json({"archived": row.archived_at})}
         for row in connection.execute(archived)
     }
 
 
 def retry_now(
-    connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]
+    connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> ChangeNotes:
     """Make the messages due now; standby messages stay unchanged."""
     names = ("id", "queue", "next_attempt_at", "policy_marks")
-    rows = lock(connection, dialect, job, ids, names)
-    changeable = [row for row in rows if not is_standing(row)]
-    return _update(connection, dialect, changeable, due_at(dialect, 0.0))
+    rows = lock_matching(connection, dialect, job, ids, names)
+    changeable = [row for row in rows if not is_standby_row(row)]
+    return _update(connection, dialect, changeable, build_due_values(dialect, 0.0))
 
 
-def move(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> ChangeNotes:
+def move(
+    connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
+) -> ChangeNotes:
     """Move the messages to another queue, with new counters."""
-    rows = lock(connection, dialect, job, ids, _list_columns(dialect.tables.message))
-    return _update(connection, dialect, rows, {**MOVED, "queue": job.arguments["to"]})
+    rows = lock_matching(connection, dialect, job, ids, _list_columns(dialect.tables.message))
+    return _update(connection, dialect, rows, {**MOVED_VALUES, "queue": job.arguments["to"]})
 
 
 def redrive(
-    connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]
+    connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> ChangeNotes:
     """Restore messages of the archive under their ids, due now, with new counters."""
     records = brought_back.lock_records(connection, dialect, ids)
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
-    rows = lock(connection, dialect, job, ids, _list_columns(archive))
+    rows = lock_matching(connection, dialect, job, ids, _list_columns(archive))
     target_queue = job.arguments.get("to")
     new_values = {
         **{name: literal(value) for name, value in _NEW_VALUES.items()},
@@ -103,7 +110,9 @@ def redrive(
         "publish_count": archive.c.publish_count + 1,
         "next_attempt_at": clock(),
     }
-    brought_back.bring_back(connection, dialect, [row.id for row in rows], new_values, records)
+    brought_back.restore_messages(
+        connection, dialect, [row.id for row in rows], new_values, records
+    )
     return _build_notes(connection, dialect, rows)
 
 
@@ -117,7 +126,10 @@ def _list_columns(table: Table) -> list[str]:
 
 
 def _update(
-    connection: Connection, dialect: Operations, rows: Sequence[Any], values: Mapping[str, Any]
+    connection: Connection,
+    dialect: DialectOperations,
+    rows: Sequence[Any],
+    values: Mapping[str, Any],
 ) -> ChangeNotes:
     table = dialect.tables.message
     if rows:
@@ -126,7 +138,9 @@ def _update(
     return _build_notes(connection, dialect, rows)
 
 
-def _build_notes(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> ChangeNotes:
+def _build_notes(
+    connection: Connection, dialect: DialectOperations, rows: Sequence[Any]
+) -> ChangeNotes:
     """Return notes of the messages before and after; reads back the times set by the database's
     clock.
     """
@@ -148,7 +162,7 @@ def _build_notes(connection: Connection, dialect: Operations, rows: Sequence[Any
 
 def to_json_values(row: Any) -> dict[str, Any]:
     """Return the columns of a row as JSON values, without the id."""
-    values: dict[str, Any] = plain(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name
+    values: dict[str, Any] = to_json(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name
     del values["id"]
     return values
 
@@ -157,7 +171,7 @@ def to_json_values(row: Any) -> dict[str, Any]:
 
 Notes = Mapping[int, Mapping[str, Any]]
 """Notes of the job by message: `before` and `after`."""
-Undo = Callable[[Connection, Operations, Notes], set[int]]
+Undo = Callable[[Connection, DialectOperations, Notes], set[int]]
 
 
 _UNRESTORED = {"dedup_id", "publish_count", "acquired_at", "expires_at"}
@@ -167,12 +181,12 @@ them.
 """
 
 
-def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
+def undo_change(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Restore the columns; moved messages take part in bursts again.
 
     A `dedup_id` stays removed: it may be used again.
     """
-    untouched = _untouched(connection, dialect, notes)
+    untouched = _lock_untouched(connection, dialect, notes)
     for names, rows in _group_by_columns(notes, untouched).items():
         table = dialect.tables.message
         restored = [name for name in names if name not in _UNRESTORED]
@@ -191,18 +205,18 @@ def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> se
     return untouched
 
 
-def undo_redrive(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
+def undo_redrive(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Put the messages back into the archive with their old values, but archived now.
 
     Readers of the archive have passed the time at which a message was first archived, and would
     never see the row there. The header `ARCHIVED_BEFORE` has that time.
     """
-    untouched = _untouched(connection, dialect, notes)
+    untouched = _lock_untouched(connection, dialect, notes)
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - they came from there
     condition = message.c.id.in_(untouched)
-    columns = shown_columns(message, ("id", "headers"), dialect.name)
+    columns = get_readable_columns(message, ("id", "headers"), dialect.name)
     stored = {row.id: row.headers for row in connection.execute(select(*columns).where(condition))}
     returned = {
         message_id: {
@@ -242,7 +256,7 @@ def _build_archive_values(before: Mapping[str, Any], stored: Any) -> dict[str, A
     return {**old, "headers": {**headers, ARCHIVED_BEFORE: archived_before}}
 
 
-def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
+def undo_cancel(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Let the messages wait again, with their attempts and due times, but without a `dedup_id`.
 
     They take part in bursts again.
@@ -263,7 +277,7 @@ def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> se
     }
     state = case((c.attempts_count > 0, "RETRYABLE"), else_="PENDING")
     new_values = {"state": state, "dedup_id": None}
-    brought_back.bring_back(connection, dialect, sorted(untouched), new_values, records)
+    brought_back.restore_messages(connection, dialect, sorted(untouched), new_values, records)
     flags_by_id = {
         message_id: _remove_burst_flags(notes[message_id].get("before", {}))
         for message_id in sorted(untouched)
@@ -279,11 +293,11 @@ def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> se
     return untouched
 
 
-def undo_replay(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
+def undo_replay(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Delete the copies; their originals can be replayed again once the marks are gone."""
     copies = {note["message"]: note for note in notes.values() if "message" in note}
     # Copies are found by their own ids; the notes are stored by the ids of the originals.
-    untouched = _untouched(connection, dialect, copies)
+    untouched = _lock_untouched(connection, dialect, copies)
     table = dialect.tables.message
     if untouched:
         connection.execute(delete(table).where(table.c.id.in_(untouched)))
@@ -300,7 +314,7 @@ UNDOS: Mapping[str, Undo] = {
 }
 
 
-def _untouched(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
+def _lock_untouched(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Lock the messages that wait as left by the job; return the ids."""
     c = dialect.tables.message.c
     columns = c.id, c.queue, c.next_attempt_at, c.deliveries_count, c.priority, c.key
@@ -328,7 +342,7 @@ def _build_restored_values(note: Mapping[str, Any]) -> Mapping[str, Any]:
     if note["after"]["queue"] == old_values["queue"]:
         return old_values
     due = old_values["next_attempt_at"]
-    plain_due = due - STANDBY if stands_by(due, old_values["policy_marks"]) else due
+    plain_due = due - STANDBY if has_standby_flags(due, old_values["policy_marks"]) else due
     return {
         **old_values,
         "next_attempt_at": plain_due,

@@ -23,10 +23,16 @@ from sqlalchemy import (
 )
 
 from faststream_sqlbroker.core.jobs import Job
-from faststream_sqlbroker.core.replays import REPLAY_JOB_HEADER, SCOPE, Copy, Plan, copy_row
+from faststream_sqlbroker.core.replays import (
+    REPLAY_JOB_HEADER,
+    REPLAY_SCOPE,
+    ReplayCopy,
+    ReplayPlan,
+    copy_row,
+)
 from faststream_sqlbroker.core.times import to_microseconds
-from faststream_sqlbroker.database.bulk.visits import matching
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.bulk.visits import list_matching
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.policy_state import insert_new
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.schema.types import clock
@@ -39,16 +45,16 @@ _SOURCE_COLUMNS = ("id", "queue", "priority", "key", "headers", "publish_count")
 _COPY_COLUMNS = ("queue", "priority", "key", "headers", "publish_count", "origin_id")
 
 
-def scope_of(job: Job) -> str:
+def get_scope(job: Job) -> str:
     """Return the scope of the replay's marks."""
-    return SCOPE + str(job.arguments["name"])
+    return REPLAY_SCOPE + str(job.arguments["name"])
 
 
 def replay(
-    connection: Connection, dialect: Operations, job: Job, ids: Sequence[int], now: datetime
+    connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int], now: datetime
 ) -> int:
     """Publish the archived messages `ids` again, unless replayed before; return their number."""
-    copies = _build_copies(matching(connection, dialect, job, ids, _SOURCE_COLUMNS), job)
+    copies = _build_copies(list_matching(connection, dialect, job, ids, _SOURCE_COLUMNS), job)
     # A replay by Spark may insert the same marks now: the run whose token is in the row publishes.
     token = uuid.uuid4()
     if not copies:
@@ -61,7 +67,7 @@ def replay(
         [_build_mark(copies[message_id], job, token, now) for message_id in sorted(copies)],
     )
     statement = select(table.c.key).where(
-        table.c.scope == scope_of(job),
+        table.c.scope == get_scope(job),
         table.c.key.in_([str(message_id) for message_id in copies]),
         table.c.lease_token == token,
     )
@@ -72,7 +78,7 @@ def replay(
         # A prune has removed these messages in the meantime. A lake may still have them: without
         # their marks, a replay by Spark under this name publishes them.
         condition = and_(table.c.key.in_(missing), table.c.lease_token == token)
-        connection.execute(delete(table).where(table.c.scope == scope_of(job), condition))
+        connection.execute(delete(table).where(table.c.scope == get_scope(job), condition))
     if locked:
         _publish(
             connection,
@@ -83,7 +89,7 @@ def replay(
     return len(locked)
 
 
-def _lock(connection: Connection, dialect: Operations, ids: Sequence[int]) -> set[int]:
+def _lock(connection: Connection, dialect: DialectOperations, ids: Sequence[int]) -> set[int]:
     """Lock archived messages until the commit; return the ids that still exist."""
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -91,9 +97,9 @@ def _lock(connection: Connection, dialect: Operations, ids: Sequence[int]) -> se
     return set(connection.execute(statement.with_for_update()).scalars())
 
 
-def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, Copy]:
+def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, ReplayCopy]:
     """Return the messages to publish by id, without rows that cannot be converted to a message."""
-    plan = Plan(str(job.arguments["name"]), job.arguments.get("to"), {})
+    plan = ReplayPlan(str(job.arguments["name"]), job.arguments.get("to"), {})
     copies = {}
     for row in rows:
         fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
@@ -104,9 +110,9 @@ def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, Copy]:
     return copies
 
 
-def _build_mark(copy: Copy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, Any]:
+def _build_mark(copy: ReplayCopy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, Any]:
     return {
-        "scope": scope_of(job),
+        "scope": get_scope(job),
         "key": str(copy.origin),
         "created_at": now,
         "lease_token": token,
@@ -115,7 +121,9 @@ def _build_mark(copy: Copy, job: Job, token: uuid.UUID, now: datetime) -> dict[s
     }
 
 
-def _publish(connection: Connection, dialect: Operations, job: Job, copies: Sequence[Copy]) -> None:
+def _publish(
+    connection: Connection, dialect: DialectOperations, job: Job, copies: Sequence[ReplayCopy]
+) -> None:
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -139,7 +147,11 @@ def _publish(connection: Connection, dialect: Operations, job: Job, copies: Sequ
 
 
 def _load_published(
-    connection: Connection, dialect: Operations, job: Job, copies: Sequence[Copy], last: int
+    connection: Connection,
+    dialect: DialectOperations,
+    job: Job,
+    copies: Sequence[ReplayCopy],
+    last: int,
 ) -> Sequence[Any]:
     """Return the inserted messages: their ids are above `last`, the highest id before."""
     c = dialect.tables.message.c
@@ -157,12 +169,12 @@ def _load_published(
 
 
 def _save_new_ids(
-    connection: Connection, dialect: Operations, job: Job, published: Sequence[Any]
+    connection: Connection, dialect: DialectOperations, job: Job, published: Sequence[Any]
 ) -> None:
     """Add the new messages to their marks, for an undo."""
     c = dialect.tables.policy_state.c
     statement = update(dialect.tables.policy_state).where(
-        c.scope == scope_of(job), c.key == bindparam("of_key")
+        c.scope == get_scope(job), c.key == bindparam("of_key")
     )
     binds: list[Mapping[str, Any]] = [
         {

@@ -22,8 +22,8 @@ from faststream_sqlbroker.core.jobs import (
     Failure,
     Job,
     Position,
-    job_of,
-    kind_of,
+    get_error_kind,
+    parse_job,
 )
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text
@@ -31,18 +31,18 @@ from faststream_sqlbroker.database.bulk import replay, visits
 from faststream_sqlbroker.database.bulk.changes import CHANGES, UNDOS
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit
-from faststream_sqlbroker.database.parts.audit import JOB, note_action
+from faststream_sqlbroker.database.parts.audit import JOB, record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
-from faststream_sqlbroker.database.parts.message_walks import STEP
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.message_walks import STEP_SIZE
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.schema.types import clock
 
 T = TypeVar("T")
 
-BATCH = 500
+BATCH_SIZE = 500
 """Maximum messages that one transaction changes: it keeps them locked until it commits."""
-COUNT_SIZE = STEP - 1
+COUNT_SIZE = STEP_SIZE - 1
 """Maximum messages that one transaction counts, so that it does not last long. One row more tells
 whether there are more: both are in one step of the index range.
 """
@@ -50,7 +50,7 @@ REFUSED_PAUSE = 60.0
 """Seconds for which a job pauses that cannot run here; other jobs go on."""
 GONE = "there is no archive, so what was cancelled is deleted and cannot come back"
 """Note of the undo of a cancel, which skips all messages."""
-LIST = "job:"
+LIST_SCOPE = "job:"
 """Prefix of the scope of a job's notes, followed by its id; the key is the message's id."""
 LIST_RETENTION = 30 * 86_400.0
 """Seconds for which the notes of a job are stored: without them nothing can be undone."""
@@ -62,16 +62,16 @@ ACTIVITIES: Mapping[str, Activities] = {
     MOVE: frozenset({Activity.OPERATE, Activity.REPAIR}),
 }
 """Activities in the database by job action; other actions need `ALL_ACTIVITIES`."""
-ALL = frozenset({Activity.OPERATE, Activity.REPAIR, Activity.REDRIVE})
+ALL_ACTIVITIES = frozenset({Activity.OPERATE, Activity.REPAIR, Activity.REDRIVE})
 
 
-def activities_of(action: str) -> Activities:
+def get_activities(action: str) -> Activities:
     """Return the activities of a job of `action` in the database."""
-    return ACTIVITIES.get(action, ALL)
+    return ACTIVITIES.get(action, ALL_ACTIVITIES)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepResult:
     """The result of a call of `run_step`."""
 
     job: Job | None
@@ -100,7 +100,7 @@ class _BatchState:
     """The job before the transaction; None if none was due."""
     ids: Sequence[int] = ()
     """The visited messages."""
-    step: Step | None = None
+    step: StepResult | None = None
     """The result of the last committed transaction."""
 
 
@@ -115,7 +115,7 @@ def _split_part(state: _BatchState, part: _BatchPart, error: StoreError) -> list
     if half := len(state.ids) // 2:
         return [_BatchPart(half), _BatchPart(len(state.ids) - half)]
     failure = Failure(state.ids[0], clean_text(str(error), limit=MAX_ERROR_BYTES))
-    return [_BatchPart(1, failure, kind_of(error))]
+    return [_BatchPart(1, failure, get_error_kind(error))]
 
 
 class JobStore:
@@ -138,7 +138,7 @@ class JobStore:
 
         def begin(connection: Connection) -> Job:
             now = self._dialect.now(connection)
-            bound = visits.last_row(connection, self._dialect, job.action)
+            bound = visits.find_last_position(connection, self._dialect, job.action)
             filters = None if job.filters is None else _resolve_ages(job.filters, now)
             return replace(job, filters=filters, bound=bound)
 
@@ -149,7 +149,7 @@ class JobStore:
         while has_more:
             rows, after, bound = await self._run_read(
                 partial(
-                    visits.read,
+                    visits.read_next,
                     dialect=self._dialect,
                     job=position,
                     size=COUNT_SIZE,
@@ -177,7 +177,7 @@ class JobStore:
         """Describe why the job does not visit some ids, or return None if all are visited."""
         assert job.filters is not None  # noqa: S101 - `plan` has looked
         ids = job.filters.ids
-        rows = visits.matching(connection, self._dialect, job, ids, ("id",))
+        rows = visits.list_matching(connection, self._dialect, job, ids, ("id",))
         replayed: set[int] = set()
         if job.action == REPLAY:
             replayed = visits.find_replayed(connection, self._dialect, job, ids)
@@ -185,21 +185,21 @@ class JobStore:
         states = visits.load_states(connection, self._dialect, missing)
         return job.note_unmatched(states, missing, replayed) if missing else None
 
-    async def begin(self, job: Job, channel: str) -> Job:
+    async def start(self, job: Job, channel: str) -> Job:
         """Store the planned job, whose first batch is due at once, and notify `channel`."""
 
         def work(connection: Connection) -> Job:
             now = self._dialect.now(connection)
             is_empty = job.bound is None and job.action != UNDO
             stored = replace(job, state="ended" if is_empty else "running")
-            started = audit.add(connection, self._table, stored, now)
+            started = audit.add_job(connection, self._table, stored, now)
             if self._dialect.can_listen and not is_empty:
                 notify_state_changed(connection, channel)
             return started
 
         return await self._database.run(work, Activity.OPERATE)
 
-    async def begin_undo(self, job_id: str, by: str, channel: str) -> Job | None:
+    async def start_undo(self, job_id: str, by: str, channel: str) -> Job | None:
         """Store a job that undoes the job; return None if no such job exists or can be undone."""
 
         def work(connection: Connection) -> Job | None:
@@ -217,10 +217,10 @@ class JobStore:
                 queues=job.queues,
                 note=None if self._dialect.has_archive or job.action != CANCEL else GONE,
             )
-            started = audit.add(connection, self._table, undo, self._dialect.now(connection))
+            started = audit.add_job(connection, self._table, undo, self._dialect.now(connection))
             # Also for a stopped job: it must not go on while it is undone.
             ended = replace(job, undone_by=started.id, state="ended")
-            audit.save(connection, self._table, ended, None)
+            audit.save_job(connection, self._table, ended, None)
             if self._dialect.can_listen:
                 notify_state_changed(connection, channel)
             return started
@@ -231,7 +231,7 @@ class JobStore:
         """Return the current job."""
         return await self._run_read(lambda c: audit.find_job(c, self._table, job_id))
 
-    async def listed(self, before: str | None, limit: int) -> list[Job]:
+    async def list_jobs(self, before: str | None, limit: int) -> list[Job]:
         """Return up to `limit` jobs that are older than `before`, the latest first."""
         c = self._table.c
         jobs = select(c.key, c.created_at, c.info).where(c.scope == JOB)
@@ -240,7 +240,7 @@ class JobStore:
         statement = jobs.order_by(c.key.desc()).limit(limit)
 
         def load(connection: Connection) -> list[Job]:
-            return [job_of(*row) for row in connection.execute(statement)]
+            return [parse_job(*row) for row in connection.execute(statement)]
 
         return await self._run_read(load)
 
@@ -271,19 +271,19 @@ class JobStore:
             if job is None or job.state not in allowed:
                 return job
             job = replace(job, state=new_state, error=None, streak=None)
-            audit.save(connection, self._table, job, pause)
-            note_action(connection, self._dialect, *audit_entry, {"job": job_id})
+            audit.save_job(connection, self._table, job, pause)
+            record_action(connection, self._dialect, *audit_entry, {"job": job_id})
             return job
 
         return await self._database.run(work, Activity.OPERATE)
 
-    async def due_in(self, job_id: str | None = None) -> float | None:
+    async def get_due_in(self, job_id: str | None = None) -> float | None:
         """Return the seconds until the next batch of the job, or of any job; None if no batch
         remains.
         """
-        return await self._run_read(lambda c: audit.due_in(c, self._dialect, job_id))
+        return await self._run_read(lambda c: audit.get_due_in(c, self._dialect, job_id))
 
-    async def step(self, job_id: str | None = None) -> Step:
+    async def run_step(self, job_id: str | None = None) -> StepResult:
         """Run a batch of the job, or of the first due job, if due and free.
 
         If the database refuses a batch, the batch is halved until the refused message is alone.
@@ -292,9 +292,9 @@ class JobStore:
         cannot run here pauses, so that other jobs go on; the second time it fails.
         """
         state = _BatchState()
-        write = partial(self._write, state, job_id)
+        write = partial(self._run_part, state, job_id)
         try:
-            await write_in_halves(_BatchPart(BATCH), write, partial(_split_part, state))
+            await write_in_halves(_BatchPart(BATCH_SIZE), write, partial(_split_part, state))
         except TransientStoreError:
             raise
         except Exception as error:
@@ -305,12 +305,12 @@ class JobStore:
         assert state.step is not None  # noqa: S101 - the last transaction has set it
         return state.step
 
-    async def _write(self, state: _BatchState, job_id: str | None, part: _BatchPart) -> None:
+    async def _run_part(self, state: _BatchState, job_id: str | None, part: _BatchPart) -> None:
         """Run a part of a batch in a transaction."""
         # The rest of a halved batch belongs to the same job.
         part_job_id = job_id if state.job is None else state.job.id
 
-        def work(connection: Connection) -> Step:
+        def work(connection: Connection) -> StepResult:
             # The race of two processes at one job: the second skips the locked row, and reads the
             # position that the first has committed with its next call.
             state.ids = ()
@@ -321,9 +321,11 @@ class JobStore:
                     if part_job_id is None
                     else audit.find_job(connection, self._table, part_job_id)
                 )
-                return Step(stored, audit.due_in(connection, self._dialect, job_id))
+                return StepResult(stored, audit.get_due_in(connection, self._dialect, job_id))
             state.job = job
-            max_size = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
+            max_size = (
+                BATCH_SIZE if job.rate is None else min(BATCH_SIZE, max(1, math.ceil(job.rate)))
+            )
             state.ids, cursor = self._find_next(connection, job, min(max_size, part.size))
             # Notes of other runs have no messages here: only the position moves.
             if part.failure is None or not state.ids:
@@ -336,13 +338,13 @@ class JobStore:
             return self._save_progress(connection, job, moved_job, job_id)
 
         def get_doing() -> Activities:
-            return ALL if state.job is None else activities_of(state.job.action)
+            return ALL_ACTIVITIES if state.job is None else get_activities(state.job.action)
 
-        state.step = await self._database.run(work, doing=get_doing)
+        state.step = await self._database.run(work, activity_source=get_doing)
 
     def _save_progress(
         self, connection: Connection, job: Job, moved_job: Job, job_id: str | None
-    ) -> Step:
+    ) -> StepResult:
         """Write the progress of the locked job."""
         # The rate counts visited messages of all processes: the pause is stored in the row.
         pause = 0.0 if job.rate is None else (moved_job.visited - job.visited) / job.rate
@@ -351,8 +353,8 @@ class JobStore:
             moved_job = replace(moved_job, error=None)
         if moved_job.state == "ended":
             moved_job = replace(moved_job, ended_at=self._dialect.now(connection))
-        audit.save(connection, self._table, moved_job, None if ended else pause)
-        return Step(moved_job, None if ended and job_id is not None else pause)
+        audit.save_job(connection, self._table, moved_job, None if ended else pause)
+        return StepResult(moved_job, None if ended and job_id is not None else pause)
 
     async def _defer(self, job_id: str, error: Exception) -> None:
         """Pause the job: another process may have the right that this process lacks.
@@ -366,7 +368,9 @@ class JobStore:
             if job is not None and job.state == "running":
                 has_paused = job.error is not None
                 paused = replace(job, error=message, state="failed" if has_paused else "running")
-                audit.save(connection, self._table, paused, None if has_paused else REFUSED_PAUSE)
+                audit.save_job(
+                    connection, self._table, paused, None if has_paused else REFUSED_PAUSE
+                )
 
         await self._database.run(work, Activity.OPERATE)
 
@@ -380,7 +384,7 @@ class JobStore:
             due = due.where(c.key == job_id)
         locking = due.order_by(c.due_at, c.key).limit(1).with_for_update(skip_locked=True)
         row = connection.execute(locking).first()
-        return None if row is None else job_of(*row)
+        return None if row is None else parse_job(*row)
 
     def _apply_change(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
@@ -417,7 +421,7 @@ class JobStore:
     ) -> tuple[list[int], Position | None]:
         """Return the messages of the next batch, and the next position, or None at the end."""
         if job.action != UNDO:
-            return visits.visit(connection, self._dialect, job, size)
+            return visits.find_next(connection, self._dialect, job, size)
         after = "" if job.cursor is None else str(job.cursor[0])
         scope = str(job.arguments["scope"])
         # In the order of keys: notes removed meanwhile are before the position.
@@ -449,7 +453,7 @@ class JobStore:
         """Return the notes of the messages `ids`."""
         notes: dict[int, Mapping[str, Any]] = {}
         c = self._table.c
-        for part in chunks([str(message_id) for message_id in ids]):
+        for part in iter_chunks([str(message_id) for message_id in ids]):
             statement = select(c.key, c.info).where(c.scope == scope, c.key.in_(part))
             notes.update((int(row.key), row.info or {}) for row in connection.execute(statement))
         return notes
@@ -460,7 +464,7 @@ class JobStore:
 
 def _get_list_scope(job: Job) -> str:
     """Return the scope of the job's notes about messages."""
-    return replay.scope_of(job) if job.action == REPLAY else LIST + job.id
+    return replay.get_scope(job) if job.action == REPLAY else LIST_SCOPE + job.id
 
 
 def _resolve_ages(filters: Filters, now: datetime) -> Filters:

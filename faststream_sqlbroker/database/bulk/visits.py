@@ -10,18 +10,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, String, cast, func, select, text
 
-from faststream_sqlbroker.core.jobs import OF_ARCHIVE, REPLAY, Job, Position
-from faststream_sqlbroker.core.replays import SCOPE
+from faststream_sqlbroker.core.jobs import ARCHIVE_ACTIONS, REPLAY, Job, Position
+from faststream_sqlbroker.core.replays import REPLAY_SCOPE
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.message_walks import (
-    SCANNED,
-    Part,
-    Walk,
-    archive_walk,
+    MAX_SCANNED,
+    IndexRange,
+    RangeReader,
     build_conditions,
-    shown_columns,
+    get_archive_range,
+    get_readable_columns,
     to_unindexed,
 )
 from faststream_sqlbroker.schema.types import MYSQL
@@ -29,16 +29,18 @@ from faststream_sqlbroker.schema.types import MYSQL
 CLAIMABLE = to_unindexed([text("state IN ('PENDING', 'RETRYABLE')")])
 
 
-def last_row(connection: Connection, dialect: Operations, action: str) -> Position | None:
+def find_last_position(
+    connection: Connection, dialect: DialectOperations, action: str
+) -> Position | None:
     """Return the position of the current last row in the order of the job, or None without rows."""
     table = _get_table(dialect, action)
-    column = table.c.archived_at if action in OF_ARCHIVE else table.c.id
+    column = table.c.archived_at if action in ARCHIVE_ACTIONS else table.c.id
     maximum = connection.execute(select(func.max(column))).scalar_one()
     return None if maximum is None else [maximum]
 
 
 def load_states(
-    connection: Connection, dialect: Operations, ids: Sequence[int]
+    connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 ) -> dict[int, MessageState]:
     """Return the states of the messages, live or archived."""
     states: dict[int, MessageState] = {}
@@ -52,19 +54,23 @@ def load_states(
     return states
 
 
-def visit(
-    connection: Connection, dialect: Operations, job: Job, size: int
+def find_next(
+    connection: Connection, dialect: DialectOperations, job: Job, size: int
 ) -> tuple[list[int], Position | None]:
     """Return the ids of the next `size` messages, and the position of the last.
 
     The position is None if no messages follow, or if the job's limit is reached.
     """
-    rows, after, _ = read(connection, dialect, job, size)
+    rows, after, _ = read_next(connection, dialect, job, size)
     return [row.id for row in rows], after
 
 
-def read(
-    connection: Connection, dialect: Operations, job: Job, size: int, names: Sequence[str] = ()
+def read_next(
+    connection: Connection,
+    dialect: DialectOperations,
+    job: Job,
+    size: int,
+    names: Sequence[str] = (),
 ) -> tuple[Sequence[Any], Position | None, Position | None]:
     """Read the positions and the columns `names` of the next `size` messages, up to the job's
     limit.
@@ -79,7 +85,7 @@ def read(
     size = size if remaining is None else min(size, remaining)
     reader = _create_reader(dialect, job)
     # The order ends with the id.
-    rows, end = reader.read(connection, [*reader.order, *names], size, SCANNED)
+    rows, end = reader.read_rows(connection, [*reader.order, *names], size, MAX_SCANNED)
     # One more row was read, which shows whether the range goes on.
     if len(rows) < size or not rows:
         return rows, end, None
@@ -89,8 +95,12 @@ def read(
     return rows[:size], last if len(rows) > size else end, None
 
 
-def lock(
-    connection: Connection, dialect: Operations, job: Job, ids: Sequence[int], names: Sequence[str]
+def lock_matching(
+    connection: Connection,
+    dialect: DialectOperations,
+    job: Job,
+    ids: Sequence[int],
+    names: Sequence[str],
 ) -> Sequence[Any]:
     """Lock the messages that still match and read the columns `names`, by id.
 
@@ -100,18 +110,22 @@ def lock(
     return connection.execute(statement).all()
 
 
-def matching(
-    connection: Connection, dialect: Operations, job: Job, ids: Sequence[int], names: Sequence[str]
+def list_matching(
+    connection: Connection,
+    dialect: DialectOperations,
+    job: Job,
+    ids: Sequence[int],
+    names: Sequence[str],
 ) -> Sequence[Any]:
     """Return the columns `names` of the messages that still match, by id."""
     return connection.execute(_select_matching(dialect, job, ids, names)).all()
 
 
 def _select_matching(
-    dialect: Operations, job: Job, ids: Sequence[int], names: Sequence[str]
+    dialect: DialectOperations, job: Job, ids: Sequence[int], names: Sequence[str]
 ) -> Select[Any]:
     table = _get_table(dialect, job.action)
-    columns = shown_columns(table, names, dialect.name)
+    columns = get_readable_columns(table, names, dialect.name)
     statement = select(*columns).where(table.c.id.in_(ids), *_build_conditions(dialect, job))
     if dialect.name in MYSQL:
         # Without this hint, MySQL could also lock rows that it only scans.
@@ -119,25 +133,25 @@ def _select_matching(
     return statement.order_by(table.c.id)
 
 
-def _build_conditions(dialect: Operations, job: Job) -> list[Any]:
+def _build_conditions(dialect: DialectOperations, job: Job) -> list[Any]:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     conditions = build_conditions(_get_table(dialect, job.action), job.filters, dialect.name)
-    return conditions if job.action in OF_ARCHIVE else [*conditions, *CLAIMABLE]
+    return conditions if job.action in ARCHIVE_ACTIONS else [*conditions, *CLAIMABLE]
 
 
-def _create_reader(dialect: Operations, job: Job) -> Part:
+def _create_reader(dialect: DialectOperations, job: Job) -> RangeReader:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     index_range = _build_range(dialect, job, job.filters)
-    conditions: list[Any] = [] if job.action in OF_ARCHIVE else [*CLAIMABLE]
+    conditions: list[Any] = [] if job.action in ARCHIVE_ACTIONS else [*CLAIMABLE]
     if job.action == REPLAY:
         conditions.append(_build_not_replayed(dialect, index_range, job))
-    return Part(dialect, index_range, job.cursor, job.filters, conditions)
+    return RangeReader(dialect, index_range, job.cursor, job.filters, conditions)
 
 
-def _build_range(dialect: Operations, job: Job, filters: Filters) -> Walk:
+def _build_range(dialect: DialectOperations, job: Job, filters: Filters) -> IndexRange:
     bound = job.bound or [None]
-    if job.action in OF_ARCHIVE:
-        index_range = replace(archive_walk(dialect, filters), descending=False)
+    if job.action in ARCHIVE_ACTIONS:
+        index_range = replace(get_archive_range(dialect, filters), descending=False)
         # The bound of a limit includes the id: many messages are archived at the same time.
         until = replace(index_range, order=index_range.order[: len(bound)]).build_until(
             bound, dialect
@@ -147,31 +161,31 @@ def _build_range(dialect: Operations, job: Job, filters: Filters) -> Walk:
     up_to = c.id <= bound[0]
     if filters.ids:
         conditions = (c.id.in_(filters.ids), up_to)
-        return Walk("all", dialect.tables.message, None, conditions, (c.id,))
+        return IndexRange("all", dialect.tables.message, None, conditions, (c.id,))
     if filters.queue is not None and filters.key is not None:
         where = (c.queue == filters.queue, c.key == filters.key, up_to)
-        return Walk("key", dialect.tables.message, "key_index", where, (c.id,))
-    return Walk("all", dialect.tables.message, None, (up_to,), (c.id,))
+        return IndexRange("key", dialect.tables.message, "key_index", where, (c.id,))
+    return IndexRange("all", dialect.tables.message, None, (up_to,), (c.id,))
 
 
-def _build_not_replayed(dialect: Operations, index_range: Walk, job: Job) -> Any:
+def _build_not_replayed(dialect: DialectOperations, index_range: IndexRange, job: Job) -> Any:
     """Return the condition that no run of the replay has published the row, here or in Spark."""
     mark = dialect.tables.policy_state.c
     key = cast(index_range.table.c.id, String)
-    scope = SCOPE + job.arguments["name"]
+    scope = REPLAY_SCOPE + job.arguments["name"]
     return ~select(mark.key).where(mark.scope == scope, mark.key == key).exists()
 
 
 def find_replayed(
-    connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]
+    connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> set[int]:
     """Return the messages that a replay of the job's name has published, here or in Spark."""
     mark = dialect.tables.policy_state.c
     keys = select(mark.key).where(
-        mark.scope == SCOPE + job.arguments["name"], mark.key.in_(map(str, ids))
+        mark.scope == REPLAY_SCOPE + job.arguments["name"], mark.key.in_(map(str, ids))
     )
     return {int(key) for key in connection.execute(keys).scalars()}
 
 
-def _get_table(dialect: Operations, action: str) -> Any:
-    return dialect.tables.archive if action in OF_ARCHIVE else dialect.tables.message
+def _get_table(dialect: DialectOperations, action: str) -> Any:
+    return dialect.tables.archive if action in ARCHIVE_ACTIONS else dialect.tables.message

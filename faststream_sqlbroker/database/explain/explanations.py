@@ -14,33 +14,33 @@ from typing import Any
 from sqlalchemy import Column, Connection, and_, select
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.policies.standby import stands_by
+from faststream_sqlbroker.core.policies.standby import has_standby_flags
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policy_waits import (
-    MOST_LOOKED_AT,
+    MAX_SCANNED,
+    MessageWait,
     PoliciedQueue,
-    Wait,
     count_waits,
 )
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
-    ORDERED_WAY,
+    ORDERED_MODE,
     Explanation,
     Reason,
     WaitingMessage,
-    by_way,
-    error_text,
-    moment_text,
+    format_error,
+    format_timestamp,
+    group_by_mode,
 )
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.explain.live import COLUMNS, LiveMessage
 from faststream_sqlbroker.database.explain.policies import (
-    PolicyFacts,
+    PolicyDetails,
     explain_delay,
     explain_policies,
 )
-from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES, READ_ERRORS
+from faststream_sqlbroker.database.parts.claimed_rows import READ_ERRORS, REQUIRED_TIMES
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST
 from faststream_sqlbroker.database.policies.rows import PolicyRows, as_key
@@ -105,7 +105,7 @@ class Explanations:
             for subscriber in subscribers
             if subscriber.lease_expires_at > row.now and row.queue in subscriber.queues
         ]
-        details = PolicyFacts(self._build_rows(connection, row.queue), row.now, alive)
+        details = PolicyDetails(self._build_rows(connection, row.queue), row.now, alive)
         return LiveMessage(details, subscribers, row).list_reasons()
 
     def _explain_ended(self, connection: Connection, message_id: int) -> Explanation:
@@ -128,8 +128,8 @@ class Explanations:
                 "the archive, or removed from it"
             )
             return Explanation(message_id, None, None, (Reason("not_found", description),))
-        description = f"it ended as {row.state} at {moment_text(row.archived_at, row.now)}"
-        description += _format_reason(row) + error_text(row.last_error)
+        description = f"it ended as {row.state} at {format_timestamp(row.archived_at, row.now)}"
+        description += _format_reason(row) + format_error(row.last_error)
         reasons = [Reason("archived", description, message_id=row.related_id)]
         reasons += self._explain_started(connection, row.queue, message_id, row.now)
         return Explanation(message_id, MessageState[row.state], row.queue, tuple(reasons))
@@ -146,12 +146,12 @@ class Explanations:
         if row is None:
             return []
         worker = str((row.info or {}).get("worker"))
-        since = moment_text(row.created_at, now)
+        since = format_timestamp(row.created_at, now)
         if row.lease_expires_at > now:
             description = (
                 f"ACK_FIRST removed it, and {worker} began its handler {since}; its outcome is "
                 "unknown if that process gives no sign of life until "
-                f"{moment_text(row.lease_expires_at, now)}"
+                f"{format_timestamp(row.lease_expires_at, now)}"
             )
             return [Reason("processing", description, until=row.lease_expires_at, worker=worker)]
         description = (
@@ -159,7 +159,7 @@ class Explanations:
         )
         return [Reason("unknown_outcome", description, worker=worker)]
 
-    async def policied_queues(
+    async def list_policied_queues(
         self, queue: str | None, after: str | None, limit: int
     ) -> list[PoliciedQueue]:
         """Count the messages that wait for the policies of up to `limit` queues, by name.
@@ -188,7 +188,7 @@ class Explanations:
             queues: list[PoliciedQueue] = []
             for name in names[:limit]:
                 alive = [subscriber for subscriber in subscribers if name in subscriber.queues]
-                details = PolicyFacts(self._build_rows(connection, name), now, alive)
+                details = PolicyDetails(self._build_rows(connection, name), now, alive)
                 queues.append(_QueueCounter(details).count())
             return queues
 
@@ -198,14 +198,14 @@ class Explanations:
 class _QueueCounter:
     """Counts the waiting messages of a queue in the snapshot."""
 
-    def __init__(self, details: PolicyFacts) -> None:
+    def __init__(self, details: PolicyDetails) -> None:
         self._details = details
         self._connection = details.connection
         self._dialect = details.dialect
 
     def count(self) -> PoliciedQueue:
         """Count the waiting messages."""
-        pairs = self._dialect.ready_pairs(self._connection, [self._details.queue])
+        pairs = self._dialect.find_ready_pairs(self._connection, [self._details.queue])
         priorities = [pair.priority for pair in pairs]
         due, due_capped = self._load_messages("due", priorities)
         delayed, delayed_capped = self._load_messages("later", priorities)
@@ -219,7 +219,7 @@ class _QueueCounter:
         return PoliciedQueue(
             queue=self._details.queue,
             at=self._details.now,
-            ways=tuple(sorted(by_way(self._details.queue, self._details.subscribers))),
+            ways=tuple(sorted(group_by_mode(self._details.queue, self._details.subscribers))),
             subscribers=len(self._details.subscribers),
             due=len(due),
             due_capped=due_capped,
@@ -232,7 +232,7 @@ class _QueueCounter:
         """Return the first messages in the order of claims, and True if there are more."""
         rows: list[Any] = []
         for priority in priorities:
-            size = MOST_LOOKED_AT + 1 - len(rows)
+            size = MAX_SCANNED + 1 - len(rows)
             if size < 1:
                 break
             binds = {
@@ -247,8 +247,8 @@ class _QueueCounter:
             rows += [
                 row for row in self._connection.execute(statement, binds) if not _is_standby(row)
             ]
-        messages = [self._to_message(row) for row in rows[:MOST_LOOKED_AT] if _is_readable(row)]
-        return messages, len(rows) > MOST_LOOKED_AT
+        messages = [self._to_message(row) for row in rows[:MAX_SCANNED] if _is_readable(row)]
+        return messages, len(rows) > MAX_SCANNED
 
     def _to_message(self, row: Any) -> WaitingMessage:
         return WaitingMessage(
@@ -264,18 +264,18 @@ class _QueueCounter:
             now=self._details.now,
         )
 
-    def _iter_due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[Wait]:
+    def _iter_due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[MessageWait]:
         blocked = self._find_blocked(due) if self._details.is_ordered else set()
         for message in due:
             if message.expired:
                 continue  # the next claim discards it, whatever the policies say
             if message.id in blocked:
-                yield Reason("behind_earlier_message", "", policy=ORDERED_WAY), message
+                yield Reason("behind_earlier_message", "", policy=ORDERED_MODE), message
                 continue
             for reason in explain_policies(self._details, message)[:1]:
                 yield reason, message
 
-    def _iter_delayed_reasons(self, delayed: Sequence[WaitingMessage]) -> Iterator[Wait]:
+    def _iter_delayed_reasons(self, delayed: Sequence[WaitingMessage]) -> Iterator[MessageWait]:
         """Yield the reasons of messages that a policy has put off; other messages are delayed
         anyway.
         """
@@ -315,7 +315,7 @@ def _is_readable(row: Sequence[Any]) -> bool:
 
 
 def _is_standby(row: Sequence[Any]) -> bool:
-    return _is_readable(row) and stands_by(row[2], row[5])
+    return _is_readable(row) and has_standby_flags(row[2], row[5])
 
 
 def _read_row(
@@ -333,11 +333,11 @@ def _read_row(
     except READ_ERRORS:
         values, invalid = _read_columns(connection, columns, condition)
     # MySQL's drivers read a zero date as None.
-    invalid += [name for name in NEEDED_TIMES if values[name] is None and name not in invalid]
+    invalid += [name for name in REQUIRED_TIMES if values[name] is None and name not in invalid]
     times = {column.name for column in columns if isinstance(column.type, UtcTimestamp)}
     if not times.issuperset(invalid) or not _has_counts(values):
         return None, invalid
-    values |= {name: values["now"] for name in NEEDED_TIMES if name in invalid}
+    values |= {name: values["now"] for name in REQUIRED_TIMES if name in invalid}
     return SimpleNamespace(**values), invalid
 
 

@@ -10,26 +10,26 @@ from sqlalchemy import Select, and_, func, literal_column, or_, select, text
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
-    MIXED,
-    ORDERED_WAY,
+    MIXED_HINT,
+    ORDERED_MODE,
     LiveSubscriber,
     Reason,
     WaitingMessage,
-    by_way,
-    error_text,
-    moment_text,
-    ways_text,
+    format_error,
+    format_modes,
+    format_timestamp,
+    group_by_mode,
 )
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.database.explain.policies import (
-    PolicyFacts,
+    PolicyDetails,
     explain_delay,
     explain_policies,
     explain_standby,
 )
 from faststream_sqlbroker.database.parts import cancels
 from faststream_sqlbroker.database.parts.live_subscribers import read_pause, select_pauses
-from faststream_sqlbroker.database.parts.row_locks import locked_by_others
+from faststream_sqlbroker.database.parts.row_locks import find_locked
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
 COLUMNS = (
@@ -64,7 +64,7 @@ class LiveMessage:
     """A message of the message table, with the reasons for the wait."""
 
     def __init__(
-        self, details: PolicyFacts, subscribers: Sequence[LiveSubscriber], row: Any
+        self, details: PolicyDetails, subscribers: Sequence[LiveSubscriber], row: Any
     ) -> None:
         """Explain `row`: `COLUMNS` of the message, and the database's time as `now`.
 
@@ -114,7 +114,7 @@ class LiveMessage:
         )
 
     def _format_time(self, timestamp: datetime) -> str:
-        return moment_text(timestamp, self._row.now)
+        return format_timestamp(timestamp, self._row.now)
 
     def _find_worker(self, token: UUID | None) -> str | None:
         return next(
@@ -126,7 +126,7 @@ class LiveMessage:
         if row.lease_token is None:
             return []
         table = self._dialect.tables.policy_state
-        requests = cancels.of_leases(self._connection, table, [(row.id, row.lease_token)])
+        requests = cancels.find_requests(self._connection, table, [(row.id, row.lease_token)])
         if not requests:
             return []
         description = (
@@ -176,7 +176,7 @@ class LiveMessage:
         row = self._row
         if row.lease_expires_at is None:
             return None
-        locked = locked_by_others(self._connection, self._dialect, [row.id])
+        locked = find_locked(self._connection, self._dialect, [row.id])
         name = worker or "a subscriber that is not listed"
         expiry = f"its lease ran out {self._format_time(row.lease_expires_at)}"
         if locked:
@@ -245,10 +245,10 @@ class LiveMessage:
 
     def _explain_mixed(self) -> list[Reason]:
         """Return a reason if subscribers of the queue differ, so that promises may not hold."""
-        modes = by_way(self._row.queue, self._live_subscribers)
+        modes = group_by_mode(self._row.queue, self._live_subscribers)
         if len(modes) < 2:  # noqa: PLR2004 - one is none to differ from
             return []
-        description = f"subscribers of the queue differ: {ways_text(modes)}; {MIXED}"
+        description = f"subscribers of the queue differ: {format_modes(modes)}; {MIXED_HINT}"
         return [Reason("mixed_subscribers", description)]
 
     def _explain_due_time(self) -> list[Reason]:
@@ -269,7 +269,7 @@ class LiveMessage:
             f"the next attempt is due at {self._format_time(due_at)}, after {row.attempts_count}"
         )
         description += " attempt" if row.attempts_count == 1 else " attempts"
-        description += error_text(row.last_error)
+        description += format_error(row.last_error)
         return [Reason("retrying", description, until=due_at)]
 
     def _explain_no_subscriber(self) -> list[Reason]:
@@ -343,7 +343,8 @@ class LiveMessage:
         else:
             description = "it is due"
         description = (
-            f"message {other.id} of the same key comes first, as {ORDERED_WAY} wants: {description}"
+            f"message {other.id} of the same key comes first, as {ORDERED_MODE} wants: "
+            f"{description}"
         )
         return Reason(
             "behind_earlier_message",
@@ -351,7 +352,7 @@ class LiveMessage:
             until=until,
             message_id=other.id,
             worker=worker,
-            policy=ORDERED_WAY,
+            policy=ORDERED_MODE,
         )
 
     def _explain_capacity(self) -> Reason:
@@ -389,7 +390,7 @@ class LiveMessage:
         )
         higher = [
             pair.priority
-            for pair in self._dialect.ready_pairs(self._connection, [row.queue])
+            for pair in self._dialect.find_ready_pairs(self._connection, [row.queue])
             if pair.priority > row.priority and pair.due_in <= 0
         ]
         count = 0
@@ -417,7 +418,9 @@ class LiveMessage:
 
     def _use_index(self, statement: Select[Any], index: str) -> Select[Any]:
         """Force this index on databases that allow that."""
-        return self._dialect.use_index(statement, self._table, f"{index}_index", on_sqlite=True)
+        return self._dialect.add_index_hint(
+            statement, self._table, f"{index}_index", on_sqlite=True
+        )
 
 
 def _format_count(count: int) -> str:

@@ -22,17 +22,22 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
-from faststream_sqlbroker.core.policies.debounce import Bursts, waiting_in
-from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_DELAY, PUT_OFF
+from faststream_sqlbroker.core.policies.debounce import Bursts, list_waiting
+from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_DELAY, POSTPONED
 from faststream_sqlbroker.core.policies.keep_last import Latest
-from faststream_sqlbroker.core.policies.options import MICROSECONDS, seconds
-from faststream_sqlbroker.core.policies.standby import STANDBY, chosen_for, stands_by
-from faststream_sqlbroker.core.policies.throttle import KnownSlots, known_slots
-from faststream_sqlbroker.core.status import LiveSubscriber, Reason, WaitingMessage, moment_text
+from faststream_sqlbroker.core.policies.options import MICROSECONDS, format_seconds
+from faststream_sqlbroker.core.policies.standby import STANDBY, find_target, has_standby_flags
+from faststream_sqlbroker.core.policies.throttle import SlotForecast, read_forecast
+from faststream_sqlbroker.core.status import (
+    LiveSubscriber,
+    Reason,
+    WaitingMessage,
+    format_timestamp,
+)
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts.policy_state import ONCE
-from faststream_sqlbroker.database.policies.intake import burst_scope, get_slot_scope
+from faststream_sqlbroker.database.policies.intake import get_burst_scope, get_slot_scope
 from faststream_sqlbroker.database.policies.other_processes import SHARED_LEASES
 from faststream_sqlbroker.database.policies.rows import PolicyRows, QueuedMessage
 from faststream_sqlbroker.database.policies.slot_use import SHARED_SLOTS
@@ -48,7 +53,7 @@ Lease = Row[tuple[int, str | None, UUID]]
 """The id, key and token of a leased message."""
 
 
-class PolicyFacts:
+class PolicyDetails:
     """The state of the policies of `queue` at the database's time `now`."""
 
     def __init__(
@@ -61,7 +66,7 @@ class PolicyFacts:
         self._shared: dict[str, int] = {}
         self._expected: set[str] = set()
         self._bursts: dict[str, Bursts] = {}
-        self._slots: dict[str, KnownSlots | None] = {}
+        self._slots: dict[str, SlotForecast | None] = {}
         self._queued: dict[int, QueuedMessage] = {}
         self._leases: dict[str, list[Lease]] = {}
         self._claimed: dict[str, Any] = {}
@@ -108,7 +113,7 @@ class PolicyFacts:
     # -- state of the queue --------------------------------------------------------------------
 
     @cached_property
-    def next_slots(self) -> list[tuple[Throttle, KnownSlots]]:
+    def next_slots(self) -> list[tuple[Throttle, SlotForecast]]:
         """The throttles whose slots are all taken, and the next slot of each."""
         throttles = []
         now = to_microseconds(self.now)
@@ -116,12 +121,12 @@ class PolicyFacts:
             shared = policy.scope
             scope = get_slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
             key = shared or ""
-            slots = known_slots(self._rows.load_states(scope, [key]).get(key))
+            slots = read_forecast(self._rows.load_states(scope, [key]).get(key))
             if slots is not None and slots.next > now:
                 throttles.append((policy, slots))
         return sorted(throttles, key=lambda throttle: -throttle[1].next)
 
-    def load_key_slots(self, key: str | None) -> list[tuple[Throttle, KnownSlots]]:
+    def load_key_slots(self, key: str | None) -> list[tuple[Throttle, SlotForecast]]:
         """Return the throttles by key of which this key has no slot, and the next slot."""
         by_key = [item for item in self.list_policies(Throttle) if item.key]
         if key is None or not by_key:
@@ -130,7 +135,7 @@ class PolicyFacts:
             scope = get_slot_scope(self.queue)
             keys = {*self._expected, key}
             states = self._rows.load_states(scope, keys)
-            self._slots |= {item: known_slots(states.get(item)) for item in keys}
+            self._slots |= {item: read_forecast(states.get(item)) for item in keys}
         slots = self._slots[key]
         if slots is None or slots.next <= to_microseconds(self.now):
             return []
@@ -178,29 +183,29 @@ class PolicyFacts:
         """Return the bursts of `key`, and their messages that are in the queue."""
         if key not in self._bursts:
             missing = (self._expected | {key}) - self._bursts.keys()
-            states = self._rows.load_states(burst_scope(self.queue), missing)
+            states = self._rows.load_states(get_burst_scope(self.queue), missing)
             loaded = {missing_key: Bursts.load(states.get(missing_key)) for missing_key in missing}
-            ids = {message for bursts in loaded.values() for message in bursts.known()}
+            ids = {message for bursts in loaded.values() for message in bursts.list_messages()}
             self._queued |= self._rows.load_messages(ids)
             self._bursts |= loaded
         bursts = self._bursts[key]
         return bursts, {
             message_id: self._queued[message_id]
-            for message_id in bursts.known()
+            for message_id in bursts.list_messages()
             if message_id in self._queued
         }
 
     def load_standby(self, key: str) -> tuple[list[int], dict[int, QueuedMessage]]:
         """Return the messages of `key` with standby messages, and the queued messages by id."""
-        state = self._rows.load_states(burst_scope(self.queue), [key]).get(key)
-        waiting = waiting_in(state or {})
+        state = self._rows.load_states(get_burst_scope(self.queue), [key]).get(key)
+        waiting = list_waiting(state or {})
         return waiting, self._rows.load_messages(waiting)
 
     def load_latest(self, key: str) -> tuple[Latest, dict[int, QueuedMessage]]:
         """Return the KeepLast state of `key`, and the messages that are in the queue."""
-        state = self._rows.load_states(burst_scope(self.queue), [key]).get(key)
+        state = self._rows.load_states(get_burst_scope(self.queue), [key]).get(key)
         latest = Latest.load(state)
-        return latest, self._rows.load_messages(latest.known())
+        return latest, self._rows.load_messages(latest.list_messages())
 
     def load_leases(self, key: str) -> list[Lease]:
         """Return the leased messages of `key`, by id."""
@@ -241,11 +246,11 @@ class PolicyFacts:
         columns = table.c.id, self._key_column.label("key"), table.c.lease_token.label("token")
         statement = select(*columns)
         # A key may have many messages, but few are leased.
-        statement = self.dialect.use_index(statement, table, "leased_index", on_sqlite=True)
+        statement = self.dialect.add_index_hint(statement, table, "leased_index", on_sqlite=True)
         return statement.where(table.c.queue == self.queue, _LEASED).order_by(table.c.id)
 
 
-def explain_delay(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_delay(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain a wait for the delay. Later policies, and retries, set due times of their own."""
     delays = details.list_policies(Delay)
     if (
@@ -255,11 +260,11 @@ def explain_delay(details: PolicyFacts, message: WaitingMessage) -> list[Reason]
     ):
         return []
     until = message.next_attempt_at
-    description = f"it is not due before {moment_text(until, message.now)}, by {delays[0]}"
+    description = f"it is not due before {format_timestamp(until, message.now)}, by {delays[0]}"
     return [Reason("delayed", description, until=until, policy=str(delays[0]))]
 
 
-def explain_standby(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_standby(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that another message of the key is to be delivered in place of this message."""
     if not is_standby(message):
         return []
@@ -269,50 +274,52 @@ def explain_standby(details: PolicyFacts, message: WaitingMessage) -> list[Reaso
         *details.list_policies(Debounce),
         *details.list_policies(KeepLast),
     ]
-    owner = chosen_for(bursts, message.id, leading=any(policy.leading for policy in policies))
+    owner = find_target(bursts, message.id, leading=any(policy.leading for policy in policies))
     policy = str(policies[0]) if policies else None
     if owner is None or owner not in queued:
         description = (
             "another message of its key was to be delivered in its place; it is looked at again "
-            f"at {moment_text(next_check, message.now)}"
+            f"at {format_timestamp(next_check, message.now)}"
         )
         return [Reason("in_burst", description, message_id=owner, until=next_check, policy=policy)]
     until = from_microseconds(queued[owner].due)
     description = (
         f"message {owner} of its key is delivered in its place, which is due at "
-        f"{moment_text(until, message.now)}; if that one cannot be, this one goes"
+        f"{format_timestamp(until, message.now)}; if that one cannot be, this one goes"
     )
     return [Reason("in_burst", description, message_id=owner, until=until, policy=policy)]
 
 
 def is_standby(message: WaitingMessage) -> bool:
     """Return True if the message stands by; then only `explain_standby` explains the wait."""
-    return stands_by(to_microseconds(message.next_attempt_at), message.policy_marks)
+    return has_standby_flags(to_microseconds(message.next_attempt_at), message.policy_marks)
 
 
-def window(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_window(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that every live subscriber is outside of the window."""
     if details.closed_window is None:
         return []
     closed, opens = details.closed_window
     until = from_microseconds(opens)
-    description = f"it is outside of {closed}, which opens at {moment_text(until, message.now)}"
+    description = (
+        f"it is outside of {closed}, which opens at {format_timestamp(until, message.now)}"
+    )
     return [Reason("outside_window", description, until=until, policy=str(closed))]
 
 
-def explain_burst(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_burst(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that the burst goes on, or that another message of the key comes first."""
     debounces = details.list_policies(Debounce)
     if message.key is None or not message.policy_marks & BURST or not debounces:
         return []
     bursts, queued = details.load_bursts(message.key)
-    turn = bursts.next(set(queued))
+    turn = bursts.find_next(set(queued))
     if turn is not None and turn != message.id:
         return [_build_key_held(details, message.key, turn, queued[turn], debounces[0])]
     if message.id == bursts.newest and message.next_attempt_at > message.now:
         description = (
             "it is the newest message of a burst of its key, which ends at "
-            f"{moment_text(message.next_attempt_at, message.now)} if no other comes"
+            f"{format_timestamp(message.next_attempt_at, message.now)} if no other comes"
         )
         return [
             Reason("in_burst", description, until=message.next_attempt_at, policy=str(debounces[0]))
@@ -320,7 +327,7 @@ def explain_burst(details: PolicyFacts, message: WaitingMessage) -> list[Reason]
     return []
 
 
-def explain_latest(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_latest(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that another message of the key runs, or that the window goes on."""
     policies = details.list_policies(KeepLast)
     if message.key is None or not message.policy_marks & BURST or not policies:
@@ -339,7 +346,7 @@ def explain_latest(details: PolicyFacts, message: WaitingMessage) -> list[Reason
     if message.id == latest.newest and message.next_attempt_at > message.now:
         description = (
             "it is the newest message of its key, which may have the next at "
-            f"{moment_text(message.next_attempt_at, message.now)}"
+            f"{format_timestamp(message.next_attempt_at, message.now)}"
         )
         return [
             Reason("in_burst", description, until=message.next_attempt_at, policy=str(policies[0]))
@@ -348,7 +355,7 @@ def explain_latest(details: PolicyFacts, message: WaitingMessage) -> list[Reason
 
 
 def _build_key_held(
-    details: PolicyFacts, key: str, other: int, queued: QueuedMessage, policy: Policy
+    details: PolicyDetails, key: str, other: int, queued: QueuedMessage, policy: Policy
 ) -> Reason:
     """Build the reason that the message waits until the message `other` of the key has settled."""
     token = next((lease.token for lease in details.load_leases(key) if lease.id == other), None)
@@ -360,22 +367,26 @@ def _build_key_held(
     return Reason("key_held", description, message_id=other, worker=name, policy=str(policy))
 
 
-def explain_throttle(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_throttle(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that there is no slot yet; the throttle with the latest slot comes first."""
     throttles = details.list_policies(Throttle)
     if not throttles:
         return []
-    if message.policy_marks & PUT_OFF and message.next_attempt_at > message.now:
+    if message.policy_marks & POSTPONED and message.next_attempt_at > message.now:
         refusing = next(
             (policy for policy in throttles if policy.when_exceeded != "wait"), throttles[0]
         )
         until = message.next_attempt_at
-        description = f"it asks for a slot of {refusing} again at {moment_text(until, message.now)}"
+        description = (
+            f"it asks for a slot of {refusing} again at {format_timestamp(until, message.now)}"
+        )
         return [Reason("throttled", description, until=until, policy=str(refusing))]
     reasons = []
     for throttle, slots in [*details.next_slots, *details.load_key_slots(message.key)]:
         until = from_microseconds(slots.next)
-        description = f"every slot of {throttle} is taken until {moment_text(until, message.now)}"
+        description = (
+            f"every slot of {throttle} is taken until {format_timestamp(until, message.now)}"
+        )
         description += _format_rate_loss(throttle, slots.lag)
         reasons.append(Reason("throttled", description, until=until, policy=str(throttle)))
     return reasons
@@ -388,11 +399,11 @@ def _format_rate_loss(throttle: Throttle, lag: int) -> str:
     remaining_rate = throttle.rate * throttle.per / (throttle.per + lag)
     return (
         f"; starts come up to {lag / MICROSECONDS:.2f} s after their slots, which leaves "
-        f"{remaining_rate:.3g} of {throttle.rate} in {seconds(throttle.per)}"
+        f"{remaining_rate:.3g} of {throttle.rate} in {format_seconds(throttle.per)}"
     )
 
 
-def explain_concurrency(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_concurrency(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that the maximum number of messages is leased."""
     reasons = []
     for policy in details.list_policies(Concurrency):
@@ -424,7 +435,7 @@ def explain_concurrency(details: PolicyFacts, message: WaitingMessage) -> list[R
     return reasons
 
 
-def explain_once(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_once(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that the key has been claimed already."""
     policies = details.list_policies(Once)
     state = None if message.key is None or not policies else details.load_claim(message.key)
@@ -435,7 +446,7 @@ def explain_once(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     if ends <= message.now and not started_here:
         return []
     other = state.info["message"]
-    until = moment_text(ends, message.now)
+    until = format_timestamp(ends, message.now)
     if other == message.id:
         description = (
             "its handler was started before, and it is not known how far it got: "
@@ -449,11 +460,11 @@ def explain_once(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     return [Reason("duplicate", description, message_id=other, policy=str(policies[0]))]
 
 
-Explainer = Callable[[PolicyFacts, WaitingMessage], list[Reason]]
+Explainer = Callable[[PolicyDetails, WaitingMessage], list[Reason]]
 """Gets the policy details of the message's queue, and the message; only reads."""
 
 EXPLAINERS: list[Explainer] = [
-    window,
+    explain_window,
     explain_burst,
     explain_latest,
     explain_throttle,
@@ -463,7 +474,7 @@ EXPLAINERS: list[Explainer] = [
 """In the order in which their reasons are listed."""
 
 
-def explain_policies(details: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+def explain_policies(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Return the reasons by which policies delay `message`; empty for a standby message."""
     if is_standby(message):
         return []

@@ -20,12 +20,12 @@ from sqlalchemy import (
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.policy_state import (
     ACK_FIRST,
     ONCE,
+    get_process_name,
     match_key,
-    process_name,
 )
 from faststream_sqlbroker.schema.types import clock, later
 
@@ -50,7 +50,7 @@ class AckFirstStarts:
         self._database = database
         self._dialect = database.dialect
         self._table = database.tables.policy_state
-        self._worker = process_name()
+        self._worker = get_process_name()
 
     async def remove_first(
         self,
@@ -63,7 +63,7 @@ class AckFirstStarts:
 
         If `holder` neither ends nor renews a start for `lease` seconds, `list_unknown` returns it.
         """
-        remove = self._dialect.remove_first
+        remove = self._dialect.settle_ack_first
         worker = self._worker
         return await self._database.run(
             lambda c: remove(c, settlements, rows, holder, lease, worker),
@@ -95,7 +95,7 @@ class AckFirstStarts:
 
         await self._database.run(remove, Activity.CONSUME, Activity.STATE)
 
-    async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
+    async def list_unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
         """Return up to `limit` starts that their holder stopped renewing, or that came back.
 
         The oldest come first. Without `queue`, starts of all queues.
@@ -127,7 +127,7 @@ class AckFirstStarts:
             count = len(rows)
             if count:
                 options = {"message_ids": list(ids[:MAX_AUDIT_IDS])}
-                note_action(connection, self._dialect, "forget_unknown", by, options, done=count)
+                record_action(connection, self._dialect, "forget_unknown", by, options, done=count)
             return count
 
         return await self._database.run(forget, Activity.OPERATE)

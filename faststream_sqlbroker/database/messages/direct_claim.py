@@ -15,12 +15,16 @@ from sqlalchemy import Connection, select, update
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, Settlement, SettleResult
-from faststream_sqlbroker.core.settle import needed_to_write
+from faststream_sqlbroker.core.settle import get_required_activities
 from faststream_sqlbroker.core.text import load_text
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.cancels import end_expired, of_leases, requests
+from faststream_sqlbroker.database.parts.cancels import (
+    discard_expired,
+    find_requests,
+    list_requests,
+)
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS, load_payload
-from faststream_sqlbroker.database.parts.message_walks import shown_columns
+from faststream_sqlbroker.database.parts.message_walks import get_readable_columns
 from faststream_sqlbroker.database.parts.policy_state import read_database_id
 from faststream_sqlbroker.schema.types import clock
 
@@ -46,13 +50,13 @@ class DirectClaim:
     """Messages settled because they must not be claimed."""
     written: list[Settlement] = field(default_factory=list)
     """Settlements of refused messages and of removed rows."""
-    again: float | None = None
+    retry_in: float | None = None
     """Without rows: seconds until the next message is due; 0 to retry at once; None if not known.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class Replacement:
     """A new body, and with another content type new headers."""
 
     payload: bytes
@@ -79,7 +83,7 @@ class DirectClaims:
         self._dialect = database.dialect
         self._state = database.tables.policy_state
 
-    async def take(
+    async def claim(
         self,
         queues: Sequence[str],
         lease: float,
@@ -121,8 +125,8 @@ class DirectClaims:
 
         await self._database.run(
             claim,
-            doing=lambda: needed_to_write(result.written) | {Activity.TAKE},
-            planned_anew=True,
+            activity_source=lambda: get_required_activities(result.written) | {Activity.TAKE},
+            replan=True,
         )
         if reads_id:
             ids.database_id = database_id or ids.database_id
@@ -139,30 +143,34 @@ class DirectClaims:
         result: DirectClaim,
     ) -> None:
         """Lease and judge until a message is accepted; call `release_expired` if nothing is due."""
-        pairs = self._dialect.ready_pairs(connection, queues, only_open=True)
+        pairs = self._dialect.find_ready_pairs(connection, queues, only_open=True)
         while len(result.refused) < MAX_REFUSED:
             rows = lease_due(pairs)
             if not rows and release_expired is not None and release_expired():
-                pairs = self._dialect.ready_pairs(connection, queues, only_open=True)
+                pairs = self._dialect.find_ready_pairs(connection, queues, only_open=True)
                 rows = lease_due(pairs)
             if not rows:
-                result.again = min((pair.due_in for pair in pairs if pair.due_in > 0), default=None)
+                result.retry_in = min(
+                    (pair.due_in for pair in pairs if pair.due_in > 0), default=None
+                )
                 return
             self._apply_judge(connection, rows, judge, result)
             # Fewer messages than requested are enough: another claim would cost more than the next
             # request.
             if result.rows:
                 return
-        result.again = 0.0
+        result.retry_in = 0.0
 
     def _release_expired(
         self, connection: Connection, queues: Sequence[str], *, archive: bool
     ) -> int:
         """End the expired leases of `queues`; return their number."""
-        cancel_requests = requests(connection, self._state)
+        cancel_requests = list_requests(connection, self._state)
         # Leases that end after this time are left: they may have a new request.
         before = self._dialect.now(connection) if cancel_requests else None
-        discarded = end_expired(connection, self._dialect, queues, cancel_requests, archive=archive)
+        discarded = discard_expired(
+            connection, self._dialect, queues, cancel_requests, archive=archive
+        )
         return discarded + self._dialect.release_stuck(connection, queues, MAX_RELEASED, before)
 
     def _lease_due(
@@ -174,7 +182,7 @@ class DirectClaims:
         pairs: Sequence[ReadyPair],
     ) -> Sequence[ClaimedMessage]:
         due = [pair for pair in pairs if pair.due_in <= 0]
-        return self._dialect.claiming(due, limit, lease, token)(connection) if due else []
+        return self._dialect.build_claim(due, limit, lease, token)(connection) if due else []
 
     def _apply_judge(
         self,
@@ -194,23 +202,25 @@ class DirectClaims:
             result.written += settlements
             self._dialect.settle(connection, settlements)
 
-    async def settle(self, settlement: Settlement, replacement: Replaced | None) -> SettleResult:
+    async def settle(self, settlement: Settlement, replacement: Replacement | None) -> SettleResult:
         """Write `settlement`, and a new body if given, if the lease is still held."""
         run = partial(
-            self._database.run, doing=partial(needed_to_write, [settlement]), planned_anew=True
+            self._database.run,
+            activity_source=partial(get_required_activities, [settlement]),
+            replan=True,
         )
         if replacement is None:
-            return await run(self._dialect.settling_one(settlement))
+            return await run(self._dialect.build_settle_one(settlement))
         return await run(lambda c: self._settle_replacement(c, settlement, replacement))
 
     def _settle_replacement(
-        self, connection: Connection, settlement: Settlement, replacement: Replaced
+        self, connection: Connection, settlement: Settlement, replacement: Replacement
     ) -> SettleResult:
         """Write the row's new body and `settlement`, if the lease is still held.
 
         The body is written first, so an archived row has the new one.
         """
-        self._dialect.size_limit(connection).check_parts(replacement.payload)
+        self._dialect.get_size_limit(connection).check_parts(replacement.payload)
         table = self._dialect.tables.message
         leased = update(table).where(
             table.c.id == settlement.id, table.c.lease_token == settlement.lease_token
@@ -219,7 +229,7 @@ class DirectClaims:
         if replacement.headers is not None:
             values["headers"] = replacement.headers or None
         if not connection.execute(leased.values(values)).rowcount:
-            return SettleResult(lost={settlement.id})
+            return SettleResult(lost_ids={settlement.id})
         return self._dialect.settle(connection, [settlement])
 
     async def settle_held(
@@ -228,7 +238,7 @@ class DirectClaims:
         message_id: int,
         token: UUID,
         decide: Callable[[ClaimedMessage, float], Settlement],
-        replace: Callable[[ClaimedMessage], Replaced] | None = None,
+        replace: Callable[[ClaimedMessage], Replacement] | None = None,
     ) -> Settlement | None:
         """Write the settlement by `decide` of a message leased with `token`.
 
@@ -245,9 +255,9 @@ class DirectClaims:
                 return None
             age = (self._dialect.now(connection) - row.acquired_at).total_seconds()
             settlement = decide(row, max(0.0, age))
-            if not settlement.leaves:
+            if not settlement.is_final:
                 # A message that an operator has cancelled never returns to its queue.
-                cancel_requests = of_leases(connection, self._state, [(message_id, token)])
+                cancel_requests = find_requests(connection, self._state, [(message_id, token)])
                 if message_id in cancel_requests:
                     row.cancelled = cancel_requests[message_id].text
                     settlement = decide(row, max(0.0, age))
@@ -256,13 +266,13 @@ class DirectClaims:
                 result = self._dialect.settle(connection, [settlement])
             else:
                 result = self._settle_replacement(connection, settlement, replace(row))
-            return settlement if result.settled else None
+            return settlement if result.settled_ids else None
 
         doing = {Activity.TAKE, Activity.ARCHIVE}
         return await self._database.run(
             lock_and_settle,
-            doing=lambda: frozenset(needed_to_write(written) | doing),
-            planned_anew=True,
+            activity_source=lambda: frozenset(get_required_activities(written) | doing),
+            replan=True,
         )
 
     def _lock(
@@ -273,7 +283,7 @@ class DirectClaims:
         """
         table = self._dialect.tables.message
         c = table.c
-        columns = shown_columns(table, CLAIMED_COLUMNS, self._dialect.name)
+        columns = get_readable_columns(table, CLAIMED_COLUMNS, self._dialect.name)
         leased = (c.id == message_id, c.queue == queue, c.lease_token == token)
         row = connection.execute(select(*columns).where(*leased).with_for_update()).first()
         return None if row is None else _to_claimed(row, token)
@@ -300,7 +310,7 @@ class DirectClaims:
             end: datetime = connection.execute(statement).scalar_one()
             return end
 
-        return await self._database.run(extend, Activity.TAKE, planned_anew=True)
+        return await self._database.run(extend, Activity.TAKE, replan=True)
 
 
 def _to_claimed(row: Any, token: UUID) -> ClaimedMessage:

@@ -14,12 +14,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
-from faststream_sqlbroker.core.settle import needed_to_write
+from faststream_sqlbroker.core.settle import get_required_activities
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.guarded_connection import INSIDE, LastUse, refusing_outside
-from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock
+from faststream_sqlbroker.database.guarded_connection import (
+    INSIDE,
+    ConnectionActivity,
+    with_transaction_guard,
+)
+from faststream_sqlbroker.database.parts.handler_locks import TRANSACTION_ENDED, HandlerLock
 from faststream_sqlbroker.exceptions import (
     AccessError,
     NotSupportedError,
@@ -32,7 +36,9 @@ from faststream_sqlbroker.exceptions import (
 )
 
 Ids = list[int | None]
-current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
+current_transaction: ContextVar["HandlerTransaction | None"] = ContextVar(
+    "sqlbroker_transaction", default=None
+)
 """The transaction of the running handler; tasks that it starts inherit it."""
 _REMEDY = "leave transactional out, or publish a message to another subscriber that does it"
 _PUBLISHED_LATE = (
@@ -41,14 +47,14 @@ _PUBLISHED_LATE = (
 )
 
 
-def transaction_to_join(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
+def get_joinable_transaction(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
     """Return the transaction of the calling handler that a publish to `engine` belongs to.
 
     Tasks started by the handler belong to it, too; the transaction may have ended. The transaction
     of another engine is not joined, as equal URLs may lead to different databases. On SQLite it is,
     as the publish would wait for it.
     """
-    handler = current.get()
+    handler = current_transaction.get()
     if handler is None:
         return None
     handler_engine = handler.connection.engine
@@ -58,9 +64,9 @@ def transaction_to_join(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransa
     return handler if is_same_database else None
 
 
-def only_writer(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
+def get_only_writer(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
     """Return the transaction of the calling handler if all other writers are kept out."""
-    handler = transaction_to_join(dialect, engine) if dialect.one_writer else None
+    handler = get_joinable_transaction(dialect, engine) if dialect.one_writer else None
     return None if handler is None or not handler.is_active else handler
 
 
@@ -72,7 +78,7 @@ def refuse_in_handler(
     Raises:
         NotSupportedError: the caller is a handler with transactional=True on SQLite.
     """
-    if only_writer(dialect, engine) is not None:
+    if get_only_writer(dialect, engine) is not None:
         raise NotSupportedError(
             f"{name} cannot be used in a handler with transactional=True on SQLite: it writes in a "
             "transaction of its own, and that of the handler keeps every other writer out; "
@@ -94,7 +100,7 @@ class HandlerTransaction:
         self._timeout = database.timeout
         self._errors = database.errors
         self._session: AsyncSession | None = None
-        self._activity = LastUse()
+        self._activity = ConnectionActivity()
         self._idle_limit = float("inf")
         """Seconds without a statement after which the server ends the session."""
         self._silence = 0.0
@@ -134,9 +140,9 @@ class HandlerTransaction:
         """True if the handler has left the transaction open."""
         return self._root.is_active and self.connection.get_transaction() is self._root
 
-    def note(self, error: BaseException) -> None:
+    def handle_error(self, error: BaseException) -> None:
         """Evict connections if `error`, of handler or `commit`, came from a stale connection."""
-        self._checkouts.note(error)
+        self._checkouts.evict_if_read_only(error)
 
     async def lock(self, leases: Leases, lease: float) -> set[int]:
         """Lock the rows whose lease is still held; return their ids.
@@ -154,11 +160,11 @@ class HandlerTransaction:
             connection.execution_options(**{INSIDE: self._activity})
             return handler_lock
 
-        self._activity = LastUse()
+        self._activity = ConnectionActivity()
         self._idle_limit = lease
-        async with self._errors.classed(), asyncio.timeout(self._timeout):
+        async with self._errors.convert_errors(), asyncio.timeout(self._timeout):
             self.locked = await self.connection.run_sync(lock)
-        return self.locked.held
+        return self.locked.locked_ids
 
     async def publish(self, insert: Callable[[AsyncConnection], Awaitable[Ids]]) -> Ids:
         """Insert messages in this transaction, in the turn of the calling task.
@@ -167,14 +173,14 @@ class HandlerTransaction:
             PublishError: it has ended.
             TransientStoreError: the database does not answer; this cannot be committed any more.
         """
-        async with self._errors.classed(), asyncio.timeout(self._timeout), self._turn:
+        async with self._errors.convert_errors(), asyncio.timeout(self._timeout), self._turn:
             if self._is_shut or not self.is_active:
                 raise PublishError(_PUBLISHED_LATE)
             ids = await insert(self.connection)
             self._activity.sent_at = monotonic()
             return ids
 
-    async def shut(self) -> None:
+    async def stop_publishing(self) -> None:
         """Wait for publishes of the handler's remaining tasks, and refuse later publishes."""
         async with self._turn:
             self._is_shut = True
@@ -184,7 +190,7 @@ class HandlerTransaction:
         if not self.is_active:
             return
         with contextlib.suppress(SqlBrokerError):
-            async with self._errors.classed(), asyncio.timeout(self._timeout):
+            async with self._errors.convert_errors(), asyncio.timeout(self._timeout):
                 await self.connection.run_sync(
                     lambda c: self._dialect.handler_locks.prove(c, self.locked)
                 )
@@ -198,10 +204,10 @@ class HandlerTransaction:
         """
 
         def hold(connection: Connection) -> set[int]:
-            self._dialect.allow_idling(connection, seconds)
+            self._dialect.set_idle_limit(connection, seconds)
             return self._dialect.lock(connection, leases)
 
-        async with self._errors.classed(), asyncio.timeout(self._timeout), self._turn:
+        async with self._errors.convert_errors(), asyncio.timeout(self._timeout), self._turn:
             leased_ids = await self.connection.run_sync(hold)
         self._idle_limit = seconds
         return leased_ids
@@ -224,21 +230,21 @@ class HandlerTransaction:
             nonlocal committing
             result = self._dialect.handler_locks.settle(connection, self.locked, settlements)
             self.proven = True
-            if not result.lost:
+            if not result.lost_ids:
                 committing = True
                 self._root.sync_transaction.commit()  # type: ignore[union-attr] # it is open
                 committing = False
             return result
 
         if not self.is_active:
-            raise TransactionEndedError(ENDED)
+            raise TransactionEndedError(TRANSACTION_ENDED)
         # Measured before the broker's own statements, which would end the silence.
         self._silence = monotonic() - self._activity.sent_at
         if self._session is not None:
             await self._flush(self._session)
         try:
             async with (
-                self._errors.classed(partial(needed_to_write, settlements)),
+                self._errors.convert_errors(partial(get_required_activities, settlements)),
                 asyncio.timeout(self._timeout),
             ):
                 return await self.connection.run_sync(settle)
@@ -252,7 +258,7 @@ class HandlerTransaction:
                 await self.connection.invalidate()
             if isinstance(error, AccessError):
                 self.denied = error
-                self._doing = needed_to_write(settlements)
+                self._doing = get_required_activities(settlements)
             raise
 
     async def _flush(self, session: AsyncSession) -> None:
@@ -260,7 +266,7 @@ class HandlerTransaction:
             async with asyncio.timeout(self._timeout):
                 await session.flush()
         except (SQLAlchemyError, TimeoutError) as error:
-            store_error = self._errors.of(error)
+            store_error = self._errors.to_store_error(error)
             if isinstance(store_error, TransientStoreError):
                 raise store_error from error
             raise
@@ -271,7 +277,7 @@ class HandlerTransaction:
             # The handler was cancelled while one of its tasks publishes: nothing else may be sent
             # now.
             await self.connection.invalidate()
-        await self.shut()
+        await self.stop_publishing()
         if self.sync_connection is not None:
             self.sync_connection.execution_options(**{INSIDE: None})
         if self._session is not None:
@@ -283,7 +289,7 @@ class HandlerTransaction:
 
         Call it after the connection was returned, because it uses another connection.
         """
-        return await self._errors.explained(denied, self._doing)
+        return await self._errors.explain_denied(denied, self._doing)
 
     def was_silent(self, error: StoreError) -> bool:
         """Return True if `commit` raised `error` because the handler sent nothing for too long.
@@ -298,7 +304,7 @@ class HandlerTransactions:
 
     def __init__(self, database: Database, max_open: int) -> None:
         self._database = database
-        self._engine = refusing_outside(database.engine)
+        self._engine = with_transaction_guard(database.engine)
         self._slots = LoopSemaphore(max_open)
 
     @asynccontextmanager
@@ -310,7 +316,7 @@ class HandlerTransactions:
         """
         database = self._database
         async with self._slots, AsyncExitStack() as stack:
-            async with database.errors.classed(), asyncio.timeout(database.timeout):
+            async with database.errors.convert_errors(), asyncio.timeout(database.timeout):
                 connection = await stack.enter_async_context(database.checkouts(None, self._engine))
                 transaction = HandlerTransaction(connection, database)
                 await transaction.start()

@@ -16,7 +16,7 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, Ids
 from faststream_sqlbroker.database.messages.publish_coalescer import PublishCoalescer
 from faststream_sqlbroker.database.parts.mirror import insert_for_caller, insert_mirrored
-from faststream_sqlbroker.database.parts.sizes import BYTES_TOGETHER, bytes_of
+from faststream_sqlbroker.database.parts.sizes import MAX_STATEMENT_BYTES, count_bytes
 from faststream_sqlbroker.database.pool import check_same_database
 from faststream_sqlbroker.database.query import Query
 
@@ -34,7 +34,7 @@ class Inserts:
         self._dialect = database.dialect
         self._errors = database.errors
         self._shortcut = database.shortcut
-        self._shared: PublishCoalescer | None = None
+        self._coalescer: PublishCoalescer | None = None
 
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
         """Insert `rows` in a transaction, which rows of other publishes may share.
@@ -50,22 +50,22 @@ class Inserts:
                     lambda c: insert_mirrored(self._dialect, c, rows),
                     Activity.PUBLISH,
                     Activity.MIRROR,
-                    places=coalescer.connection_slot,
+                    connection_slots=coalescer.connection_slot,
                 )
-        if size > BYTES_TOGETHER:
+        if size > MAX_STATEMENT_BYTES:
             return self._database.run(
                 lambda c: self._dialect.insert(c, rows),
                 Activity.PUBLISH,
-                places=coalescer.connection_slot,
+                connection_slots=coalescer.connection_slot,
             )
         for row in rows:
             if row.dedup_id is not None:
                 # Not shared: the insert waits while another transaction holds the same dedup_id,
                 # and all publishes in the same statement would wait, too.
                 return self._database.run(
-                    self._dialect.inserting(rows),
+                    self._dialect.build_insert(rows),
                     Activity.PUBLISH,
-                    places=coalescer.connection_slot,
+                    connection_slots=coalescer.connection_slot,
                 )
         return coalescer.insert(rows)
 
@@ -79,22 +79,24 @@ class Inserts:
 
     def _check_size(self, rows: Sequence[NewMessage]) -> int:
         """Return the bytes of `rows`, and refuse rows known to be too large."""
-        size = bytes_of(rows)
-        if (limit := self._dialect.known_limit) is not None:
+        size = count_bytes(rows)
+        if (limit := self._dialect.known_size_limit) is not None:
             limit.check(rows, size)
         return size
 
     async def run(self, query: Query[None]) -> None:
         """Run `query` on the connection for publishing, after earlier inserts."""
-        if self._shortcut.possible:
+        if self._shortcut.is_possible:
             await self._loop_coalescer.run(query)
         else:
             connection_slot = self._loop_coalescer.connection_slot
-            await self._database.run(query, Activity.PUBLISH, places=connection_slot, locks=False)
+            await self._database.run(
+                query, Activity.PUBLISH, connection_slots=connection_slot, locks=False
+            )
 
     async def close(self) -> None:
         """Return the connection for publishing to the pool."""
-        coalescer, self._shared = self._shared, None
+        coalescer, self._coalescer = self._coalescer, None
         if coalescer is not None and coalescer.loop is asyncio.get_running_loop():
             await coalescer.close()
 
@@ -102,10 +104,10 @@ class Inserts:
     def _loop_coalescer(self) -> PublishCoalescer:
         # A coalescer belongs to one event loop: a coalescer of another loop can be neither used nor
         # closed.
-        coalescer = self._shared
+        coalescer = self._coalescer
         if coalescer is None or coalescer.loop is not asyncio.get_running_loop():
             self._database.checkouts.pools.refuse_other_loop()
-            coalescer = self._shared = PublishCoalescer(self._database)
+            coalescer = self._coalescer = PublishCoalescer(self._database)
         return coalescer
 
     async def insert_in(
@@ -130,16 +132,16 @@ class Inserts:
             check_same_database(sync_connection, self._engine.sync_engine)
             if (
                 sync_connection is not None
-                and self._shortcut.may_be_inside(sync_connection)
-                and self._check_size(rows) <= BYTES_TOGETHER
+                and self._shortcut.can_try_inside(sync_connection)
+                and self._check_size(rows) <= MAX_STATEMENT_BYTES
                 and all(row.lookup is None for row in rows)
             ):
-                query: Any = self._dialect.inserting(rows)
+                query: Any = self._dialect.build_insert(rows)
                 with contextlib.suppress(BusyError):
-                    return cast("Ids", await self._shortcut.fetch_in(connection, query))
+                    return cast("Ids", await self._shortcut.fetch_in_transaction(connection, query))
             return await connection.run_sync(lambda c: insert_for_caller(self._dialect, c, rows))
         except SQLAlchemyError as error:
-            raise self._errors.of_caller(error) from error
+            raise self._errors.convert_caller_error(error) from error
 
     def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> Ids:
         """Insert as `insert_in`, for synchronous code.
@@ -153,4 +155,4 @@ class Inserts:
             check_same_database(connection, self._engine.sync_engine)
             return insert_for_caller(self._dialect, connection, rows)
         except SQLAlchemyError as error:
-            raise self._errors.of_caller(error) from error
+            raise self._errors.convert_caller_error(error) from error

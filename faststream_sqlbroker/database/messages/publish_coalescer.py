@@ -86,7 +86,7 @@ def set_error(
         call.done.set_exception(call_error)
 
 
-MOST_CONNECTION_TIME = 0.05
+MAX_CONNECTION_TIME = 0.05
 """Maximum seconds for which the connection is kept under load; then another waiter gets the slot.
 """
 LINGER = 0.002
@@ -126,7 +126,7 @@ class PublishCoalescer:
         driver = self._idle
         if driver is not None and not self._calls and not driver.is_closed():
             # In the caller's own task: a single publisher waits for no other task.
-            query: Any = self._dialect.inserting(rows)
+            query: Any = self._dialect.build_insert(rows)
             self._idle = None
             try:
                 return cast("list[int | None]", await self._fetch(driver, query, self._timeout))
@@ -175,7 +175,7 @@ class PublishCoalescer:
                 cancellation.
         """
         deadline = self._deadline
-        deadline.begin(timeout)
+        deadline.start(timeout)
         try:
             result = await self._shortcut.fetch(driver, query)
         except DBAPIError:
@@ -227,7 +227,7 @@ class PublishCoalescer:
         """Write groups until no call waits."""
         try:
             while await self._load_next_group():
-                if self._shortcut.possible:
+                if self._shortcut.is_possible:
                     await self._run_on_connection()
                 if self._group:
                     await self._run_in_transaction(self._group)
@@ -267,12 +267,12 @@ class PublishCoalescer:
         """
         try:
             async with (
-                self._errors.classed(),
+                self._errors.convert_errors(),
                 asyncio.timeout_at(self._group[0].deadline) as timeout,
                 self.connection_slot,
                 self._checkouts(None) as connection,
             ):
-                driver = await self._shortcut.alone(connection)
+                driver = await self._shortcut.get_autocommit_driver(connection)
                 pool = self._engine.pool
                 timeout.reschedule(None)
                 try:
@@ -294,7 +294,7 @@ class PublishCoalescer:
                 self._timer = None
 
     async def _write_groups(self, connection: AsyncConnection, driver: Any) -> None:
-        self._release_at = self.loop.time() + MOST_CONNECTION_TIME
+        self._release_at = self.loop.time() + MAX_CONNECTION_TIME
         while not driver.is_closed():
             is_shared = len(self._group) > 1
             if self._group and not await self._send(connection, driver):
@@ -316,7 +316,7 @@ class PublishCoalescer:
         try:
             result = await self._fetch(driver, self._build_query(group), max(0.001, remaining))
         except DBAPIError as error:
-            self._checkouts.note(error)
+            self._checkouts.evict_if_read_only(error)
             if error.connection_invalidated:
                 await connection.invalidate()
             return False
@@ -333,7 +333,7 @@ class PublishCoalescer:
 
     def _create_unknown(self, error: BaseException) -> UnknownOutcomeError:
         return UnknownOutcomeError(
-            f"the answer to the INSERT was lost: {self._errors.of(error) or error}"
+            f"the answer to the INSERT was lost: {self._errors.to_store_error(error) or error}"
         )
 
     def _build_query(self, group: list[PendingPublish]) -> Any:
@@ -341,15 +341,19 @@ class PublishCoalescer:
         if first.query is not None:
             return first.query
         if len(group) == 1:
-            return self._dialect.inserting(first.rows)
-        return self._dialect.inserting([row for call in group for row in call.rows])
+            return self._dialect.build_insert(first.rows)
+        return self._dialect.build_insert([row for call in group for row in call.rows])
 
     async def _run_in_transaction(self, group: list[PendingPublish]) -> None:
         deadline = group[0].deadline
         try:
             query = self._build_query(group)
             result = await self._database.run(
-                query, Activity.PUBLISH, places=self.connection_slot, locks=False, deadline=deadline
+                query,
+                Activity.PUBLISH,
+                connection_slots=self.connection_slot,
+                locks=False,
+                deadline=deadline,
             )
         except TransientStoreError as error:
             set_error(group, error)
@@ -381,7 +385,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
 
-    def begin(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
         """Start the deadline of the current task."""
         self._task = task = asyncio.current_task(self._loop)
         self._cancelling = 0 if task is None else task.cancelling()

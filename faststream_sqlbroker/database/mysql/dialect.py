@@ -18,8 +18,14 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, Prefetch, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.rows import (
+    ClaimedMessage,
+    ClaimedMessages,
+    NewMessage,
+    Prefetch,
+    ReadyPair,
+)
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.multi_statement import (
     MultiStatementDialect,
     mark_prefetched,
@@ -29,7 +35,7 @@ from faststream_sqlbroker.database.mysql.errors import DUPLICATE_ENTRY, MysqlErr
 from faststream_sqlbroker.database.mysql.queues import PairsClaim
 from faststream_sqlbroker.database.operations import UNRESTORED
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks, max_allowed_packet
+from faststream_sqlbroker.database.parts.sizes import SizeLimit, create_packet_limit, iter_chunks
 from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
@@ -94,17 +100,17 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """Refuse settings under which statements fail, and detect the server, MySQL or MariaDB."""
         self._select_statements(connection.dialect)
         refuse_settings(connection)
-        self.size_limit(connection)
+        self.get_size_limit(connection)
 
-    def size_limit(self, connection: Connection) -> SizeLimit:
+    def get_size_limit(self, connection: Connection) -> SizeLimit:
         """Read the limit once for each connection, which keeps the initial value."""
         limit: SizeLimit | None = connection.info.get(_SIZE_LIMIT)
         if limit is None:
             max_packet = connection.exec_driver_sql(
                 "SELECT @@SESSION.max_allowed_packet"
             ).scalar_one()
-            limit = connection.info[_SIZE_LIMIT] = max_allowed_packet(int(max_packet))
-        self.known_limit = limit
+            limit = connection.info[_SIZE_LIMIT] = create_packet_limit(int(max_packet))
+        self.known_size_limit = limit
         return limit
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
@@ -129,7 +135,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             connection.execute(self.sql["start"])
         refuse_plain_backslashes(driver)
 
-    def allow_idling(self, connection: Connection, seconds: float) -> None:
+    def set_idle_limit(self, connection: Connection, seconds: float) -> None:
         """Change the idle limit by a single statement."""
         name = _get_server_statement(connection, "allow_idling")
         connection.execute(self.sql[name], {"limit": _to_timeout(seconds)})
@@ -140,7 +146,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         del connection.info[UNRESTORED]
 
     @contextmanager
-    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
+    def limit_lock_wait(self, connection: Connection, seconds: float) -> Iterator[None]:
         """Set the session's limit, and restore the old limit: the session belongs to the pool."""
         connection.execute(self.sql["lock_wait"], {"seconds": max(1, int(seconds))})
         try:
@@ -169,7 +175,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         if not (is_mariadb(connection.dialect) and self._can_use_returning):
             return self._insert_by_first_id(connection, rows)
         try:
-            statement = self.insert_statement(len(rows), "RETURNING id")
+            statement = self.get_insert_statement(len(rows), "RETURNING id")
             return list(connection.execute(statement, self.build_insert_binds(rows)).scalars())
         except DBAPIError as error:
             if error.orig is None or error.orig.args[:1] not in {(code,) for code in SELECT_DENIED}:
@@ -180,7 +186,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
 
     def _insert_by_first_id(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         first: int = connection.execute(
-            self.insert_statement(len(rows)), self.build_insert_binds(rows)
+            self.get_insert_statement(len(rows)), self.build_insert_binds(rows)
         ).lastrowid
         step = 1 if len(rows) == 1 else connection.execute(self.sql["id_step"]).scalar_one()
         return [first + n * step for n in range(len(rows))]
@@ -209,30 +215,30 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
                 binds = {"queue": row.queue, "dedup_id": row.dedup_id}
                 connection.execute(self.sql["dedup_id"], binds)
 
-    def claiming(
+    def build_claim(
         self,
         pairs: Sequence[ReadyPair],
         limit: int,
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
+        suspicion: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
-    ) -> Work[Claimed]:
+    ) -> Work[ClaimedMessages]:
         """Build a claim: a statement for each of a few pairs.
 
         Of many pairs, the first and those with many rows get a statement of their own.
         """
 
-        def claim(connection: Connection) -> Claimed:
-            def lock_pair(pair: ReadyPair, max_rows: int) -> Claimed:
+        def claim(connection: Connection) -> ClaimedMessages:
+            def lock_pair(pair: ReadyPair, max_rows: int) -> ClaimedMessages:
                 return self._lock_pair(connection, pair, max_rows, token, suspicion)
 
             claimed = PairsClaim(self, limit, token, suspicion, lock_pair).run(connection, pairs)
             starting = claimed if prefetch is None else mark_prefetched(claimed, prefetch)
             self.lease_rows(connection, starting, lease, token)
             if prefetch is not None:
-                self.lease_rows(connection, claimed[prefetch.after :], prefetch.lease, token)
+                self.lease_rows(connection, claimed[prefetch.start_count :], prefetch.lease, token)
             return claimed
 
         return claim
@@ -243,11 +249,11 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         pair: ReadyPair,
         limit: int,
         token: UUID,
-        suspicion: Suspicion | None,
-    ) -> Claimed:
+        suspicion: SuspectRule | None,
+    ) -> ClaimedMessages:
         """Lock up to `limit` due rows of `pair`, in order; rows locked elsewhere are skipped."""
         binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
-        if suspicion is None or suspicion.told:
+        if suspicion is None or suspicion.report:
             return self.lock_claimable(connection, "claim", binds, token, suspicion)
         return self.lock_claimable(
             connection, "claim_others", binds | suspicion.binds, token, suspicion
@@ -259,13 +265,13 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         statement: str,
         binds: dict[str, Any],
         token: UUID,
-        suspicion: Suspicion | None,
-    ) -> Claimed:
+        suspicion: SuspectRule | None,
+    ) -> ClaimedMessages:
         """Lock and read the rows."""
-        rows = self.claimed(connection.execute(self.sql[statement], binds), token)
-        return Claimed.without_suspects(rows, suspicion)
+        rows = self.to_messages(connection.execute(self.sql[statement], binds), token)
+        return ClaimedMessages.from_rows(rows, suspicion)
 
-    def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+    def to_messages(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Convert rows to messages; valid times of first deliveries are decoded on first use."""
         make: Any = ClaimedMessage  # of as many values as there are columns
         return [
@@ -273,7 +279,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             if r[9].__class__ is datetime
             and r[10].__class__ is datetime
             and r[11] is r[12] is r[13] is None
-            else self._claimed_row(r, token)
+            else self._to_message(r, token)
             for r in rows
         ]
 
@@ -289,7 +295,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             "token": token.hex,
             "lease": round(lease * 1_000_000),
         }
-        for part in chunks(sorted(m.id for m in rows)):
+        for part in iter_chunks(sorted(m.id for m in rows)):
             connection.execute(self.sql["claim_update"], {**binds, "ids": list(part)})
         for message in rows:
             message.acquired = now
@@ -305,18 +311,20 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """Lock the rows that are free, then update by id."""
         ids: list[int] = []
         bound_time = None if before is None else self.bind_time(before)
-        for names in chunks(queues):
+        for names in iter_chunks(queues):
             if len(ids) < limit:
                 binds = {"queues": list(names), "limit": limit - len(ids), "before": bound_time}
                 ids += connection.execute(self.sql["stuck"], binds).scalars()
-        for part in chunks(sorted(ids)):
+        for part in iter_chunks(sorted(ids)):
             connection.execute(self.sql["release_stuck"], {"ids": list(part)})
         return len(ids)
 
-    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+    def get_seconds_to_lease_end(
+        self, connection: Connection, queues: Sequence[str]
+    ) -> float | None:
         """Return the seconds until the first lease ends; reads only leased rows of the index."""
         delays: list[float] = []
-        for names in chunks(queues):
+        for names in iter_chunks(queues):
             ends_in = connection.execute(
                 self.sql["lease_ends_in"], {"queues": list(names)}
             ).scalar_one()
@@ -326,11 +334,11 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """Find the rows leased by `token`, then lock and release the rows by id."""
         leased_ids: list[int] = []
-        for names in chunks(queues):
+        for names in iter_chunks(queues):
             binds = {"queues": list(names), "token": token.hex}
             leased_ids += connection.execute(self.sql["claimed_by"], binds).scalars()
         ids = self.lock(connection, [(message_id, token) for message_id in leased_ids])
-        for part in chunks(sorted(ids)):
+        for part in iter_chunks(sorted(ids)):
             for statement in ("uncharge", "release_stuck"):
                 connection.execute(self.sql[statement], {"ids": list(part)})
         return len(ids)

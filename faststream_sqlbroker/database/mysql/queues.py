@@ -13,18 +13,18 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, ReadyPair
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.multi_statement import MultiStatementDialect
 
-FEW_PAIRS = 3
+MAX_SINGLE_PAIRS = 3
 """Maximum number of pairs that are claimed individually: a statement for all would cost more."""
 FIRST_ROWS = 8
 """With more pairs, one statement searches this many rows of each; a pair that has as many is
 claimed by a statement of its own.
 """
 
-LockPair = Callable[[ReadyPair, int], Claimed]
+LockPair = Callable[[ReadyPair, int], ClaimedMessages]
 """A function that locks at most so many due rows of a pair, in their order."""
 
 
@@ -35,17 +35,17 @@ class PairsClaim:
     dialect: MultiStatementDialect
     limit: int
     token: UUID
-    suspicion: Suspicion | None
+    suspicion: SuspectRule | None
     """Suspects are skipped by the claim; None if there are none."""
     lock_first: LockPair
     """Locks the rows of a single pair."""
-    _claimed: Claimed = field(default_factory=Claimed, init=False)
+    _claimed: ClaimedMessages = field(default_factory=ClaimedMessages, init=False)
 
-    def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> Claimed:
+    def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> ClaimedMessages:
         """Lock the rows, and return the locked rows by pair, due time and id."""
         # Always claim the first pair singly: if it reaches the limit, the statement for the others
         # is not needed.
-        single_count = len(pairs) if len(pairs) <= FEW_PAIRS else 1
+        single_count = len(pairs) if len(pairs) <= MAX_SINGLE_PAIRS else 1
         for pair in pairs[:single_count]:
             self._lock_pair(pair)
         remaining = pairs[single_count:]
@@ -72,7 +72,7 @@ class PairsClaim:
             "most": limit,
         }
         name = "first_ids"
-        if self.suspicion is not None and not self.suspicion.told:
+        if self.suspicion is not None and not self.suspicion.report:
             name, binds = "first_ids_others", binds | self.suspicion.binds
         rows = connection.execute(self.dialect.sql[name], binds)
         return [
@@ -106,7 +106,7 @@ class PairsClaim:
             claimed = self.lock_first(pair, self._capacity)
             self._add(claimed, claimed)
 
-    def _add(self, claimed: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
+    def _add(self, claimed: ClaimedMessages, in_order: Sequence[ClaimedMessage]) -> None:
         self._claimed += in_order
         self._claimed.suspects |= claimed.suspects
 

@@ -31,9 +31,9 @@ _RANDOM_BYTES = 2
 # one.
 
 
-def add(connection: Connection, table: Table, job: "Job", now: datetime) -> "Job":
+def add_job(connection: Connection, table: Table, job: "Job", now: datetime) -> "Job":
     """Store a new job at the database's time `now`; return the job with id and times."""
-    from faststream_sqlbroker.core.jobs import job_info  # noqa: PLC0415
+    from faststream_sqlbroker.core.jobs import dump_job  # noqa: PLC0415
 
     stored = replace(
         job,
@@ -44,7 +44,7 @@ def add(connection: Connection, table: Table, job: "Job", now: datetime) -> "Job
     values = {"created_at": now, "expires_at": now + timedelta(seconds=JOB_RETENTION)}
     due = now if stored.state == "running" else None
     statement = insert(table).values(scope=JOB, key=stored.id, due_at=due, **values)
-    connection.execute(statement.values(info=job_info(stored)))
+    connection.execute(statement.values(info=dump_job(stored)))
     return stored
 
 
@@ -55,16 +55,16 @@ def find_job(
 
     The lock waits for a running batch of the job.
     """
-    from faststream_sqlbroker.core.jobs import job_of  # noqa: PLC0415
+    from faststream_sqlbroker.core.jobs import parse_job  # noqa: PLC0415
 
     statement = select(table.c.key, table.c.created_at, table.c.info).where(
         *_match_job(table, job_id)
     )
     row = connection.execute(statement.with_for_update() if lock else statement).first()
-    return None if row is None else job_of(*row)
+    return None if row is None else parse_job(*row)
 
 
-def due_in(connection: Connection, dialect: Dialect, job_id: str | None = None) -> float | None:
+def get_due_in(connection: Connection, dialect: Dialect, job_id: str | None = None) -> float | None:
     """Return the seconds until the next batch of the job, or of any job, or None if no batch
     remains.
     """
@@ -76,13 +76,13 @@ def due_in(connection: Connection, dialect: Dialect, job_id: str | None = None) 
     return None if due is None else max(0.0, (due - dialect.now(connection)).total_seconds())
 
 
-def save(connection: Connection, table: Table, job: "Job", pause: float | None) -> None:
+def save_job(connection: Connection, table: Table, job: "Job", pause: float | None) -> None:
     """Write the locked job; the next batch is due in `pause` seconds, or never."""
-    from faststream_sqlbroker.core.jobs import job_info  # noqa: PLC0415
+    from faststream_sqlbroker.core.jobs import dump_job  # noqa: PLC0415
 
     due: Any = null() if pause is None else later(bindparam("pause"))
     statement = (
-        update(table).where(*_match_job(table, job.id)).values(info=job_info(job), due_at=due)
+        update(table).where(*_match_job(table, job.id)).values(info=dump_job(job), due_at=due)
     )
     connection.execute(statement, {} if pause is None else {"pause": round(pause * 1_000_000)})
 
@@ -91,7 +91,7 @@ def _match_job(table: Table, job_id: str) -> tuple[Any, ...]:
     return table.c.scope == JOB, table.c.key == job_id
 
 
-def note_action(
+def record_action(
     connection: Connection,
     dialect: Dialect,
     action: str,
@@ -108,4 +108,4 @@ def note_action(
 
     arguments = {name: value for name, value in options.items() if value is not None}
     job = Job(action=action, by=by, arguments=arguments, state="ended", expected=done, done=done)
-    add(connection, dialect.tables.policy_state, job, dialect.now(connection))
+    add_job(connection, dialect.tables.policy_state, job, dialect.now(connection))

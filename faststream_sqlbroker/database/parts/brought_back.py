@@ -13,14 +13,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, delete, func, insert, null, or_, select, update
 
-from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, window_of
-from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.loaded_windows import sum_of
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE, LoadedWindow, parse_window
+from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.loaded_windows import sum_rows
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 
 RECORD_PAGE = 100
 """Records that one statement reads."""
-SCOPE_END = LOADED[:-1] + chr(ord(LOADED[-1]) + 1)
+SCOPE_END = LOADED_SCOPE[:-1] + chr(ord(LOADED_SCOPE[-1]) + 1)
 """Scopes of records sort before this value."""
 
 
@@ -37,7 +37,7 @@ class LockedRecord:
 
 
 def lock_records(
-    connection: Connection, dialect: Operations, ids: Sequence[int]
+    connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 ) -> list[LockedRecord]:
     """Lock the records of the windows in which the archived messages `ids` ended.
 
@@ -48,7 +48,7 @@ def lock_records(
     if archive is None or not scopes:
         return []
     timestamps: list[datetime] = []
-    for batch in chunks(list(ids)):
+    for batch in iter_chunks(list(ids)):
         ended = select(archive.c.archived_at).where(archive.c.id.in_(batch))
         timestamps += connection.execute(ended).scalars()
     table = dialect.tables.policy_state
@@ -56,19 +56,19 @@ def lock_records(
     # In the order of scope and name: two redrives lock the same records in the same order.
     for scope in scopes if timestamps else ():
         names = sorted(_iter_window_names(connection, table, scope, timestamps))
-        for part in chunks(names):
+        for part in iter_chunks(names):
             rows = select(table.c.key, table.c.info, table.c.counter).where(
                 table.c.scope == scope, table.c.key.in_(part), table.c.due_at.is_not(None)
             )
             locked = connection.execute(rows.order_by(table.c.key).with_for_update())
-            records += [LockedRecord(scope, window_of(*row)) for row in locked]
+            records += [LockedRecord(scope, parse_window(*row)) for row in locked]
     return records
 
 
 def _list_scopes(connection: Connection, table: Table) -> list[str]:
     scopes: list[str] = []
     while True:
-        after = table.c.scope > scopes[-1] if scopes else table.c.scope >= LOADED
+        after = table.c.scope > scopes[-1] if scopes else table.c.scope >= LOADED_SCOPE
         first = select(func.min(table.c.scope)).where(after, table.c.scope < SCOPE_END)
         scope = connection.execute(first).scalar()
         if scope is None:
@@ -95,17 +95,17 @@ def _iter_window_names(
         statement = select(c.key, c.info, c.counter, c.due_at).where(c.scope == scope, condition)
         rows = connection.execute(statement.order_by(c.due_at, c.key).limit(RECORD_PAGE)).all()
         for row in rows:
-            window = window_of(row.key, row.info, row.counter)
+            window = parse_window(row.key, row.info, row.counter)
             if any(window.start <= timestamp < window.end for timestamp in timestamps):
                 yield row.key
             after = row.due_at, row.key
-        if len(rows) < RECORD_PAGE or window_of(*rows[-1][:3]).start > last:
+        if len(rows) < RECORD_PAGE or parse_window(*rows[-1][:3]).start > last:
             return
 
 
-def bring_back(
+def restore_messages(
     connection: Connection,
-    dialect: Operations,
+    dialect: DialectOperations,
     ids: Sequence[int],
     new_values: Mapping[str, Any],
     records: Sequence[LockedRecord],
@@ -134,21 +134,23 @@ def bring_back(
 
 def _lower_records(
     connection: Connection,
-    dialect: Operations,
+    dialect: DialectOperations,
     records: Iterable[LockedRecord],
     rows: Sequence[Any],
 ) -> None:
     """Subtract messages that leave the archive, given by id and `archived_at`, from the windows."""
     table: Table = dialect.tables.policy_state
     for record in records:
-        row_sum = sum_of([row for row in rows if record.has(row.archived_at)])
+        row_sum = sum_rows([row for row in rows if record.has(row.archived_at)])
         if row_sum.rows:
             old_window = record.window
             window = replace(
-                old_window, left=old_window.left - row_sum, back=old_window.back + row_sum
+                old_window,
+                remaining=old_window.remaining - row_sum,
+                returned=old_window.returned + row_sum,
             )
-            values: dict[str, Any] = {"info": window.info(), "counter": old_window.version + 1}
-            if not window.left.rows:
+            values: dict[str, Any] = {"info": window.to_json(), "counter": old_window.version + 1}
+            if not window.remaining.rows:
                 values["due_at"] = null()
             statement = update(table).where(
                 table.c.scope == record.scope, table.c.key == old_window.name

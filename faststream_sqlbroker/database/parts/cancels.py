@@ -16,9 +16,9 @@ from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.policy_state import upsert
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import clock, later
 
 CANCEL = "cancel"
@@ -29,7 +29,7 @@ handler.
 """
 
 
-def ask(connection: Connection, table: Table, request: CancelRequest) -> None:
+def save_request(connection: Connection, table: Table, request: CancelRequest) -> None:
     """Store the request, replacing a request for an earlier lease of the message."""
     info = {"token": request.lease_token.hex, "text": request.text}
     binds = {
@@ -43,38 +43,38 @@ def ask(connection: Connection, table: Table, request: CancelRequest) -> None:
     upsert(connection, table, [binds], replaced=(*values, "lease_token", "info"), **values)
 
 
-def requests(connection: Connection, table: Table) -> tuple[CancelRequest, ...]:
+def list_requests(connection: Connection, table: Table) -> tuple[CancelRequest, ...]:
     """Return all requests, including obsolete requests (removed within a minute or two)."""
     # No limit: requests left out by it would be ignored while the others are open.
     c = table.c
     rows = connection.execute(select(c.key, c.info).where(c.scope == CANCEL))
-    return tuple(request_of(row.key, row.info) for row in rows)
+    return tuple(parse_request(row.key, row.info) for row in rows)
 
 
-def of_leases(
+def find_requests(
     connection: Connection, table: Table, leases: Sequence[tuple[int, UUID]]
 ) -> dict[int, CancelRequest]:
     """Return the requests for `leases` by message."""
     tokens = dict(leases)
     requests: dict[int, CancelRequest] = {}
     c = table.c
-    for keys in chunks([str(message_id) for message_id in sorted(tokens)]):
+    for keys in iter_chunks([str(message_id) for message_id in sorted(tokens)]):
         statement = select(c.key, c.info).where(c.scope == CANCEL, c.key.in_(keys))
         for row in connection.execute(statement):
-            request = request_of(row.key, row.info)
+            request = parse_request(row.key, row.info)
             if request.lease_token == tokens[request.message_id]:
                 requests[request.message_id] = request
     return requests
 
 
-def request_of(key: str, info: Any) -> CancelRequest:
+def parse_request(key: str, info: Any) -> CancelRequest:
     """Return the request stored in a row."""
     return CancelRequest(int(key), UUID(info["token"]), info["text"])
 
 
-def end_expired(
+def discard_expired(
     connection: Connection,
-    dialect: Operations,
+    dialect: DialectOperations,
     queues: Sequence[str],
     requested: Sequence[CancelRequest],
     *,
@@ -90,7 +90,7 @@ def end_expired(
     c = dialect.tables.message.c
     queue_names = set(queues)
     expired: list[CancelRequest] = []
-    for ids in chunks(sorted(requests)):
+    for ids in iter_chunks(sorted(requests)):
         # Read without locks: the lock below checks the same tokens.
         leased = select(c.id, c.queue, c.lease_token).where(
             c.id.in_(ids), c.lease_expires_at < clock()
@@ -106,12 +106,14 @@ def end_expired(
         skip_locked=True,
     )
     settlements = [
-        discarded(request, archive=archive) for request in expired if request.message_id in locked
+        create_settlement(request, archive=archive)
+        for request in expired
+        if request.message_id in locked
     ]
-    return len(dialect.settle(connection, settlements).settled) if settlements else 0
+    return len(dialect.settle(connection, settlements).settled_ids) if settlements else 0
 
 
-def discarded(request: CancelRequest, *, archive: bool) -> Settlement:
+def create_settlement(request: CancelRequest, *, archive: bool) -> Settlement:
     """Return the settlement of a cancelled message whose lease is over."""
     return Settlement(
         request.message_id,
@@ -124,13 +126,15 @@ def discarded(request: CancelRequest, *, archive: bool) -> Settlement:
     )
 
 
-def clean(connection: Connection, dialect: Operations, requests: Sequence[CancelRequest]) -> None:
+def remove_obsolete(
+    connection: Connection, dialect: DialectOperations, requests: Sequence[CancelRequest]
+) -> None:
     """Remove the `requests` whose leases are over."""
     if not requests:
         return
     table = dialect.tables.policy_state
     leases = [(request.message_id, request.lease_token) for request in requests]
-    leased = dialect.still_held(connection, leases)
+    leased = dialect.find_held(connection, leases)
     binds = [
         {"of_key": str(request.message_id), "of_token": request.lease_token}
         for request in requests

@@ -5,12 +5,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, or_, select
 
-from faststream_sqlbroker.core.channels import QueueRole, Registered
+from faststream_sqlbroker.core.channels import QueueRole, RegisteredEndpoint
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.query import Query
 
-Place = tuple[str, str]
+StateKey = tuple[str, str]
 """Scope and key of a row of the policy state."""
 CONSUMER = "consumer:"
 """The scope of a channel's consumers is this and its id; the key is the consumer's."""
@@ -18,26 +18,28 @@ CONSUMER_PAGE = 1_000
 """Consumers of all channels that one statement reads."""
 
 
-def place_of_channel(channel: str) -> Place:
+def get_channel_key(channel: str) -> StateKey:
     """Return the key of a channel."""
     return "channel", channel
 
 
-def place_of_consumer(channel: str, consumer: str) -> Place:
+def get_consumer_key(channel: str, consumer: str) -> StateKey:
     """Return the key of a consumer."""
     return CONSUMER + channel, consumer
 
 
-def place_of_role(queue: str, role: QueueRole) -> Place:
+def get_role_key(queue: str, role: QueueRole) -> StateKey:
     """Return the key of a queue's token for `role`."""
     return f"queue:{role}", queue
 
 
-def finding(dialect: Operations, *keys: Place) -> Query[list[Registered | None]]:
+def create_lookup(
+    dialect: DialectOperations, *keys: StateKey
+) -> Query[list[RegisteredEndpoint | None]]:
     """Create a query of the rows of `keys`, in this order: a single key or two."""
 
-    def parse(rows: Iterable[Sequence[Any]]) -> list[Registered | None]:
-        registrations = {(scope, key): registered(key, info) for scope, key, info in rows}
+    def parse(rows: Iterable[Sequence[Any]]) -> list[RegisteredEndpoint | None]:
+        registrations = {(scope, key): parse_registration(key, info) for scope, key, info in rows}
         return [registrations.get(state_key) for state_key in keys]
 
     binds = {}
@@ -48,7 +50,7 @@ def finding(dialect: Operations, *keys: Place) -> Query[list[Registered | None]]
     return Query(dialect.sql[name], binds, parse)
 
 
-def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
+def list_pull_consumers(connection: Connection, table: Table) -> list[tuple[str, str]]:
     """Return channel and id of all pull consumers."""
     c = table.c
     # A range of scopes, which the primary key serves on every database; ";" comes after ":".
@@ -71,14 +73,14 @@ def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
         after = [or_(c.scope > last.scope, and_(c.scope == last.scope, c.key > last.key))]
 
 
-def consumed_over_http(connection: Connection, table: Table) -> set[str]:
+def list_http_queues(connection: Connection, table: Table) -> set[str]:
     """Return the queues that have a token to consume their messages."""
-    scope, _ = place_of_role("", "consume")
+    scope, _ = get_role_key("", "consume")
     return set(connection.execute(select(table.c.key).where(table.c.scope == scope)).scalars())
 
 
-def registered(key: str, info: Any) -> Registered:
+def parse_registration(key: str, info: Any) -> RegisteredEndpoint:
     """Return the channel, the consumer or the queue's token stored in a row."""
     # The driver may return the JSON as text.
     fields = load_headers(info)
-    return Registered(key, str(fields.get("token", "")), str(fields.get("type", "")))
+    return RegisteredEndpoint(key, str(fields.get("token", "")), str(fields.get("type", "")))

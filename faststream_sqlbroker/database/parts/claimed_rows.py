@@ -12,8 +12,8 @@ from uuid import UUID
 from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.reasons import UNDECODABLE
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.suspects import Suspect, Suspicion
-from faststream_sqlbroker.core.text import load_text, short
+from faststream_sqlbroker.core.suspects import Suspect, SuspectRule
+from faststream_sqlbroker.core.text import format_value, load_text
 
 CLAIMED_COLUMNS = (
     "id",
@@ -37,7 +37,7 @@ CLAIMED_COLUMNS = (
 
 READ_ERRORS = (ArithmeticError, AttributeError, TypeError, ValueError)
 """Errors raised by reading a value that its column should not hold."""
-NEEDED_TIMES = ("created_at", "next_attempt_at")
+REQUIRED_TIMES = ("created_at", "next_attempt_at")
 """Times that every message has. An invalid one counts as now; any other invalid time as NULL."""
 _ATTEMPTS = CLAIMED_COLUMNS.index("attempts_count")
 _DELIVERIES = CLAIMED_COLUMNS.index("deliveries_count")
@@ -51,11 +51,11 @@ class ClaimedRows:
     warn: Callable[[str], None]
     """Called with a warning about a row with an invalid time; set by the broker."""
 
-    def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+    def to_messages(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Convert rows selected as `CLAIMED_COLUMNS` to messages; unreadable rows are rejected."""
-        return [self._claimed_row(row, token) for row in rows]
+        return [self._to_message(row, token) for row in rows]
 
-    def _claimed_row(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
+    def _to_message(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
         try:
             return self._build_message(values, token)
         except READ_ERRORS:
@@ -65,11 +65,11 @@ class ClaimedRows:
         invalid = [
             n
             for n in _TIMES
-            if not self._is_time(values[n], required=CLAIMED_COLUMNS[n] in NEEDED_TIMES)
+            if not self._is_time(values[n], required=CLAIMED_COLUMNS[n] in REQUIRED_TIMES)
         ]
         usable = list(values)
         for n in invalid:
-            usable[n] = values[14] if CLAIMED_COLUMNS[n] in NEEDED_TIMES else None
+            usable[n] = values[14] if CLAIMED_COLUMNS[n] in REQUIRED_TIMES else None
         try:
             row = self._build_message(usable, token)
         except READ_ERRORS as error:
@@ -96,7 +96,7 @@ class ClaimedRows:
         names = [CLAIMED_COLUMNS[n] for n in invalid]
         self.note_unusable(row.id, names)
         description = ", ".join(
-            f"{name} is {short(values[n])}" for n, name in zip(invalid, names, strict=True)
+            f"{name} is {format_value(values[n])}" for n, name in zip(invalid, names, strict=True)
         )
         self.warn(
             f"message {row.id} of queue {row.queue!r} is delivered at once: its {description}, "
@@ -150,18 +150,18 @@ def load_payload(value: Any) -> bytes:
     return bytes(value) if isinstance(value, bytearray | memoryview) else str(value).encode()
 
 
-# Suspects found by a claim; statements use the same rule as `Suspicion.of`.
+# Suspects found by a claim; statements use the same rule as `SuspectRule.classify`.
 
 
-def statement_end(suspicion: Suspicion | None) -> str:
+def get_statement_suffix(suspicion: SuspectRule | None) -> str:
     """Return the end of the name of the claim statement for `suspicion`."""
     if suspicion is None:
         return ""
-    return "_apart" if suspicion.told else "_others"
+    return "_apart" if suspicion.report else "_others"
 
 
 def split_suspects(
-    rows: Iterable[Sequence[Any]], suspicion: Suspicion | None
+    rows: Iterable[Sequence[Any]], suspicion: SuspectRule | None
 ) -> tuple[list[Sequence[Any]], dict[int, Suspect]]:
     """Return the leased rows, and by id the suspects, which have no `acquired_at`."""
     if suspicion is None:
@@ -171,13 +171,13 @@ def split_suspects(
     for row in rows:
         if row[_ACQUIRED] is not None:
             leased.append(row)
-        elif suspicion.told and (suspect := _find_suspect(row, suspicion)) is not None:
+        elif suspicion.report and (suspect := _find_suspect(row, suspicion)) is not None:
             suspects[row[0]] = suspect
     return leased, suspects
 
 
-def _find_suspect(row: Sequence[Any], suspicion: Suspicion) -> Suspect | None:
+def _find_suspect(row: Sequence[Any], suspicion: SuspectRule) -> Suspect | None:
     try:
-        return suspicion.of(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
+        return suspicion.classify(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
     except (TypeError, ValueError):  # SQLite stores any value that another program writes
-        return Suspect(suspicion.losses)
+        return Suspect(suspicion.min_lost)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 
-ENDED = "the transaction that the handler was given has ended before its ack"
+TRANSACTION_ENDED = "the transaction that the handler was given has ended before its ack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class HandlerLock:
     """The rows locked by a handler's transaction, and the identity of that transaction."""
 
     leases: Leases
-    held: set[int]
+    locked_ids: set[int]
     """Ids of the locked rows; the leases of other rows are lost."""
     number: str = ""
     """PostgreSQL's number of the transaction."""
-    since: datetime | None = None
+    locked_at: datetime | None = None
     """PostgreSQL's time of the lock."""
 
 

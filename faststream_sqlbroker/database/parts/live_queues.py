@@ -6,8 +6,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
-from faststream_sqlbroker.core.ended import summed
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.core.ended import sum_rates
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 
 MAX_QUEUES = 500
@@ -20,7 +20,7 @@ class LiveQueues(NamedTuple):
     names: list[str]
     subscribers: Counter[str]
     """Number of live subscribers by queue."""
-    ended: dict[str, float]
+    ended_per_minute: dict[str, float]
     """Ended messages a minute by queue, as reported by live subscribers. Queues with a subscriber
     that reports no rate are left out.
     """
@@ -29,7 +29,7 @@ class LiveQueues(NamedTuple):
 
 
 def read_live_queues(
-    connection: Connection, dialect: Operations, *, walk: bool = True
+    connection: Connection, dialect: DialectOperations, *, walk: bool = True
 ) -> LiveQueues:
     """Return up to `MAX_QUEUES` queues; without `walk`, only queues with a live subscriber.
 
@@ -38,7 +38,7 @@ def read_live_queues(
     registered = read_subscribers(connection, dialect.tables.policy_state)
     subscribers = Counter(queue for subscriber in registered for queue in subscriber.queues)
     names = set(subscribers) | (read_queue_names(connection, dialect) if walk else set())
-    ended_per_minute = summed(
+    ended_per_minute = sum_rates(
         (subscriber.queues, subscriber.ended_per_minute) for subscriber in registered
     )
     drained = Counter(
@@ -47,7 +47,9 @@ def read_live_queues(
     return LiveQueues(sorted(names)[:MAX_QUEUES], subscribers, ended_per_minute, drained)
 
 
-def read_queue_names(connection: Connection, dialect: Operations, after: str = "") -> set[str]:
+def read_queue_names(
+    connection: Connection, dialect: DialectOperations, after: str = ""
+) -> set[str]:
     """Return the first `MAX_QUEUES` queues after `after` that have a message, by name.
 
     Reply queues are left out.
@@ -68,13 +70,13 @@ def read_queue_names(connection: Connection, dialect: Operations, after: str = "
     return names
 
 
-def due_messages(connection: Connection, dialect: Operations, queue: str, maximum: int) -> int:
+def count_due(connection: Connection, dialect: DialectOperations, queue: str, maximum: int) -> int:
     """Count the messages of `queue` that are due and not leased, up to `maximum`.
 
     Each range is in an index, and the scan stops as soon as the limit is reached.
     """
     count = 0
-    for pair in dialect.ready_pairs(connection, [queue]):
+    for pair in dialect.find_ready_pairs(connection, [queue]):
         if pair.due_in > 0 or count >= maximum:
             continue
         binds = {"queue": queue, "priority": pair.priority, "most": maximum - count}

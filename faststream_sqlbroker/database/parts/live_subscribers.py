@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, and_, bindparam, func, or_, select
 
-from faststream_sqlbroker.core.orders import CancelRequest, Orders
-from faststream_sqlbroker.core.status import LiveSubscriber, PausedQueue, subscriber_of
+from faststream_sqlbroker.core.orders import CancelRequest, OperatorRequests
+from faststream_sqlbroker.core.status import LiveSubscriber, PausedQueue, parse_subscriber
 from faststream_sqlbroker.database.parts import cancels
 from faststream_sqlbroker.database.parts.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later
@@ -22,19 +22,23 @@ STATE_CHANGED = " "
 """Sent to listeners when a queue is paused or resumed, a subscriber is drained or undrained, a
 running message is to be cancelled, or a schedule is redefined. No queue can have this name."""
 
-KEPT_SECONDS = 3600
+RETENTION_SECONDS = 3600
 """Seconds for which the registration of a crashed subscriber is stored after its lease has
 expired, so that `explain` can name the holder of its messages.
 """
 MAX_SUBSCRIBERS = 10_000
 """Maximum registrations that are read, the first by name."""
 
-Known = Mapping[str, Mapping[str, Any]]
+Descriptions = Mapping[str, Mapping[str, Any]]
 """The description of each subscriber by its name."""
 
 
-def announce(
-    connection: Connection, table: Table, descriptions: Known, changed: set[str], lease: float
+def renew_registrations(
+    connection: Connection,
+    table: Table,
+    descriptions: Descriptions,
+    changed: set[str],
+    lease: float,
 ) -> None:
     """Renew the registrations of the subscribers in `descriptions` for `lease` seconds from now.
 
@@ -46,7 +50,7 @@ def announce(
     }
     times = {
         "lease": round(lease * 1_000_000),
-        "kept": round((lease + KEPT_SECONDS) * 1_000_000),
+        "kept": round((lease + RETENTION_SECONDS) * 1_000_000),
     }
     for names, replaced in (
         (sorted(changed), (*expiries, "info")),
@@ -85,7 +89,7 @@ def select_registrations(table: Table, *columns: Any) -> Select[Any]:
 
 def read_subscriber(row: Any) -> LiveSubscriber:
     """Convert a row of `select_registrations`."""
-    return subscriber_of(
+    return parse_subscriber(
         row.key, row.info or {}, row.created_at, row.lease_expires_at, drained=row.counter > 0
     )
 
@@ -94,7 +98,7 @@ def select_pauses(table: Table) -> Select[Any]:
     """Select the active pauses by queue; `read_pause` converts the rows."""
     c = table.c
     statement = select(c.key, c.created_at, c.expires_at, c.info)
-    return statement.where(c.scope == PAUSED, is_lasting(table)).order_by(c.key)
+    return statement.where(c.scope == PAUSED, is_active(table)).order_by(c.key)
 
 
 def read_pause(row: Any) -> PausedQueue:
@@ -104,11 +108,13 @@ def read_pause(row: Any) -> PausedQueue:
     return PausedQueue(row.key, row.created_at, row.expires_at, by, info.get("reason"))
 
 
-def orders(connection: Connection, table: Table, local_names: Sequence[str] = ()) -> Orders:
+def load_orders(
+    connection: Connection, table: Table, local_names: Sequence[str] = ()
+) -> OperatorRequests:
     """Return the orders of operators for the fleet, and for the subscribers `local_names`."""
     c = table.c
     condition = or_(
-        and_(c.scope == PAUSED, is_lasting(table)),
+        and_(c.scope == PAUSED, is_active(table)),
         c.scope == cancels.CANCEL,
         and_(c.scope == SUBSCRIBER, c.key.in_(sorted(local_names)), c.counter > 0),
     )
@@ -116,10 +122,10 @@ def orders(connection: Connection, table: Table, local_names: Sequence[str] = ()
     requests: list[CancelRequest] = []
     for row in connection.execute(select(c.scope, c.key, c.info).where(condition)):
         if row.scope == cancels.CANCEL:
-            requests.append(cancels.request_of(row.key, row.info))
+            requests.append(cancels.parse_request(row.key, row.info))
         else:
             names[row.scope].add(row.key)
-    return Orders(frozenset(names[PAUSED]), tuple(requests), frozenset(names[SUBSCRIBER]))
+    return OperatorRequests(frozenset(names[PAUSED]), tuple(requests), frozenset(names[SUBSCRIBER]))
 
 
 def notify_state_changed(connection: Connection, channel: str) -> None:
@@ -127,11 +133,11 @@ def notify_state_changed(connection: Connection, channel: str) -> None:
     connection.execute(select(func.pg_notify(channel, STATE_CHANGED)))
 
 
-def pause_of(table: Table, queue: Any) -> Any:
+def match_pause(table: Table, queue: Any) -> Any:
     """Return the condition of the pause of `queue`, a name or a bind."""
     return and_(table.c.scope == PAUSED, table.c.key == queue)
 
 
-def is_lasting(table: Table) -> Any:
+def is_active(table: Table) -> Any:
     """Return the condition that a row has not expired."""
     return or_(table.c.expires_at.is_(None), table.c.expires_at > clock())

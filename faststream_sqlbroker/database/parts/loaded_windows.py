@@ -8,49 +8,55 @@ from typing import Any
 from sqlalchemy import Connection, Table, and_, or_, select, true, tuple_
 
 from faststream_sqlbroker.core.loaded_windows import LoadedWindow, RowSum
-from faststream_sqlbroker.core.retention import Place
+from faststream_sqlbroker.core.retention import PrunePosition
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.schema.types import MYSQL
 
-PAGE = 1_000
+PAGE_SIZE = 1_000
 """Rows that are compared, and removed, at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WindowPage:
     """Consecutive rows of a window by (archived_at, id)."""
 
-    after: Place | None
+    after: PrunePosition | None
     """The page begins after this row; None for the start of the window."""
-    last: Place | None
+    last: PrunePosition | None
     """The page ends with this row; None for the end of the window."""
     rows: RowSum
     states: Counter[MessageState]
 
 
 def read_page(
-    connection: Connection, dialect: Operations, window: LoadedWindow, after: Place | None
-) -> Page:
+    connection: Connection,
+    dialect: DialectOperations,
+    window: LoadedWindow,
+    after: PrunePosition | None,
+) -> WindowPage:
     """Return the next rows of the window; the last page has fewer than `PAGE_SIZE` rows."""
-    rows = connection.execute(rows_between(dialect, window, after, None).limit(PAGE)).all()
-    last = Place(rows[-1].archived_at, rows[-1].id) if len(rows) == PAGE else None
-    return Page(after, last, sum_of(rows), Counter(MessageState[row.state] for row in rows))
+    rows = connection.execute(select_rows(dialect, window, after, None).limit(PAGE_SIZE)).all()
+    last = PrunePosition(rows[-1].archived_at, rows[-1].id) if len(rows) == PAGE_SIZE else None
+    return WindowPage(after, last, sum_rows(rows), Counter(MessageState[row.state] for row in rows))
 
 
-def rows_between(
-    dialect: Operations, window: LoadedWindow, after: Place | None, last: Place | None
+def select_rows(
+    dialect: DialectOperations,
+    window: LoadedWindow,
+    after: PrunePosition | None,
+    last: PrunePosition | None,
 ) -> Any:
     """Select rows of the window after `after` up to `last`; None for the start or end of the
     window.
     """
-    archive = archive_of(dialect)
+    archive = get_archive(dialect)
     c = archive.c
     statement = select(c.archived_at, c.id, c.state)
     # For a large window MySQL would read the whole index from its start, for each page.
-    statement = dialect.use_index(statement, archive, "archived_index")
+    statement = dialect.add_index_hint(statement, archive, "archived_index")
     statement = statement.where(
-        c.archived_at >= window.start if after is None else behind(dialect, after),
+        c.archived_at >= window.start if after is None else build_after(dialect, after),
         c.archived_at < window.end if last is None else c.archived_at <= last.at,
     )
     if last is not None:
@@ -58,23 +64,23 @@ def rows_between(
     return statement.order_by(c.archived_at, c.id)
 
 
-def sum_of(rows: Sequence[Any]) -> RowSum:
+def sum_rows(rows: Sequence[Any]) -> RowSum:
     """Return the number of the rows and the sum of their ids."""
     return RowSum(len(rows), sum(row.id for row in rows))
 
 
-def archive_of(dialect: Operations) -> Table:
+def get_archive(dialect: DialectOperations) -> Table:
     """Return the archive, which the caller knows to exist."""
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has looked
     return archive
 
 
-def behind(dialect: Operations, position: Place | None) -> Any:
+def build_after(dialect: DialectOperations, position: PrunePosition | None) -> Any:
     """Return the condition that an archived row comes after `position`, by (archived_at, id)."""
     if position is None:
         return true()
-    c = archive_of(dialect).c
+    c = get_archive(dialect).c
     if dialect.name not in MYSQL:
         return tuple_(c.archived_at, c.id) > (position.at, position.id)
     # MySQL and MariaDB use no index for row values. The first condition alone selects the right

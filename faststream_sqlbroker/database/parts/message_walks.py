@@ -36,14 +36,14 @@ from sqlalchemy.types import NullType
 
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT
-from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES
+from faststream_sqlbroker.core.times import MAX_TIMESTAMP, MIN_TIMESTAMP
+from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.claimed_rows import REQUIRED_TIMES
 from faststream_sqlbroker.schema.types import MYSQL, UtcTimestamp, clock, later
 
-SCANNED = 20_000
+MAX_SCANNED = 20_000
 """Maximum rows that a page scans if an index does not contain all filters."""
-STEP = 2_000
+STEP_SIZE = 2_000
 """Maximum rows of these that one statement scans, so that none lasts long: on a busy machine MySQL
 reads some 12 000 rows a second that lie far apart.
 """
@@ -60,7 +60,7 @@ Position = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Walk:
+class IndexRange:
     """A range of an index of a table, in the order of the index."""
 
     name: str
@@ -71,14 +71,14 @@ class Walk:
     order: Sequence[ColumnElement[Any]]
     descending: bool = False
 
-    def select(self, dialect: Operations, columns: Sequence[Any]) -> Select[Any]:
+    def select(self, dialect: DialectOperations, columns: Sequence[Any]) -> Select[Any]:
         """Select the rows of the range in index order."""
         statement = select(*columns).select_from(self.table).where(*self.where)
-        statement = dialect.use_index(statement, self.table, self.index, on_sqlite=True)
+        statement = dialect.add_index_hint(statement, self.table, self.index, on_sqlite=True)
         return statement.order_by(*(c.desc() if self.descending else c.asc() for c in self.order))
 
     def build_after(
-        self, position: Position, dialect: Operations, *, inclusive: bool = False
+        self, position: Position, dialect: DialectOperations, *, inclusive: bool = False
     ) -> Any:
         """Return the condition that a row comes after `position`; with `inclusive`, also the row
         there.
@@ -89,7 +89,7 @@ class Walk:
             # No OR: PostgreSQL's generic plans would not use it for the index range, and read on to
             # the end of the table.
             return _compare(column, value, descending=self.descending, inclusive=inclusive)
-        if dialect.ranges_by_rows:
+        if dialect.has_row_ranges:
             # The index seeks to the row. With an OR it would seek to the first column's value, and
             # many messages may be due at the same time.
             position_values = [
@@ -103,7 +103,7 @@ class Walk:
             )
         edge = _compare(column, value, descending=self.descending, inclusive=True)
         after_value = _compare(column, value, descending=self.descending, inclusive=False)
-        remaining_range = Walk("", self.table, None, (), self.order[1:], self.descending)
+        remaining_range = IndexRange("", self.table, None, (), self.order[1:], self.descending)
         # The first part is the index range; the second excludes rows at its edge.
         return and_(
             edge,
@@ -112,9 +112,9 @@ class Walk:
             ),
         )
 
-    def build_until(self, position: Position, dialect: Operations) -> Any:
+    def build_until(self, position: Position, dialect: DialectOperations) -> Any:
         """Return the condition that a row comes before `position` or is there."""
-        reversed_range = Walk("", self.table, None, (), self.order, not self.descending)
+        reversed_range = IndexRange("", self.table, None, (), self.order, not self.descending)
         return reversed_range.build_after(position, dialect, inclusive=True)
 
 
@@ -124,7 +124,7 @@ def _compare(column: Any, value: Any, *, descending: bool, inclusive: bool) -> A
     return column >= value if inclusive else column > value
 
 
-def shown_columns(table: Table, names: Sequence[str], database: str) -> list[Any]:
+def get_readable_columns(table: Table, names: Sequence[str], database: str) -> list[Any]:
     """Return the columns `names` of `table` in a form in which no value makes a row unreadable.
 
     Another program may have stored anything. Headers stay as stored. In SQLite, whose columns take
@@ -142,20 +142,20 @@ def _get_readable_column(column: Any, database: str) -> Any:
     if database != "sqlite" or not isinstance(column.type, UtcTimestamp):
         return column
     is_in_range = column.between(
-        literal_column(str(FIRST_MOMENT)), literal_column(str(LAST_MOMENT))
+        literal_column(str(MIN_TIMESTAMP)), literal_column(str(MAX_TIMESTAMP))
     )
     is_time = and_(func.typeof(column) == "integer", is_in_range)
-    other: Any = clock() if column.name in NEEDED_TIMES else null()
+    other: Any = clock() if column.name in REQUIRED_TIMES else null()
     return type_coerce(case((is_time, column), else_=other), UtcTimestamp())
 
 
-class Part:
+class RangeReader:
     """Reads the rows of an index range for a page."""
 
     def __init__(
         self,
-        dialect: Operations,
-        index_range: Walk,
+        dialect: DialectOperations,
+        index_range: IndexRange,
         position: Position | None,
         filters: Filters,
         conditions: Sequence[Any] = (),
@@ -175,19 +175,19 @@ class Part:
     def _select_rows(self, *columns: Any) -> Select[Any]:
         return self._range.select(self._dialect, columns).where(*self._after)
 
-    def read(
+    def read_rows(
         self, connection: Connection, names: Sequence[str], capacity: int, budget: int
     ) -> tuple[Sequence[Any], Position | None]:
         """Return up to `capacity` + 1 rows, and the position of the last scanned row.
 
         The position is None if no rows follow.
         """
-        columns = shown_columns(self._range.table, names, self._dialect.name)
+        columns = get_readable_columns(self._range.table, names, self._dialect.name)
         if not self._conditions:
             return connection.execute(self._select_rows(*columns).limit(capacity + 1)).all(), None
         results: list[Any] = []
         end = None
-        for select_matching, position in self.steps(connection, budget):
+        for select_matching, position in self.iter_steps(connection, budget):
             end = position
             statement = select_matching(*columns).limit(capacity + 1 - len(results))
             results += connection.execute(statement).all()
@@ -195,7 +195,7 @@ class Part:
                 break
         return results, end
 
-    def steps(
+    def iter_steps(
         self, connection: Connection, budget: int
     ) -> Iterator[tuple[Callable[..., Select[Any]], Position | None]]:
         """Yield steps of the range, `budget` rows in all: a select of matching rows and the last
@@ -205,7 +205,7 @@ class Part:
         """
         remaining = max(budget, 1)
         while True:
-            step = min(STEP, remaining)
+            step = min(STEP_SIZE, remaining)
             end = self._find_step_end(connection, step)
             conditions = (
                 self._conditions
@@ -216,27 +216,27 @@ class Part:
             if end is None:
                 return
             self._scanned += step
-            remaining -= STEP
+            remaining -= STEP_SIZE
             if remaining <= 0:
                 return
             self._after = [self._range.build_after(end, self._dialect)]
 
     def _find_step_end(self, connection: Connection, step: int) -> Position | None:
         """Return the position `step` rows ahead, or None if the range ends before."""
-        columns = shown_columns(self.table, self.order, self._dialect.name)
+        columns = get_readable_columns(self.table, self.order, self._dialect.name)
         row = connection.execute(self._select_rows(*columns).limit(1).offset(step - 1)).first()
         return None if row is None else tuple(row)
 
-    def looked_at(self, connection: Connection) -> int:
+    def count_scanned(self, connection: Connection) -> int:
         """Return how many rows were scanned, after the range has ended."""
         if not self._conditions:
             return 0
         # The last step ended before its limit: count its rows in the index.
-        counted = self._select_rows(literal_column("1").label("one")).limit(STEP).subquery()
+        counted = self._select_rows(literal_column("1").label("one")).limit(STEP_SIZE).subquery()
         counting = select(func.count()).select_from(counted)
         return self._scanned + int(connection.execute(counting).scalar_one())
 
-    def time_of(self, connection: Connection, position: Position) -> datetime | None:
+    def get_time(self, connection: Connection, position: Position) -> datetime | None:
         """Return when the message at `position` was created or archived, or None if the row is
         gone.
         """
@@ -245,24 +245,26 @@ class Part:
         return timestamp
 
 
-def walks_of(connection: Connection, dialect: Operations, filters: Filters) -> Iterator[Walk]:
+def iter_index_ranges(
+    connection: Connection, dialect: DialectOperations, filters: Filters
+) -> Iterator[IndexRange]:
     """Yield the index ranges that contain all messages matching `filters`, each message once."""
     if filters.archived:
-        yield archive_walk(dialect, filters)
+        yield get_archive_range(dialect, filters)
         return
     c = dialect.tables.message.c
     if filters.queue is None:
-        yield Walk("all", dialect.tables.message, None, (), (c.id,), descending=True)
+        yield IndexRange("all", dialect.tables.message, None, (), (c.id,), descending=True)
     elif filters.key is not None:
         where = (c.queue == filters.queue, c.key == filters.key)
-        yield Walk("key", dialect.tables.message, "key_index", where, (c.id,))
+        yield IndexRange("key", dialect.tables.message, "key_index", where, (c.id,))
     else:
         yield from _iter_queue_ranges(connection, dialect, filters.queue, filters.state)
 
 
 def _iter_queue_ranges(
-    connection: Connection, dialect: Operations, queue: str, state: MessageState | None
-) -> Iterator[Walk]:
+    connection: Connection, dialect: DialectOperations, queue: str, state: MessageState | None
+) -> Iterator[IndexRange]:
     """Yield the leased messages, then the waiting messages in the order of claims."""
     table = dialect.tables.message
     c = table.c
@@ -270,16 +272,18 @@ def _iter_queue_ranges(
     if state in {None, MessageState.PROCESSING}:
         leased = text("lease_expires_at IS NOT NULL") if mysql else _LEASED
         queue_conditions = (c.queue == queue, leased)
-        yield Walk("leased", table, "leased_index", queue_conditions, (c.lease_expires_at, c.id))
+        yield IndexRange(
+            "leased", table, "leased_index", queue_conditions, (c.lease_expires_at, c.id)
+        )
     if state is None or state in CLAIMABLE_STATES:
         claimable = text("claimable = 1") if mysql else _CLAIMABLE
-        for pair in dialect.ready_pairs(connection, [queue]):
+        for pair in dialect.find_ready_pairs(connection, [queue]):
             pair_conditions = (claimable, c.queue == queue, c.priority == pair.priority)
             name = f"ready {pair.priority}"
-            yield Walk(name, table, "ready_index", pair_conditions, (c.next_attempt_at, c.id))
+            yield IndexRange(name, table, "ready_index", pair_conditions, (c.next_attempt_at, c.id))
 
 
-def archive_walk(dialect: Operations, filters: Filters) -> Walk:
+def get_archive_range(dialect: DialectOperations, filters: Filters) -> IndexRange:
     """Return the range of archived messages, the last archived first."""
     table = dialect.tables.archive
     assert table is not None  # noqa: S101 - the store has looked
@@ -288,20 +292,20 @@ def archive_walk(dialect: Operations, filters: Filters) -> Walk:
     index = "archived_index"
     if filters.ids:
         where.insert(0, c.id.in_(filters.ids))
-        return Walk("all", table, None, where, (c.archived_at, c.id), descending=True)
+        return IndexRange("all", table, None, where, (c.archived_at, c.id), descending=True)
     if filters.state in UNCOMPLETED_STATES:
         # Also with a queue: a queue may have many more COMPLETED messages.
-        where.insert(0, ended_as(dialect, filters.state))
-        return Walk(
+        where.insert(0, match_ended_state(dialect, filters.state))
+        return IndexRange(
             "ended", table, "uncompleted_index", where, (c.archived_at, c.id), descending=True
         )
     if filters.queue is not None:
         where.insert(0, c.queue == filters.queue)
         index = "archive_queue_index"
-    return Walk("archive", table, index, where, (c.archived_at, c.id), descending=True)
+    return IndexRange("archive", table, index, where, (c.archived_at, c.id), descending=True)
 
 
-def ended_as(dialect: Operations, state: MessageState) -> ColumnElement[bool]:
+def match_ended_state(dialect: DialectOperations, state: MessageState) -> ColumnElement[bool]:
     """Return the condition of archived messages in a state of `UNCOMPLETED_STATES`."""
     # A literal, so that generic plans can use the partial index.
     of_state = literal_column("state") == literal_column(f"'{state.name}'")
@@ -323,13 +327,13 @@ def _to_timestamp(value: datetime | float) -> Any:
 
 def build_conditions(table: Table, filters: Filters, database: str) -> list[Any]:
     """Return all of `filters` as conditions for rows of `table` that are found by their ids."""
-    conditions = _list_conditions(Walk("all", table, None, (), ()), filters, database)
+    conditions = _list_conditions(IndexRange("all", table, None, (), ()), filters, database)
     if filters.archived:
         conditions += _iter_time_conditions(table.c.archived_at, filters)
     return to_unindexed(conditions)
 
 
-def _build_unindexed(index_range: Walk, filters: Filters, database: str) -> list[Any]:
+def _build_unindexed(index_range: IndexRange, filters: Filters, database: str) -> list[Any]:
     """Return the conditions that are not in the index of the range."""
     return to_unindexed(_list_conditions(index_range, filters, database))
 
@@ -346,7 +350,7 @@ def to_unindexed(conditions: list[Any]) -> list[Any]:
     return [case((and_(*conditions), _ONE), else_=literal_column("0")) == _ONE]
 
 
-def _list_conditions(index_range: Walk, filters: Filters, database: str) -> list[Any]:
+def _list_conditions(index_range: IndexRange, filters: Filters, database: str) -> list[Any]:
     c = index_range.table.c
     conditions = list(_iter_equal_conditions(index_range, filters))
     if filters.reason is not None and database in MYSQL:
@@ -362,7 +366,7 @@ def _list_conditions(index_range: Walk, filters: Filters, database: str) -> list
     return conditions
 
 
-def _iter_equal_conditions(index_range: Walk, filters: Filters) -> Iterator[Any]:
+def _iter_equal_conditions(index_range: IndexRange, filters: Filters) -> Iterator[Any]:
     """Yield the filters that compare a column with a value, unless the range does so."""
     c = index_range.table.c
     if filters.state is not None and not _is_state_covered(index_range, filters.state):
@@ -377,7 +381,7 @@ def _iter_equal_conditions(index_range: Walk, filters: Filters) -> Iterator[Any]
         yield c.error_fingerprint == filters.fingerprint
 
 
-def _is_state_covered(index_range: Walk, state: MessageState) -> bool:
+def _is_state_covered(index_range: IndexRange, state: MessageState) -> bool:
     return index_range.name == "ended" or (
         index_range.name == "leased" and state is MessageState.PROCESSING
     )
@@ -392,7 +396,7 @@ def _build_contains(column: Any, part: str, database: str) -> Any:
     return column.contains(part, autoescape=True)
 
 
-def _match_header(index_range: Walk, database: str, name: str, value: str) -> Any:
+def _match_header(index_range: IndexRange, database: str, name: str, value: str) -> Any:
     """Return the condition that the header `name` has this text, whatever characters the name has.
 
     The text may also be that of a JSON number, true or false.

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Table, bindparam, delete, insert, select, upd
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement
-from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import later
 
 MIRROR = "mirror:"
@@ -25,7 +25,7 @@ CHECK_DELAY = 300.0
 
 
 def insert_mirrored(
-    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+    dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
     """Insert messages as `dialect.insert`, and mirror rows of messages with a lookup value."""
     ids = dialect.insert(connection, rows)
@@ -34,7 +34,7 @@ def insert_mirrored(
 
 
 def insert_for_caller(
-    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+    dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
     """Insert as `insert_mirrored` in the caller's transaction, which may go on after an error.
 
@@ -51,7 +51,7 @@ def insert_for_caller(
 
 
 def _insert_or_delete(
-    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+    dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
     # No savepoint: before the transaction's first write, the savepoint would be the transaction,
     # and its release the COMMIT. SQLite has no rights, so deleting is always allowed.
@@ -61,14 +61,14 @@ def _insert_or_delete(
     except SQLAlchemyError:
         message: Table = dialect.tables.message
         with suppress(SQLAlchemyError):
-            for part in chunks([message_id for message_id in ids if message_id is not None]):
+            for part in iter_chunks([message_id for message_id in ids if message_id is not None]):
                 connection.execute(delete(message).where(message.c.id.in_(part)))
         raise
     return ids
 
 
 def _insert_or_roll_back(
-    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+    dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
     # A producer may have no right to delete. Without a transaction, in autocommit mode, there is no
     # savepoint to roll back or release, and the server reports that.
@@ -85,7 +85,7 @@ def _insert_or_roll_back(
 
 
 def _insert_records(
-    dialect: Operations,
+    dialect: DialectOperations,
     connection: Connection,
     rows: Sequence[NewMessage],
     ids: Sequence[int | None],
@@ -107,7 +107,7 @@ def _insert_records(
 
 
 def remove_records(
-    dialect: Operations,
+    dialect: DialectOperations,
     connection: Connection,
     settlements: Sequence[Settlement],
     settled: Collection[int],
@@ -122,12 +122,14 @@ def remove_records(
         connection.execute(delete(dialect.tables.policy_state).where(*_match_row(dialect)), binds)
 
 
-def _match_row(dialect: Operations) -> Sequence[Any]:
+def _match_row(dialect: DialectOperations) -> Sequence[Any]:
     c = dialect.tables.policy_state.c
     return c.scope == bindparam("of_scope"), c.key == bindparam("of_key")
 
 
-def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> list[Any]:
+def renew_living(
+    connection: Connection, dialect: DialectOperations, rows: Sequence[Any]
+) -> list[Any]:
     """Renew the expired mirror rows whose messages live; return the other `rows`.
 
     A mirror row is renewed for as long as it has existed.
@@ -138,7 +140,7 @@ def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]
     state: Table = dialect.tables.policy_state
     message: Table = dialect.tables.message
     living_ids = set[int]()
-    for part in chunks([row.counter for row in mirror_rows]):
+    for part in iter_chunks([row.counter for row in mirror_rows]):
         living_ids.update(
             connection.execute(select(message.c.id).where(message.c.id.in_(part))).scalars()
         )

@@ -27,17 +27,17 @@ from sqlalchemy import (
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts.policy_state import ONCE, upsert
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import clock, later
 
 Lock = Callable[..., set[int]]
-KEPT = 86_400.0
+RETENTION = 86_400.0
 """Seconds for which a claim is stored after its ttl: longer than a crashed message takes to come
 back.
 """
 
 
-class Verdict(Enum):
+class OnceStatus(Enum):
     """The status of a message whose handler would start now."""
 
     START = "its key is claimed for it"
@@ -53,15 +53,15 @@ def claim_keys(
     rows: Sequence[ClaimedMessage],
     ttl: float,
     worker: str,
-) -> dict[int, tuple[Verdict, int | None]]:
+) -> dict[int, tuple[OnceStatus, int | None]]:
     """Claim the keys of `rows` for `ttl` seconds.
 
     Returns:
         By id, the status of each row and the message that has its key.
     """
     locked = lock(connection, [(row.id, row.lease_token) for row in rows])
-    results: dict[int, tuple[Verdict, int | None]] = {
-        row.id: (Verdict.LOST, None) for row in rows if row.id not in locked
+    results: dict[int, tuple[OnceStatus, int | None]] = {
+        row.id: (OnceStatus.LOST, None) for row in rows if row.id not in locked
     }
     # In the order of keys: two transactions that claim the same keys lock them in the same order,
     # so they cannot deadlock.
@@ -78,10 +78,10 @@ def claim_keys(
     for row in locked_rows:
         claim = claims[row.queue, row.policy_key]
         results[row.id] = result = claim.get_status(row)
-        if result[0] is Verdict.UNKNOWN:
+        if result[0] is OnceStatus.UNKNOWN:
             unknown.append(row)
             claim.token = None
-        elif result[0] is Verdict.START and claim.token != delivery_token(row):
+        elif result[0] is OnceStatus.START and claim.token != get_delivery_token(row):
             takeovers.append(row)
             claim.set_owner(row)
     _mark_unknown(connection, table, unknown)
@@ -98,20 +98,20 @@ class _StoredClaim:
     is_expired: bool
     """True if its time to live is over."""
 
-    def get_status(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
+    def get_status(self, row: ClaimedMessage) -> tuple[OnceStatus, int | None]:
         """Return the status of a message of the key, and the message that has the key."""
-        if self.token == delivery_token(row):
-            return Verdict.START, row.id
+        if self.token == get_delivery_token(row):
+            return OnceStatus.START, row.id
         is_redelivery = row.deliveries_count > 1
         if self.message == row.id and (not self.is_expired or is_redelivery):
-            return Verdict.UNKNOWN, row.id
+            return OnceStatus.UNKNOWN, row.id
         if not self.is_expired:
-            return Verdict.DUPLICATE, self.message
-        return Verdict.START, row.id
+            return OnceStatus.DUPLICATE, self.message
+        return OnceStatus.START, row.id
 
     def set_owner(self, row: ClaimedMessage) -> None:
         """Give the key to `row`."""
-        self.token = delivery_token(row)
+        self.token = get_delivery_token(row)
         self.message = row.id
         self.is_expired = False
 
@@ -124,8 +124,8 @@ def _insert(
         {
             "scope": ONCE + row.queue,
             "key": row.policy_key,
-            "lease_token": delivery_token(row),
-            "info": claim_info(row, ttl, worker),
+            "lease_token": get_delivery_token(row),
+            "info": build_claim_info(row, ttl, worker),
             "kept": _get_retention(ttl),
         }
         for row in rows
@@ -146,7 +146,7 @@ def _load_claims(
     for queue, queue_rows in groupby(rows, key=lambda row: row.queue):
         keys = list(dict.fromkeys(row.policy_key for row in queue_rows))
         stored: dict[str, _StoredClaim] = {}
-        for part in chunks(keys):
+        for part in iter_chunks(keys):
             statement = select(c.key, c.lease_token, c.info, c.created_at, clock())
             for key, token, info, since, now in connection.execute(
                 statement.where(c.scope == ONCE + queue, c.key.in_(part))
@@ -197,8 +197,8 @@ def _update_claims(
     binds = [
         {
             **_get_key_binds(row),
-            "token": delivery_token(row),
-            "claim": claim_info(row, ttl, worker),
+            "token": get_delivery_token(row),
+            "claim": build_claim_info(row, ttl, worker),
             "kept": _get_retention(ttl),
         }
         for row in rows
@@ -215,15 +215,15 @@ def _get_key_binds(row: ClaimedMessage) -> dict[str, Any]:
 
 
 def _get_retention(ttl: float) -> int:
-    return round((ttl + KEPT) * 1_000_000)
+    return round((ttl + RETENTION) * 1_000_000)
 
 
-def claim_info(row: ClaimedMessage, ttl: float, worker: str) -> dict[str, Any]:
+def build_claim_info(row: ClaimedMessage, ttl: float, worker: str) -> dict[str, Any]:
     """Return the information stored with a key that `row` has claimed."""
     return {"message": row.id, "worker": worker, "ttl": ttl}
 
 
-def delivery_token(row: ClaimedMessage) -> UUID:
+def get_delivery_token(row: ClaimedMessage) -> UUID:
     """Return a token for this delivery only; all rows of a claim share the same lease token."""
     return UUID(int=row.lease_token.int ^ row.id)
 
@@ -237,5 +237,5 @@ def release_keys(
     statement = delete(table).where(_match_key(table), table.c.lease_token == bindparam("token"))
     sorted_rows = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
     if sorted_rows:
-        binds = [{**_get_key_binds(row), "token": delivery_token(row)} for row in sorted_rows]
+        binds = [{**_get_key_binds(row), "token": get_delivery_token(row)} for row in sorted_rows]
         connection.execute(statement, binds)

@@ -19,18 +19,18 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.rows import Claimed, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.core.rows import ClaimedMessages, ReadyPair
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.statements import Statements
 
 Key = str | bytes
 """A key as selected: SQLite gives bytes, which need not be text."""
 UNLIMITED = 1 << 30
 """More leases than a key can have."""
-WINDOW = 100
+MIN_WINDOW = 100
 """Minimum number of messages, and of keys, that a claim scans; twice its limit if that is more."""
-FREE_PAGE = 1_000
+KEYLESS_PAGE = 1_000
 """Due messages that a claim searches for messages without a key if the window was full."""
 
 
@@ -74,7 +74,7 @@ class Cursors:
 class OrderedClaims:
     """Claims in the order of keys, for a dialect."""
 
-    def __init__(self, dialect: Operations) -> None:
+    def __init__(self, dialect: DialectOperations) -> None:
         """Claim by the statements of `dialect`."""
         self._dialect = dialect
 
@@ -87,8 +87,8 @@ class OrderedClaims:
         token: UUID,
         cursors: Cursors,
         *,
-        suspicion: Suspicion | None = None,
-    ) -> tuple[Claimed, float | None]:
+        suspicion: SuspectRule | None = None,
+    ) -> tuple[ClaimedMessages, float | None]:
         """Lease up to `limit` heads of `pairs`, and expired messages among all scanned messages.
 
         A message without a key is its own head. `cursors` is read and written.
@@ -99,13 +99,13 @@ class OrderedClaims:
             known.
         """
         # Lock, search, lease, repeat: the steps depend on each other, so they are in one function.
-        self._dialect.mend_due_times(connection, pairs)
+        self._dialect.repair_due_times(connection, pairs)
         queues = sorted({pair.queue for pair in pairs})
         locked = self._dialect.lock_order(connection, queues)
         locked_pairs = [pair for pair in pairs if pair.queue in locked]
-        excluded = None if suspicion is None or suspicion.told else suspicion
+        excluded = None if suspicion is None or suspicion.report else suspicion
         next_claim_in = None if len(locked) == len(queues) else 0.0
-        rows = Claimed()
+        rows = ClaimedMessages()
         tried_ids: set[int] = set()
         while True:
             heads = HeadSearch(
@@ -141,20 +141,20 @@ class OrderedClaims:
         queues: Sequence[str],
         lease: float,
         token: UUID,
-    ) -> Claimed:
+    ) -> ClaimedMessages:
         """Lease the message if due in any of `queues`, not locked, and the head of the key.
 
         An expired message need not be the head: it will not be handled.
         """
         row = connection.execute(self._dialect.sql["ordered_one"], {"id": message_id}).one_or_none()
         if row is None or row[0] not in queues:
-            return Claimed()
+            return ClaimedMessages()
         queue, key, expired = row
         if queue not in self._dialect.lock_order(connection, [queue]):
-            return Claimed()
+            return ClaimedMessages()
         heads = HeadSearch(connection, self._dialect.sql, 1)
         if key is not None and not expired and not heads.is_head(queue, message_id, key):
-            return Claimed()
+            return ClaimedMessages()
         return self._dialect.claim_ids(connection, [message_id], [queue], lease, token)
 
 
@@ -167,7 +167,7 @@ class HeadSearch:
         statements: Statements,
         limit: int,
         *,
-        excluded: Suspicion | None = None,
+        excluded: SuspectRule | None = None,
         excluded_ids: Collection[int] = (),
         mask: int = 0,
         per_key: int | None = None,
@@ -201,7 +201,7 @@ class HeadSearch:
         self._starting = limit if starting is None or per_key == UNLIMITED else starting
         self._gate = gate
         self._by_header = by_header
-        self._size = max(WINDOW, 2 * limit)
+        self._size = max(MIN_WINDOW, 2 * limit)
         self._busy: dict[str, Counter[Key]] = {}
         self._used_ids = set(excluded_ids)
         self._waiting = set[int]()
@@ -329,7 +329,7 @@ class HeadSearch:
             "priority": pair.priority,
             "due": due,
             "id": last_id,
-            "size": FREE_PAGE,
+            "size": KEYLESS_PAGE,
         }
         rows = self._execute(
             f"ordered_free{self._suffix}", **binds, **self._binds, mask=self._mask
@@ -337,7 +337,7 @@ class HeadSearch:
         for message_id, _due, has_no_key in rows:
             if has_no_key:
                 self._add_head(pair.queue, message_id, None)
-        if len(rows) < FREE_PAGE:
+        if len(rows) < KEYLESS_PAGE:
             del cursors.rows[cursor_key]
             return False
         cursors.rows[cursor_key] = (rows[-1][1], rows[-1][0])
@@ -385,7 +385,7 @@ class HeadSearch:
         ).all()
 
     def _execute(self, name: str, **binds: Any) -> Any:
-        statement = self._sql.by_header(name) if self._by_header else self._sql[name]
+        statement = self._sql.get_by_header(name) if self._by_header else self._sql[name]
         return self._connection.execute(statement, binds)
 
 

@@ -19,9 +19,9 @@ from sqlalchemy import (
     select,
 )
 
-from faststream_sqlbroker.core.correlation import is_database_id, new_database_id
+from faststream_sqlbroker.core.correlation import create_database_id, is_database_id
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 ORDERED = "ordered"
@@ -39,7 +39,7 @@ DATABASE_KEY = "id"
 """Key of that row; the bits are in `info`, also as "id"."""
 
 
-def process_name() -> str:
+def get_process_name() -> str:
     """Return the host name and process id of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
@@ -56,7 +56,7 @@ def lock_order(
 
     def select_keys(names: Sequence[str], *, lock: bool) -> set[str]:
         keys = set[str]()
-        for part in chunks(names):
+        for part in iter_chunks(names):
             statement = select(table.c.key).where(in_scope, table.c.key.in_(part))
             keys.update(
                 connection.execute(
@@ -79,7 +79,7 @@ def lock_order(
     return locked | select_keys(missing, lock=True)
 
 
-def note_started(
+def record_starts(
     connection: Connection,
     table: Table,
     rows: Sequence[ClaimedMessage],
@@ -115,7 +115,7 @@ def upsert(
     **values: Any,
 ) -> None:
     """Insert rows of `binds` and `values`; in existing rows, update the `replaced` columns."""
-    statement = insert_into(table, connection.dialect.name).values(values)
+    statement = create_insert(table, connection.dialect.name).values(values)
     if connection.dialect.name in MYSQL:
         statement = statement.on_duplicate_key_update({c: statement.inserted[c] for c in replaced})
     else:
@@ -129,7 +129,7 @@ def insert_new(connection: Connection, table: Table, binds: Sequence[Any]) -> No
 
     Waits for another transaction that inserts the same row.
     """
-    statement = insert_into(table, connection.dialect.name)
+    statement = create_insert(table, connection.dialect.name)
     if connection.dialect.name in MYSQL:
         # An upsert that changes nothing: IGNORE would hide other errors, too.
         statement = statement.on_duplicate_key_update(scope=table.c.scope)
@@ -138,7 +138,7 @@ def insert_new(connection: Connection, table: Table, binds: Sequence[Any]) -> No
     connection.execute(statement, binds)
 
 
-def insert_into(table: Table, dialect_name: str) -> Any:
+def create_insert(table: Table, dialect_name: str) -> Any:
     """Create the database's own INSERT, which can skip or update existing rows."""
     # Each dialect module takes 50 ms to import, so only that of the database in use is imported.
     name = "mysql" if dialect_name in MYSQL else dialect_name
@@ -151,7 +151,7 @@ def has_expired(connection: Connection, table: Table) -> bool:
     return connection.execute(statement).first() is not None
 
 
-def forget_expired(
+def remove_expired(
     connection: Connection,
     table: Table,
     limit: int,
@@ -177,7 +177,7 @@ def match_key(table: Table) -> ColumnElement[bool]:
     return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
 
 
-def from_now(seconds: float) -> Any:
+def get_future_time(seconds: float) -> Any:
     """Return the time in `seconds` by the database's clock, such as the end of a lease."""
     return later(literal(round(seconds * 1_000_000), BigInteger))
 
@@ -187,12 +187,12 @@ def read_database_id(connection: Connection, table: Table) -> str | None:
     return _read_id(connection, table, lock=False)
 
 
-def make_database_id(connection: Connection, table: Table) -> str | None:
+def get_or_create_database_id(connection: Connection, table: Table) -> str | None:
     """Return the bits, drawn now if there are none; None as in `read_database_id`."""
     if (database_id := _read_id(connection, table, lock=False)) is not None:
         return database_id
     # A race: another process may have drawn the bits in the meantime. Then its row stays.
-    row = {"scope": DATABASE, "key": DATABASE_KEY, "info": {"id": new_database_id()}}
+    row = {"scope": DATABASE, "key": DATABASE_KEY, "info": {"id": create_database_id()}}
     upsert(connection, table, [row], replaced=("scope",))
     return _read_id(connection, table, lock=True)
 

@@ -25,30 +25,34 @@ from sqlalchemy import (
 from faststream_sqlbroker.core import channels
 from faststream_sqlbroker.core.channels import (
     JobsPage,
-    JobState,
     PullJob,
-    page_cursor,
-    page_position,
+    PullJobState,
+    build_page_cursor,
+    parse_page_cursor,
 )
 from faststream_sqlbroker.core.reasons import MAX_DELIVERIES
 from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.database.constants import LONG_AGO
+from faststream_sqlbroker.database.constants import EXPIRED_JOB_GRACE
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.cancels import discarded, of_leases
+from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.cancels import create_settlement, find_requests
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.parts.message_walks import Walk, shown_columns, to_unindexed
+from faststream_sqlbroker.database.parts.message_walks import (
+    IndexRange,
+    get_readable_columns,
+    to_unindexed,
+)
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 STATES = {
-    MessageState.PENDING: JobState.QUEUED,
-    MessageState.RETRYABLE: JobState.QUEUED,
-    MessageState.PROCESSING: JobState.INFLIGHT,
-    MessageState.COMPLETED: JobState.DELIVERED,
-    MessageState.FAILED: JobState.DEAD,
-    MessageState.DISCARDED: JobState.DEAD,
+    MessageState.PENDING: PullJobState.QUEUED,
+    MessageState.RETRYABLE: PullJobState.QUEUED,
+    MessageState.PROCESSING: PullJobState.INFLIGHT,
+    MessageState.COMPLETED: PullJobState.DELIVERED,
+    MessageState.FAILED: PullJobState.DEAD,
+    MessageState.DISCARDED: PullJobState.DEAD,
 }
 _CLAIMABLE = "state IN ('PENDING', 'RETRYABLE')"
 MAX_RELEASED = 100
@@ -68,14 +72,14 @@ def read_job(
         if row is None:
             continue
         state = STATES[MessageState[row.state]]
-        if state is not JobState.INFLIGHT:
+        if state is not PullJobState.INFLIGHT:
             return _to_job(row, state)
         age = max(0.0, (row.now - row.acquired_at).total_seconds())
         return _to_job(row, state, token=row.lease_token, age=age, over=bool(row.over))
     return None
 
 
-def end_leases(
+def release_leases(
     connection: Connection,
     dialect: Dialect,
     queue: str,
@@ -91,20 +95,20 @@ def end_leases(
     """
     rows = connection.execute(_select_leased(dialect, queue, job_id, ended=ended)).all()
     leases = [(row.id, row.lease_token) for row in rows]
-    requests = of_leases(connection, dialect.tables.policy_state, leases)
+    requests = find_requests(connection, dialect.tables.policy_state, leases)
     settlements: list[Settlement] = []
     for row in rows:
         # Restores the state before the claim, except the delivery count.
         settlement = Settlement(row.id, row.lease_token, None, attempted=False)
         if row.id in requests:
-            settlement = discarded(requests[row.id], archive=True)
+            settlement = create_settlement(requests[row.id], archive=True)
         elif row.deliveries_count > max_retries:
             settlement.state = MessageState.FAILED
             settlement.reason = MAX_DELIVERIES
         settlements.append(settlement)
     if settlements:
         dialect.settle(connection, settlements)
-    return [settlement for settlement in settlements if settlement.leaves]
+    return [settlement for settlement in settlements if settlement.is_final]
 
 
 def _select_leased(dialect: Dialect, queue: str, job_id: int | None, *, ended: bool) -> Select[Any]:
@@ -119,12 +123,12 @@ def _select_leased(dialect: Dialect, queue: str, job_id: int | None, *, ended: b
         conditions.append(c.lease_expires_at <= clock())
     if job_id is not None:
         return select(*columns).where(c.id == job_id, *to_unindexed(conditions)).with_for_update()
-    walk = Walk("leased", table, "leased_index", conditions, (c.lease_expires_at, c.id))
+    walk = IndexRange("leased", table, "leased_index", conditions, (c.lease_expires_at, c.id))
     jobs = walk.select(dialect, columns).limit(MAX_RELEASED if ended else None)
     return jobs.with_for_update(skip_locked=ended)
 
 
-def queued(
+def list_queued(
     connection: Connection,
     dialect: Dialect,
     queue: str,
@@ -137,19 +141,21 @@ def queued(
     ones.
 
     Raises:
-        NotACursorError: `after` is not of such a list.
+        InvalidCursorError: `after` is not of such a list.
     """
-    ends_in = dialect.lease_ends_in(connection, [queue])
+    ends_in = dialect.get_seconds_to_lease_end(connection, [queue])
     rows = _list_due(connection, dialect, queue, after, limit + 1, gone=gone)
     page = _limit_size(rows[:limit])
     next_cursor = None
     if len(page) < len(rows):
         last = page[-1]
-        next_cursor = page_cursor(last.priority, last.next_attempt_at, last.id)
+        next_cursor = build_page_cursor(last.priority, last.next_attempt_at, last.id)
     ids = [row.id for row in page if not row.gone]
-    rows_by_id = {row.id: row for row in connection.execute(bodies_of_jobs(dialect), {"ids": ids})}
+    rows_by_id = {row.id: row for row in connection.execute(select_bodies(dialect), {"ids": ids})}
     # Jobs claimed since are left out.
-    jobs = [_to_job(rows_by_id[job_id], JobState.QUEUED) for job_id in ids if job_id in rows_by_id]
+    jobs = [
+        _to_job(rows_by_id[job_id], PullJobState.QUEUED) for job_id in ids if job_id in rows_by_id
+    ]
     expired = [row.id for row in rows if row.gone]
     return JobsPage(jobs, next_cursor, ends_in is not None and ends_in <= 0, expired)
 
@@ -165,9 +171,9 @@ def _list_due(
 ) -> list[Any]:
     """Return positions and sizes of up to `limit` due jobs after `after`."""
     # Without a cursor, all priorities are lower.
-    highest, *position = (inf,) if after is None else page_position(after)
+    highest, *position = (inf,) if after is None else parse_page_cursor(after)
     rows: list[Any] = []
-    for pair in dialect.ready_pairs(connection, [queue], only_open=True):
+    for pair in dialect.find_ready_pairs(connection, [queue], only_open=True):
         if pair.due_in > 0 or pair.priority > highest:
             continue
         statement = select_due_jobs(dialect)
@@ -189,7 +195,7 @@ def _limit_size(rows: Sequence[Any]) -> Sequence[Any]:
     return rows
 
 
-def _to_job(row: Any, state: JobState, **lease: Any) -> PullJob:
+def _to_job(row: Any, state: PullJobState, **lease: Any) -> PullJob:
     return PullJob(
         id=row.id,
         state=state,
@@ -204,23 +210,23 @@ def _to_job(row: Any, state: JobState, **lease: Any) -> PullJob:
 # Statements, each built once for all requests.
 
 
-def select_job(dialect: Operations, *, is_live: bool) -> Select[Any]:
+def select_job(dialect: DialectOperations, *, is_live: bool) -> Select[Any]:
     """Select the `job` of `queue`, live or archived."""
 
     def build() -> Select[Any]:
         table = dialect.tables.message if is_live else dialect.tables.archive
         assert table is not None  # noqa: S101 - without an archive there are no channels
         c = table.c
-        columns = shown_columns(table, (*_JOB_COLUMNS, "state"), dialect.name)
+        columns = get_readable_columns(table, (*_JOB_COLUMNS, "state"), dialect.name)
         if is_live:
             over = case((c.lease_expires_at <= clock(), 1), else_=0).label("over")
             columns += [c.acquired_at, c.lease_token, clock().label("now"), over]
         return select(*columns).where(c.id == bindparam("job"), c.queue == bindparam("queue"))
 
-    return dialect.built("live_job" if is_live else "archived_job", build)
+    return dialect.get_or_build("live_job" if is_live else "archived_job", build)
 
 
-def select_due_jobs(dialect: Operations) -> Select[Any]:
+def select_due_jobs(dialect: DialectOperations) -> Select[Any]:
     """Select positions and sizes of up to `limit` unexpired jobs of `get_due_range`.
 
     If the bind `gone` is 1, also selects jobs that expired long ago, with their column `gone` set.
@@ -232,41 +238,41 @@ def select_due_jobs(dialect: Operations) -> Select[Any]:
         names = ("priority", "next_attempt_at", "id")
         size = func.length(c.payload).label("size")
         gone = case((_is_unexpired(index_range.table), 0), else_=1).label("gone")
-        columns = [*shown_columns(index_range.table, names, dialect.name), size, gone]
-        ago: Any = literal_column(str(-LONG_AGO * 1_000_000))
+        columns = [*get_readable_columns(index_range.table, names, dialect.name), size, gone]
+        ago: Any = literal_column(str(-EXPIRED_JOB_GRACE * 1_000_000))
         with_gone = and_(bindparam("gone", type_=Integer) == 1, c.expires_at <= later(ago))
         jobs = index_range.select(dialect, columns).where(
             or_(_is_unexpired(index_range.table), with_gone)
         )
         return jobs.limit(bindparam("limit", type_=Integer))
 
-    return dialect.built("due_jobs", build)
+    return dialect.get_or_build("due_jobs", build)
 
 
-def get_due_range(dialect: Operations) -> Walk:
+def get_due_range(dialect: DialectOperations) -> IndexRange:
     """Return the index range of due jobs of `queue` and `priority`."""
 
-    def build() -> Walk:
+    def build() -> IndexRange:
         table = dialect.tables.message
         c = table.c
         claimable = text("claimable = 1" if dialect.name in MYSQL else _CLAIMABLE)
         pair = (c.queue == bindparam("queue"), c.priority == bindparam("priority"))
         where = (claimable, *pair, c.next_attempt_at <= clock())
-        return Walk("ready", table, "ready_index", where, (c.next_attempt_at, c.id))
+        return IndexRange("ready", table, "ready_index", where, (c.next_attempt_at, c.id))
 
-    return dialect.built("walk_of_due_jobs", build)
+    return dialect.get_or_build("walk_of_due_jobs", build)
 
 
-def bodies_of_jobs(dialect: Operations) -> Select[Any]:
+def select_bodies(dialect: DialectOperations) -> Select[Any]:
     """Select the jobs in `ids` that are not in flight."""
 
     def build() -> Select[Any]:
         table = dialect.tables.message
         condition = table.c.id.in_(bindparam("ids", expanding=True))
-        columns = shown_columns(table, _JOB_COLUMNS, dialect.name)
+        columns = get_readable_columns(table, _JOB_COLUMNS, dialect.name)
         return select(*columns).where(condition, *to_unindexed([text(_CLAIMABLE)]))
 
-    return dialect.built("bodies_of_jobs", build)
+    return dialect.get_or_build("bodies_of_jobs", build)
 
 
 def _is_unexpired(table: Table) -> Any:

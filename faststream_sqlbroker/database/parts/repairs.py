@@ -7,17 +7,17 @@ from typing import Any
 from sqlalchemy import Connection, case, literal, literal_column, or_, update
 
 from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.policies.flags import KEPT
-from faststream_sqlbroker.core.policies.standby import stands_by
+from faststream_sqlbroker.core.policies.flags import PERSISTENT_MASK
+from faststream_sqlbroker.core.policies.standby import has_standby_flags
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.database.dialects import Dialect
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.schema.types import clock, later
 
-MOVED: dict[str, Any] = {
+MOVED_VALUES: dict[str, Any] = {
     "state": MessageState.PENDING.name,
     "attempts_count": 0,
     "deliveries_count": 0,
@@ -32,8 +32,8 @@ MOVED: dict[str, Any] = {
 """New column values of a message that an operator moves, except its queue."""
 
 
-def put_before(
-    connection: Connection, dialect: Operations, message_ids: Sequence[int], text: str
+def prepend_error(
+    connection: Connection, dialect: DialectOperations, message_ids: Sequence[int], text: str
 ) -> None:
     """Put `text` before the last error of live messages, which archived rows copy."""
     table = dialect.tables.message
@@ -49,7 +49,7 @@ def put_before(
 def discard(connection: Connection, dialect: Dialect, rows: Sequence[Any], text: str) -> None:
     """Discard the messages of locked `rows`, with `text` before the last error of each."""
     if rows:
-        put_before(connection, dialect, [row.id for row in rows], text)
+        prepend_error(connection, dialect, [row.id for row in rows], text)
     by_queue: dict[str, list[int]] = {}
     for row in rows:
         by_queue.setdefault(row.queue, []).append(row.id)
@@ -58,22 +58,22 @@ def discard(connection: Connection, dialect: Dialect, rows: Sequence[Any], text:
         PolicyRows(dialect, connection, queue).discard(ends, keep=True)
 
 
-def is_standing(row: Any) -> bool:
+def is_standby_row(row: Any) -> bool:
     """Return True if a message stands by, by due time and flags (`core.policies.standby`)."""
-    return stands_by(to_microseconds(row.next_attempt_at), row.policy_marks)
+    return has_standby_flags(to_microseconds(row.next_attempt_at), row.policy_marks)
 
 
-def due_at(dialect: Operations, at: datetime | float) -> dict[str, Any]:
+def build_due_values(dialect: DialectOperations, at: datetime | float) -> dict[str, Any]:
     """Return the new column values of a message that becomes due at a time, or in some seconds.
 
     The message keeps no slot of a Throttle. Do not use it for a standby message: elsewhere, the
     message delivered in its place would not find it, and it would come after that one.
     """
-    flags = dialect.tables.message.c.policy_marks.op("&")(KEPT)
-    return {"next_attempt_at": moment(at), "policy_marks": flags}
+    flags = dialect.tables.message.c.policy_marks.op("&")(PERSISTENT_MASK)
+    return {"next_attempt_at": to_timestamp(at), "policy_marks": flags}
 
 
-def moment(at: datetime | float) -> Any:
+def to_timestamp(at: datetime | float) -> Any:
     """Return a time, or the time in so many seconds by the database's clock."""
     if isinstance(at, datetime):
         return at

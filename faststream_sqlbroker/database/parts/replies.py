@@ -17,7 +17,7 @@ MAX_CLEANED = 100
 """Maximum queues that one heartbeat cleans, so that it stays short."""
 
 
-def clean(dialect: Dialect, connection: Connection) -> None:
+def remove_unused(dialect: Dialect, connection: Connection) -> None:
     """Remove expired replies from the noted queues, and queues that are no longer used."""
     table = dialect.tables.policy_state
     is_over = (table.c.expires_at < clock()).label("is_over")
@@ -37,6 +37,6 @@ def remove_replies(
     """Remove expired replies from `queue`, or all with `everything`; nothing is archived."""
     binds = {"queue": queue, "everything": int(everything)}
     while ids := connection.execute(dialect.sql["left_replies"], binds).scalars().all():
-        dialect.removing(sorted(ids))(connection)
+        dialect.build_remove(sorted(ids))(connection)
         if len(ids) < MAX_REPLIES:
             return

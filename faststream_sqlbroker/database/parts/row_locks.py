@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
-from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import MYSQL
 
 
-def locked_by_others(
-    connection: Connection, dialect: Operations, ids: Sequence[int]
+def find_locked(
+    connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 ) -> set[int] | None:
     """Return the live messages in `ids` whose rows other sessions have locked now.
 
@@ -31,7 +31,7 @@ def locked_by_others(
     mariadb = getattr(connection.dialect, "is_mariadb", False)
     lock = "LOCK IN SHARE MODE SKIP LOCKED" if mariadb else "FOR SHARE SKIP LOCKED"
     free: set[int] = set()
-    for part in chunks(sorted(ids)):
+    for part in iter_chunks(sorted(ids)):
         rows = select(c.id).where(c.id.in_(part)).order_by(c.id).suffix_with(lock)
         free |= set(connection.execute(rows).scalars())
     # A row that was removed in the meantime counts as locked.
@@ -39,11 +39,11 @@ def locked_by_others(
 
 
 def _find_locked_postgresql(
-    connection: Connection, dialect: Operations, ids: Sequence[int]
+    connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 ) -> set[int] | None:
     if connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one():
         return None
     locked: set[int] = set()
-    for part in chunks(sorted(ids)):
+    for part in iter_chunks(sorted(ids)):
         locked |= set(connection.execute(dialect.sql["locked_by_others"], {"ids": part}).scalars())
     return locked

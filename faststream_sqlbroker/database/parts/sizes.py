@@ -9,11 +9,11 @@ from faststream_sqlbroker.exceptions import MessageTooLargeError
 
 T = TypeVar("T")
 
-OTHERS = 4096
+ROW_OVERHEAD = 4096
 """Maximum bytes of a row's statement besides body and headers: names of 255 characters, times, the
 SQL.
 """
-BYTES_TOGETHER = 8 * 1024 * 1024
+MAX_STATEMENT_BYTES = 8 * 1024 * 1024
 """Maximum bytes of bodies and headers in a statement with several rows: larger ones save nothing.
 """
 _ESCAPED = (b"\0", b"\n", b"\r", b"\x1a", b'"', b"'", b"\\")
@@ -26,7 +26,7 @@ _MAX_CHARACTER_BYTES = 4
 class SizeLimit:
     """Maximum bytes of a message in a statement, a row or a packet."""
 
-    most: int
+    max_bytes: int
     name: str
     """Name of the limit, in a sentence that goes on with "is N"."""
     remedy: str
@@ -41,8 +41,8 @@ class SizeLimit:
             MessageTooLargeError: one of `rows` is too large; names the size, the limit and the
                 remedy.
         """
-        size = bytes_of(rows) if size is None else size
-        if size > (self.most - OTHERS) // _MAX_CHARACTER_BYTES:
+        size = count_bytes(rows) if size is None else size
+        if size > (self.max_bytes - ROW_OVERHEAD) // _MAX_CHARACTER_BYTES:
             for row in rows:
                 self.check_parts(row.payload, row.headers)
 
@@ -50,23 +50,24 @@ class SizeLimit:
         """Refuse a message by body and headers, as `check`."""
         body = payload or b""
         header_bytes = (headers or "").encode()
-        size = self._count_bytes(body) + self._count_bytes(header_bytes) + OTHERS
-        if size > self.most:
+        size = self._count_bytes(body) + self._count_bytes(header_bytes) + ROW_OVERHEAD
+        if size > self.max_bytes:
             raise MessageTooLargeError(
                 f"a message with a body of {len(body)} bytes and headers of {len(header_bytes)} "
-                f"cannot be written: that takes {size} bytes, and {self.name} is {self.most}; send "
+                f"cannot be written: that takes {size} bytes, and {self.name} is "
+                f"{self.max_bytes}; send "
                 f"less, for example where the body is stored, {self.remedy}"
             )
 
-    def together(self, rows: Sequence[NewMessage]) -> bool:
+    def can_share_statement(self, rows: Sequence[NewMessage]) -> bool:
         """Return True if `rows` surely fit into a single statement."""
-        return sum(map(self._estimate_size, rows)) <= min(BYTES_TOGETHER, self.most)
+        return sum(map(self._estimate_size, rows)) <= min(MAX_STATEMENT_BYTES, self.max_bytes)
 
     def can_send_text(self, text: str) -> bool:
         """Return True if a statement that binds the ASCII `text` can be sent."""
-        if 2 * len(text) + OTHERS <= self.most:
+        if 2 * len(text) + ROW_OVERHEAD <= self.max_bytes:
             return True  # nearly always
-        return self._count_bytes(text.encode()) + OTHERS <= self.most
+        return self._count_bytes(text.encode()) + ROW_OVERHEAD <= self.max_bytes
 
     def _estimate_size(self, row: NewMessage) -> int:
         names = (
@@ -79,7 +80,7 @@ class SizeLimit:
         return len(value) + (sum(map(value.count, _ESCAPED)) if self.escapes_values else 0)
 
 
-def parts_that_fit(
+def split_to_fit(
     limit: SizeLimit, items: Sequence[T], text_of: Callable[[Sequence[T]], str]
 ) -> Iterator[str]:
     """Yield the texts of `items`, halved until each can be sent.
@@ -96,15 +97,15 @@ def parts_that_fit(
     if len(items) == 1:
         raise MessageTooLargeError(
             f"an outcome of {len(text)} bytes, most of them headers or the text of an error, "
-            f"cannot be written: {limit.name} is {limit.most}; give the message less, "
+            f"cannot be written: {limit.name} is {limit.max_bytes}; give the message less, "
             f"{limit.remedy}"
         )
     half = len(items) // 2
-    yield from parts_that_fit(limit, items[:half], text_of)
-    yield from parts_that_fit(limit, items[half:], text_of)
+    yield from split_to_fit(limit, items[:half], text_of)
+    yield from split_to_fit(limit, items[half:], text_of)
 
 
-def bytes_of(rows: Sequence[NewMessage]) -> int:
+def count_bytes(rows: Sequence[NewMessage]) -> int:
     """Count the bytes of bodies and headers; a character of headers counts as a byte."""
     size = 0
     for row in rows:
@@ -114,12 +115,12 @@ def bytes_of(rows: Sequence[NewMessage]) -> int:
     return size
 
 
-def by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
+def split_by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
     """Yield slices of `items` of at most `MAX_STATEMENT_BYTES`, or of a single item."""
     start = total = 0
     for n, item in enumerate(items):
         size = size_of(item)
-        if n > start and total + size > BYTES_TOGETHER:
+        if n > start and total + size > MAX_STATEMENT_BYTES:
             yield items[start:n]
             start = n
             total = 0
@@ -142,7 +143,7 @@ SQLITE = SizeLimit(
 """Source: SQLite's documentation, "Limits In SQLite", SQLITE_MAX_LENGTH."""
 
 
-def max_allowed_packet(max_bytes: int) -> SizeLimit:
+def create_packet_limit(max_bytes: int) -> SizeLimit:
     """Create the limit of a MySQL or MariaDB server from `max_bytes`, the max_allowed_packet."""
     return SizeLimit(
         max_bytes,
@@ -161,7 +162,7 @@ IDS_PER_STATEMENT = 500
 """
 
 
-def chunks(items: Sequence[T], size: int = IDS_PER_STATEMENT) -> Iterator[Sequence[T]]:
+def iter_chunks(items: Sequence[T], size: int = IDS_PER_STATEMENT) -> Iterator[Sequence[T]]:
     """Yield slices of `items` of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

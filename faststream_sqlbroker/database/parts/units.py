@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult, Unit
-from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.mirror import insert_mirrored, remove_records
 from faststream_sqlbroker.exceptions import StoreError
 
@@ -19,7 +19,7 @@ a flush.
 
 
 def settle_units(
-    dialect: Operations,
+    dialect: DialectOperations,
     connection: Connection,
     settlements: Sequence[Settlement],
     *,
@@ -53,29 +53,29 @@ def settle_units(
                 dialect, connection, settlements, units, skip_locked=skip_locked
             )
         result = (settle or dialect.settle)(connection, settlements)
-        result.lost |= lost_ids
-        remove_records(dialect, connection, settlements, result.settled)
-        if messages := _list_on_ack(units, result.settled):
+        result.lost_ids |= lost_ids
+        remove_records(dialect, connection, settlements, result.settled_ids)
+        if messages := _list_on_ack(units, result.settled_ids):
             dialect.wait_for_dedup_ids(connection, messages)
             insert_mirrored(dialect, connection, messages)
     return result
 
 
 def _limit_lock_wait(
-    dialect: Operations, connection: Connection, units: Units, *, skip_locked: bool
+    dialect: DialectOperations, connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
     """Limit the wait for locks: another transaction may hold a row or a `dedup_id` without end."""
     if skip_locked:
-        return dialect.lock_wait_limit(connection, LOCK_WAIT)
+        return dialect.limit_lock_wait(connection, LOCK_WAIT)
     if dialect.outwaits_clients and any(
         row.dedup_id is not None for unit in units for row in unit.on_ack
     ):
-        return dialect.lock_wait_limit(connection, dialect.time_limit - LOCK_WAIT)
+        return dialect.limit_lock_wait(connection, dialect.time_limit - LOCK_WAIT)
     return nullcontext()
 
 
 def _lock_rows(
-    dialect: Operations,
+    dialect: DialectOperations,
     connection: Connection,
     settlements: Sequence[Settlement],
     units: Units,
@@ -89,7 +89,7 @@ def _lock_rows(
     """
     leases = [(settlement.id, settlement.lease_token) for settlement in settlements]
     free = dialect.lock(connection, leases, skip_locked=skip_locked)
-    leased = free | dialect.still_held(connection, leases) if skip_locked else free
+    leased = free | dialect.find_held(connection, leases) if skip_locked else free
     complete_units = {
         unit for unit, parts in units.items() if all(part.id in free for part in parts)
     }

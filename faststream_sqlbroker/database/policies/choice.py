@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.parts.ordered import UNLIMITED, Cursors, HeadSearch
 from faststream_sqlbroker.database.policies.intake import Due, Intake
 from faststream_sqlbroker.database.policies.key_heads import BurstHeads, LatestHeads
@@ -43,7 +43,7 @@ class MessageSelection:
     intake: Intake
     slots: Slots
     request: PolicyClaimRequest
-    suspicion: Suspicion | None
+    suspicion: SuspectRule | None
     cursors: Cursors
     """Moved by a selection that goes from key to key."""
     next_scan: NextScan
@@ -61,7 +61,7 @@ class MessageSelection:
         if limit < 1:
             return []
         suspicion = self.suspicion
-        may_lease_suspects = suspicion is not None and suspicion.told and not skip_suspects
+        may_lease_suspects = suspicion is not None and suspicion.report and not skip_suspects
         excluded = None if may_lease_suspects else suspicion
         if self._is_by_key:
             return self._select_by_key(limit, excluded)
@@ -75,12 +75,12 @@ class MessageSelection:
         limited = self.max_per_key is not None or self.slots.keys is not None
         return self.request.ordered or (limited and self.bursts is None)
 
-    def _list_due(self, size: int, excluded: Suspicion | None) -> list[Due]:
+    def _list_due(self, size: int, excluded: SuspectRule | None) -> list[Due]:
         intake = self.intake
         due: list[Due] = []
         for pair in intake.pairs:
             if len(due) < size:
-                due += intake.rows.due(
+                due += intake.rows.list_due(
                     pair.priority,
                     required_flags=intake.passed_flags,
                     now=intake.now,
@@ -91,7 +91,7 @@ class MessageSelection:
         return due
 
     def _select_from_bursts(
-        self, bursts: BurstHeads | LatestHeads, limit: int, excluded: Suspicion | None
+        self, bursts: BurstHeads | LatestHeads, limit: int, excluded: SuspectRule | None
     ) -> list[int]:
         size = max(100, 2 * limit)
         due = self._list_due(size, excluded)
@@ -120,7 +120,7 @@ class MessageSelection:
             self.intake.rows.shift(blocked, 0)
         return open_messages
 
-    def _select_by_key(self, limit: int, excluded: Suspicion | None) -> list[int]:
+    def _select_by_key(self, limit: int, excluded: SuspectRule | None) -> list[int]:
         heads = HeadSearch(
             self.intake.rows.connection,
             self.intake.rows.dialect.sql,

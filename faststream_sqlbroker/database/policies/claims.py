@@ -20,8 +20,8 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspect, SuspectRule
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.policies.choice import MessageSelection, NextScan
 from faststream_sqlbroker.database.policies.intake import Intake
@@ -32,7 +32,7 @@ from faststream_sqlbroker.database.policies.other_processes import (
     read_rates,
 )
 from faststream_sqlbroker.database.policies.request import (
-    Claim,
+    PolicyClaim,
     PolicyClaimRequest,
     ScanPosition,
     limit_starts,
@@ -48,7 +48,7 @@ from faststream_sqlbroker.database.policies.rows import (
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
 from faststream_sqlbroker.database.policies.slots import Slots
 
-LOOKED_AT = 100
+MIN_SCAN = 100
 """Minimum messages that a claim under a throttle reads: some may not start yet, and some need
 another slot.
 """
@@ -66,14 +66,14 @@ class PolicyClaims:
 
     def claim(
         self, connection: Connection, request: PolicyClaimRequest, position: ScanPosition
-    ) -> Claim:
+    ) -> PolicyClaim:
         """Lease the messages that the policies let start; the `slot` of a row says when. Updates
         `position`.
         """
         # Correctness depends on the order of the reads before and after the lock, so all of it is
         # in this function.
-        pairs = self._dialect.ready_pairs(connection, request.queues)
-        self._dialect.mend_due_times(connection, pairs)
+        pairs = self._dialect.find_ready_pairs(connection, request.queues)
+        self._dialect.repair_due_times(connection, pairs)
         delays = [pair.due_in for pair in pairs if pair.due_in > 0]
         burst_policy = next(
             (p for p in request.policies if isinstance(p, Debounce | KeepLast)), None
@@ -94,11 +94,11 @@ class PolicyClaims:
             )
             # Pairs were read before the lock. A message of a new priority, committed since, may
             # belong to a burst, so read them again.
-            pairs = self._dialect.ready_pairs(connection, sorted(locked))
+            pairs = self._dialect.find_ready_pairs(connection, sorted(locked))
         if len(locked) < len(due):
             delays.append(0.0)
-        result = Claim([], None, gated=bool(claimable) and len(locked) == len(due))
-        result.more = 0.0 in scan_delays
+        result = PolicyClaim([], None, gated=bool(claimable) and len(locked) == len(due))
+        result.has_more = 0.0 in scan_delays
         delays += scan_delays
         if read is not None:
             result.read = read
@@ -111,7 +111,7 @@ class PolicyClaims:
             delays += self._claim_queues(
                 context, [entry for entry in ready if entry[1]], read, result
             )
-        result.again = min(delays, default=None)
+        result.next_claim_in = min(delays, default=None)
         return result
 
     def _find_standby_queues(
@@ -165,7 +165,7 @@ class PolicyClaims:
         context: tuple[Connection, PolicyClaimRequest, ScanPosition],
         ready: list[tuple[str, list[ReadyPair]]],
         read: ReadTime,
-        result: Claim,
+        result: PolicyClaim,
     ) -> list[float]:
         """Add the leases of the queues in `ready` to `result`; return the seconds until the next
         scans.
@@ -187,7 +187,7 @@ class PolicyClaims:
             )
             delays += queue_claim.next_scan.delays
             result.gated = result.gated and queue_claim.gated
-            result.more = result.more or queue_claim.next_scan.has_more
+            result.has_more = result.has_more or queue_claim.next_scan.has_more
             suspects |= queue_claim.suspects
         result.suspects = suspects
         return delays
@@ -268,7 +268,9 @@ class _QueueClaim:
         only = self._request.only
         # Messages that may start go first: slots were granted for them, and the next claim would
         # not count these.
-        selected = self._select_starting(self._slots.room(free, self._selection.immediate_starts))
+        selected = self._select_starting(
+            self._slots.compute_capacity(free, self._selection.immediate_starts)
+        )
         dead = [message for message in self._intake.dead if only in (None, message)][
             : free - len(selected)
         ]
@@ -315,7 +317,7 @@ class _QueueClaim:
         keys = self._slots.keys
         if keys is not None and keys.has_selected and (at := keys.find_next_check()) is not None:
             self.next_scan.delays.append(self.next_scan.get_delay(at))
-        if (at := self._slots.next_look(starting)) is not None:
+        if (at := self._slots.find_next_scan(starting)) is not None:
             self.next_scan.delays.append(self.next_scan.get_delay(at))
             self.gated = True
         elif starting < len(rows):
@@ -325,10 +327,10 @@ class _QueueClaim:
         """Return up to `limit` messages whose handlers may start."""
         if not self._slots.spent or limit < 1:
             return self._selection.select(limit)
-        size = max(LOOKED_AT, 2 * limit)
+        size = max(MIN_SCAN, 2 * limit)
         selected = self._selection.select(size)
         queued = self._rows.load_messages(selected)
-        if self._suspicion is not None and self._suspicion.told:
+        if self._suspicion is not None and self._suspicion.report:
             selected, queued = self._remove_suspects(selected, queued, size, self._suspicion)
         starting = self._slots.select_on_time(selected, queued, limit)
         self.next_scan.delays += [self.next_scan.get_delay(at) for at in self._slots.deferred_until]
@@ -337,14 +339,18 @@ class _QueueClaim:
         return starting
 
     def _remove_suspects(
-        self, selected: list[int], queued: dict[int, QueuedMessage], size: int, suspicion: Suspicion
+        self,
+        selected: list[int],
+        queued: dict[int, QueuedMessage],
+        size: int,
+        suspicion: SuspectRule,
     ) -> tuple[list[int], dict[int, QueuedMessage]]:
         """Record the suspects among `selected` and return the other messages."""
         self.suspects = {
             message: suspect
             for message in selected
             if message in queued
-            and (suspect := suspicion.of(queued[message].lost_deliveries)) is not None
+            and (suspect := suspicion.classify(queued[message].lost_deliveries)) is not None
         }
         if self.suspects and self._slots.keys is not None:
             # No suspect may keep a slot from another message of its key.
@@ -373,10 +379,10 @@ class _QueueClaim:
             return self._rows.count_leases(self._rows.queue, max_leases), max_leases
         return count_shared_leases(self._intake, policy)
 
-    def _lease(self, selected: list[int], suspicion: Suspicion | None) -> Claimed:
+    def _lease(self, selected: list[int], suspicion: SuspectRule | None) -> ClaimedMessages:
         """Lease the `selected` messages and return the rows in that order."""
         if not selected:
-            return Claimed()
+            return ClaimedMessages()
         request = self._request
         rows = self._rows
         claimed = rows.dialect.claim_ids(
@@ -409,7 +415,7 @@ class _QueueClaim:
             elif isinstance(policy, Delay):
                 self.next_scan.has_more |= not self._intake.apply_delay(policy)
             elif isinstance(policy, Debounce | KeepLast):
-                if not self._intake.burst(policy):
+                if not self._intake.join_bursts(policy):
                     # Arrivals not yet scanned may belong to the burst of a message that is
                     # delivered now.
                     self._selection.incomplete_policy = policy
@@ -422,7 +428,7 @@ class _QueueClaim:
 
     def _apply_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
-            capacity = self._slots.room(
+            capacity = self._slots.compute_capacity(
                 self._count_free_leases(limit), self._selection.immediate_starts
             )
             if (own_slots := self._slots.refusing) is not None:

@@ -13,29 +13,29 @@ from typing import Any
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast, Policy
-from faststream_sqlbroker.core.policies.debounce import Taken, mend_clock
+from faststream_sqlbroker.core.policies.debounce import KeyUpdate, repair_clock
 from faststream_sqlbroker.core.policies.flags import (
     BURST,
     DELAYED,
     HEADER_KEY,
-    HELD,
     HELD_BURST,
     HELD_DELAY,
+    HELD_MASK,
 )
-from faststream_sqlbroker.core.policies.holds import holds_of
+from faststream_sqlbroker.core.policies.holds import build_holds
 from faststream_sqlbroker.core.policies.live_rates import LiveRates
 from faststream_sqlbroker.core.policies.options import CLOCK_STEP, MICROSECONDS
-from faststream_sqlbroker.core.policies.standby import looked_at
+from faststream_sqlbroker.core.policies.standby import compute_recheck_time
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.database.policies.rows import SCAN, Arrival, PolicyRows
+from faststream_sqlbroker.database.policies.rows import SCAN_SIZE, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
 """Microseconds by which a scan overlaps the last one, to find rows that were committed late. Rows
 that were committed even later are found by the next full scan.
 """
-WHOLE_LOOK = 5.0
+FULL_SCAN_INTERVAL = 5.0
 """Seconds between two full scans of everything that is due; more if they are slow."""
 SLOW_SHARE = 20
 """A full scan is followed by a pause of this many times its duration: at most 5 % of the time is
@@ -64,7 +64,7 @@ class IntakePosition:
 
     ended_at: dict[QueueFlag, int] = field(default_factory=dict)
     full_scan_after: dict[QueueFlag, float] = field(default_factory=dict)
-    noted: dict[str, float] = field(default_factory=dict)
+    noted_at: dict[str, float] = field(default_factory=dict)
     """By queue, when the policies of this process that may put messages off were last noted."""
     limits: dict[tuple[str, bool], tuple[float, int]] = field(default_factory=dict)
     """By queue and True for limits of its keys: when the lowest limit was read, and its value."""
@@ -82,7 +82,7 @@ class IntakePosition:
         return IntakePosition(
             dict(self.ended_at),
             dict(self.full_scan_after),
-            dict(self.noted),
+            dict(self.noted_at),
             dict(self.limits),
             self.rates,
             set(self.indexed),
@@ -122,9 +122,9 @@ class Intake:
         """Store that `policies` may put messages of the queue off; at most every `NOTE_RENEWAL`
         seconds.
         """
-        noted_at = self.position.noted
+        noted_at = self.position.noted_at
         now = self.clock.monotonic()
-        holds = holds_of(policies)
+        holds = build_holds(policies)
         if not holds or now < noted_at.get(self.queue, float("-inf")) + NOTE_RENEWAL:
             return
         noted_at[self.queue] = now
@@ -169,7 +169,7 @@ class Intake:
         self.passed_flags |= DELAYED
         return is_complete
 
-    def burst(self, policy: Debounce | KeepLast) -> bool:
+    def join_bursts(self, policy: Debounce | KeepLast) -> bool:
         """Let new messages join the bursts of their keys; return True if all have joined.
 
         If not, `catch_up` does so for the keys that are to be delivered. For KeepLast, a new
@@ -225,7 +225,7 @@ class Intake:
                 by_key[arrival.key].append(
                     (max(arrival.due, arrival.created, self.opened_at), arrival.id)
                 )
-        scope = burst_scope(self.queue)
+        scope = get_burst_scope(self.queue)
         stored = load_burst_states(self.rows, policy, by_key, self.now)
         states: dict[str, tuple[Any, int]] = {}
         standby: dict[int, int] = {}
@@ -236,7 +236,7 @@ class Intake:
             due |= _filter_by_key(changes.due, key, keys)
             standby_times = _filter_by_key(changes.standby, key, keys)
             standby |= {
-                message: looked_at(timestamp, self.now)
+                message: compute_recheck_time(timestamp, self.now)
                 for message, timestamp in standby_times.items()
             }
             superseded = _filter_by_key(changes.superseded, key, keys)
@@ -252,7 +252,7 @@ class Intake:
         return due, discarded.keys() | standby.keys()
 
     def _resolve_shared_messages(
-        self, takes: Iterable[Taken], known_keys: Mapping[int, str | None]
+        self, takes: Iterable[KeyUpdate], known_keys: Mapping[int, str | None]
     ) -> dict[int, str | None]:
         """Return the current keys of messages that two keys refer to, without `known_keys`.
 
@@ -284,7 +284,7 @@ class Intake:
         hold_flag: int = 0,
         keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
-        flags = flag | hold_flag, ~HELD | hold_flag
+        flags = flag | hold_flag, ~HELD_MASK | hold_flag
         self.rows.shift(due, *flags, keys=keys)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
@@ -309,13 +309,15 @@ class Intake:
             rows = self.rows.list_arrivals(
                 pair.priority, required_flags=self.passed_flags, missing_flag=flag, since=since
             )
-            if len(rows) == SCAN:
+            if len(rows) == SCAN_SIZE:
                 horizon = rows[-1].due if horizon is None else min(horizon, rows[-1].due)
-            self.position.ended_at[position_key] = rows[-1].due if len(rows) == SCAN else self.now
+            self.position.ended_at[position_key] = (
+                rows[-1].due if len(rows) == SCAN_SIZE else self.now
+            )
             if is_full_scan:
                 duration = self.clock.monotonic() - started_at
                 self.position.full_scan_after[position_key] = started_at + max(
-                    WHOLE_LOOK, SLOW_SHARE * duration
+                    FULL_SCAN_INTERVAL, SLOW_SHARE * duration
                 )
             arrivals += sorted(rows, key=_must_sort_last)
         if horizon is None:
@@ -340,7 +342,7 @@ def _must_sort_last(arrival: Arrival) -> bool:
     return not arrival.delivered or bool(arrival.flags & HELD_BURST)
 
 
-def burst_scope(queue: str) -> str:
+def get_burst_scope(queue: str) -> str:
     """Return the scope that stores the bursts of a queue's keys."""
     return f"debounce:{queue}"
 
@@ -352,9 +354,9 @@ def load_burst_states(
     now: int,
 ) -> dict[str, Any]:
     """Return the stored burst states of `keys`; needs the queue's lock."""
-    scope = burst_scope(rows.queue)
+    scope = get_burst_scope(rows.queue)
     states = rows.load_states(scope, keys)
-    corrected = {key: mend_clock(info, now) for key, info in states.items()}
+    corrected = {key: repair_clock(info, now) for key, info in states.items()}
     # Saved at once: a scan that changes nothing else would find the same clock step again, at a
     # later time.
     needed_until = now + policy.window

@@ -14,20 +14,25 @@ from typing import Any
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.debounce import Bursts
-from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
-from faststream_sqlbroker.core.policies.keep_last import Latest, Turn, next_turn
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, PERSISTENT_MASK
+from faststream_sqlbroker.core.policies.keep_last import Latest, NextDelivery, find_next_delivery
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in, stands_by
+from faststream_sqlbroker.core.policies.standby import (
+    compute_recheck_time,
+    find_replacement,
+    find_target,
+    has_standby_flags,
+)
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.policies.intake import (
     Due,
-    burst_scope,
+    get_burst_scope,
     get_expiry,
     load_burst_states,
 )
 from faststream_sqlbroker.database.policies.rows import (
-    SCAN,
+    SCAN_SIZE,
     PolicyRows,
     QueuedMessage,
     StandbyMessage,
@@ -35,14 +40,14 @@ from faststream_sqlbroker.database.policies.rows import (
 
 MAX_ID = 2**63 - 1
 """Greater than every id."""
-SHORTEST_BURST_RECHECK = MICROSECONDS // 20
+MIN_BURST_RECHECK = MICROSECONDS // 20
 """Minimum time until a waiting message is checked again (microseconds)."""
-LONGEST_BURST_RECHECK = 2 * MICROSECONDS
+MAX_BURST_RECHECK = 2 * MICROSECONDS
 """Maximum time until a waiting message is checked again (microseconds). It is checked again after
 the time for which the message before it has been running. So it waits at most twice as long as
 necessary, and many waiting messages do not fill every claim.
 """
-BURST_WAIT_LIMIT = 60 * MICROSECONDS
+MAX_BURST_WAIT = 60 * MICROSECONDS
 """The same limit (microseconds) if the message before waits too, for example for a retry: an
 operator may cancel it.
 """
@@ -74,8 +79,8 @@ class KeyHeads:
         """Check the standby messages that are due for a check."""
         messages: list[StandbyMessage] = []
         for priority in priorities:
-            messages += self.rows.list_due_standby(priority, now=self.now, size=SCAN)
-            self.has_more |= len(messages) >= SCAN
+            messages += self.rows.list_due_standby(priority, now=self.now, size=SCAN_SIZE)
+            self.has_more |= len(messages) >= SCAN_SIZE
         by_key: dict[str, list[StandbyMessage]] = defaultdict(list)
         for message in messages:
             if message.key is not None:
@@ -93,17 +98,17 @@ class KeyHeads:
         # A message without a key cannot stand by: the policy has changed to another key, or another
         # program has removed the key.
         released = {message.id: self.now for message in messages if message.key is None}
-        self.rows.shift(released, 0, KEPT & ~BURST)
+        self.rows.shift(released, 0, PERSISTENT_MASK & ~BURST)
 
     def _get_next_check(self, key: str, message: StandbyMessage) -> int:
         owner = self._find_owner(key, message.id)
         waits_for = None if owner is None else self.queued[key].get(owner)
         if owner is None or waits_for is None:
-            return looked_at(self.now, self.now)
+            return compute_recheck_time(self.now, self.now)
         # A message that waits for the message before it, or for a slot, is deferred every few
         # seconds.
         since = max(self._get_due(self.states[key], owner), message.created)
-        return looked_at(waits_for.due, self.now, max(0, self.now - since))
+        return compute_recheck_time(waits_for.due, self.now, max(0, self.now - since))
 
     def _load_due(self, due: Sequence[Due]) -> list[Due]:
         """Load the keys of the due messages; return the messages that can still be delivered."""
@@ -173,7 +178,7 @@ class KeyHeads:
         return state.standby and any(i not in self.queued[key] for i in state.waiting)
 
     def _find_owner(self, key: str, message: int) -> int | None:
-        return chosen_for(self.states[key].chosen, message, leading=self.policy.leading)
+        return find_target(self.states[key].chosen, message, leading=self.policy.leading)
 
     def _fill_vacancies(self, keys: Sequence[str], discarded: dict[int, Discard]) -> set[int]:
         """Promote standby messages in place of messages that are gone; return the promoted ids.
@@ -194,7 +199,7 @@ class KeyHeads:
         self.rows.shift(
             due,
             BURST | HELD_BURST,
-            KEPT | HELD_BURST,
+            PERSISTENT_MASK | HELD_BURST,
             keys=self.key_of,
         )
         self.next_checks += due.values()
@@ -244,11 +249,11 @@ class KeyHeads:
         discarded |= {message: Discard(SUPERSEDED, state.over) for message in superseded}
         for old in list(state.waiting):
             if old not in self.queued[key]:
-                successor = stand_in(by_owner.get(old, []), leading=leading)
+                successor = find_replacement(by_owner.get(old, []), leading=leading)
                 state.replace(old, successor)
                 if successor is not None:
                     due[successor] = max(self.now, self._get_due(state, successor))
-        successor = stand_in(by_owner.get(None, []), leading=leading)
+        successor = find_replacement(by_owner.get(None, []), leading=leading)
         if successor is not None:
             state.adopt(successor)
             due[successor] = max(self.now, self._get_due(state, successor))
@@ -258,12 +263,12 @@ class KeyHeads:
             return 0
         if isinstance(state, Bursts):
             return state.end
-        return state.opens(self.policy) if isinstance(self.policy, KeepLast) else 0
+        return state.get_opening_time(self.policy) if isinstance(self.policy, KeepLast) else 0
 
     def _defer(self, due: Sequence[Due], waiting: Mapping[int, int | None]) -> None:
         """Set the due times of the `waiting` messages of `due`."""
         # A deferred message gives up its slot, which would be for another time.
-        flags = HELD_BURST, KEPT | HELD_BURST
+        flags = HELD_BURST, PERSISTENT_MASK | HELD_BURST
         keys = {message: key for message, key, _ in due}
         self.rows.shift(waiting, *flags, keys=keys)
         self.next_checks += [at for at in waiting.values() if at is not None]
@@ -273,9 +278,9 @@ class KeyHeads:
         due: dict[int, int] = {}
         for message, (key, owner) in waiting.items():
             state: Bursts | Latest = self.states[key]
-            state.note([message], leading=self.policy.leading)
+            state.record_standby([message], leading=self.policy.leading)
             queued_owner = self.queued[key].get(owner)
-            due[message] = looked_at(
+            due[message] = compute_recheck_time(
                 self.now if queued_owner is None else queued_owner.due, self.now
             )
         keys = {message: key for message, (key, _) in waiting.items()}
@@ -353,7 +358,7 @@ class KeyHeads:
         """Return the range of ids that can stand by for `message`."""
         if not self.policy.leading:
             return 0, message
-        other_owners = [other for other in state.chosen if other != message]
+        other_owners = [other for other in state.targets if other != message]
         low = message if any(other < message for other in other_owners) else 0
         return low, min((other for other in other_owners if other > message), default=MAX_ID)
 
@@ -364,7 +369,7 @@ class KeyHeads:
             end = state.end if isinstance(state, Bursts) and state.start is not None else 0
             info = self.policy.dump(state)
             states[key] = info, get_expiry(info, max(end, self.now) + self.policy.window)
-        self.rows.save_states(burst_scope(self.rows.queue), states)
+        self.rows.save_states(get_burst_scope(self.rows.queue), states)
 
 
 class BurstHeads(KeyHeads):
@@ -418,13 +423,13 @@ class LatestHeads(KeyHeads):
         waiting: dict[int, int | None] = {}
         older = _find_superseded(turns)
         for message, key, _ in due:
-            turn = turns.get(key or "", Turn(message))
+            turn = turns.get(key or "", NextDelivery(message))
             if (wait_end := self._get_wait_end(turn, key, message)) is not None:
                 waiting[message] = wait_end
-            elif key is not None and turn.goes is not None and turn.goes != message:
+            elif key is not None and turn.message is not None and turn.message != message:
                 # The state may not contain this message: another policy, or an operator, has left
                 # it.
-                older[message] = key, turn.goes
+                older[message] = key, turn.message
             elif len(selected) < limit:
                 selected.append(message)
         self._set_older_standby(older)
@@ -451,37 +456,37 @@ class LatestHeads(KeyHeads):
             self.states[key].delivered(message, self.now)
         self._save_states(started)
 
-    def _compute_turns(self) -> dict[str, Turn]:
+    def _compute_turns(self) -> dict[str, NextDelivery]:
         assert isinstance(self.policy, KeepLast)  # noqa: S101 - only its heads are these
-        turns: dict[str, Turn] = {}
+        turns: dict[str, NextDelivery] = {}
         for key, latest in self.states.items():
             states = {message: queued.state for message, queued in self.queued[key].items()}
-            turns[key] = next_turn(self.policy, latest, states, self.now)
+            turns[key] = find_next_delivery(self.policy, latest, states, self.now)
         return turns
 
-    def _get_wait_end(self, turn: Turn, key: str | None, message: int) -> int | None:
+    def _get_wait_end(self, turn: NextDelivery, key: str | None, message: int) -> int | None:
         """Return when to check the due `message` again, or None without a wait."""
         if turn.waits_for is not None and key is not None:
             return self.now + compute_recheck_delay(self.queued[key].get(turn.waits_for), self.now)
-        if turn.goes == message:
+        if turn.message == message:
             return turn.not_before if turn.not_before > self.now else None
-        if turn.goes is not None and message > turn.goes:
-            return self.now + max(SHORTEST_BURST_RECHECK, self.policy.window)
+        if turn.message is not None and message > turn.message:
+            return self.now + max(MIN_BURST_RECHECK, self.policy.window)
         return None
 
 
 def compute_recheck_delay(previous: QueuedMessage | None, now: int) -> int:
     """Return for how long to defer a message that waits for `previous` (microseconds)."""
     if previous is None:
-        return SHORTEST_BURST_RECHECK
+        return MIN_BURST_RECHECK
     pause = previous.due - now if previous.acquired is None else now - previous.acquired
     if previous.state != "PROCESSING":
         # The previous message cannot settle before it has been claimed.
-        return min(max(SHORTEST_BURST_RECHECK, pause), BURST_WAIT_LIMIT)
-    return min(max(SHORTEST_BURST_RECHECK, pause), LONGEST_BURST_RECHECK)
+        return min(max(MIN_BURST_RECHECK, pause), MAX_BURST_WAIT)
+    return min(max(MIN_BURST_RECHECK, pause), MAX_BURST_RECHECK)
 
 
-def _find_superseded(turns: Mapping[str, Turn]) -> dict[int, tuple[str, int]]:
+def _find_superseded(turns: Mapping[str, NextDelivery]) -> dict[int, tuple[str, int]]:
     """Return the key and the successor of each superseded message."""
     return {
         message: (key, successor)
@@ -491,4 +496,4 @@ def _find_superseded(turns: Mapping[str, Turn]) -> dict[int, tuple[str, int]]:
 
 
 def _is_standby(message: QueuedMessage) -> bool:
-    return stands_by(message.due, message.flags)
+    return has_standby_flags(message.due, message.flags)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
-from faststream_sqlbroker.core.policies.live_rates import Place
+from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.database.parts.ordered import Key
-from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK, Intake
-from faststream_sqlbroker.database.policies.rows import SCAN, QueuedMessage, as_key
+from faststream_sqlbroker.database.policies.intake import FULL_SCAN_INTERVAL, Intake
+from faststream_sqlbroker.database.policies.rows import SCAN_SIZE, QueuedMessage, as_key
 from faststream_sqlbroker.database.policies.slot_use import SlotLogs
 
 OVERLAP = MICROSECONDS // 10
@@ -87,7 +87,7 @@ class MessageSlots:
             starting.append(message)
         return starting
 
-    def get_slot(self, message: int) -> tuple[int, Place] | None:
+    def get_slot(self, message: int) -> tuple[int, SlotLogKey] | None:
         """Return the slot, scope and key of a starting message, or None if no slot is needed."""
         if (granted := self._granted.get(message)) is None:
             return None
@@ -209,7 +209,7 @@ class KeySlots(MessageSlots):
                 since=since,
             )
             ids += [row.id for row in rows if not row.expired]
-            is_complete = len(rows) < SCAN
+            is_complete = len(rows) < SCAN_SIZE
             # If more messages than a scan reads have the same due time, the pass over all keys
             # finds the rest.
             is_incomplete = not is_complete and rows[-1].due - OVERLAP > since
@@ -225,7 +225,7 @@ class KeySlots(MessageSlots):
         position = self.intake.position
         now = self.intake.clock.monotonic()
         if (started_at := position.pass_started_at.pop(self.intake.queue, None)) is not None:
-            pause = max(WHOLE_LOOK, PASS_SHARE * (now - started_at))
+            pause = max(FULL_SCAN_INTERVAL, PASS_SHARE * (now - started_at))
             position.next_pass_at[self.intake.queue] = now + pause
         if now < position.next_pass_at.get(self.intake.queue, 0.0):
             return False

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies import Concurrency, Throttle
-from faststream_sqlbroker.core.policies.live_rates import LiveRates, Place
-from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES, members_of
+from faststream_sqlbroker.core.policies.live_rates import LiveRates, SlotLogKey
+from faststream_sqlbroker.core.policies.scopes import MEMBER_LIFETIME, update_members
 from faststream_sqlbroker.core.policies.slot_log import Limit
-from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
+from faststream_sqlbroker.core.policies.throttle import OTHER_LIMITS_LIFETIME
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
@@ -29,7 +29,7 @@ KEY_LIMITS = "limits_of_keys"
 """Scope of the policy state for limits of each key; the key is the queue."""
 SHARED_LEASES = "shared_leases"
 """Scope of the policy state; the key is the name of the budget."""
-BUDGET_RETENTION = 365 * 24 * 60 * MEMBER_LIVES
+BUDGET_RETENTION = 365 * 24 * 60 * MEMBER_LIFETIME
 """Microseconds after which an unused budget is deleted: a year. Until then its row says where
 leases may be.
 """
@@ -50,12 +50,12 @@ def get_lowest_limit(
         return cached
     scope = KEY_LIMITS if by_key else LIMITS
     info = intake.rows.load_states(scope, [intake.queue]).get(intake.queue)
-    members = members_of(info, policy.limit, intake.now)
-    if members.must_keep:
-        state = {"members": members.kept}, intake.now + MEMBER_LIVES
+    members = update_members(info, policy.limit, intake.now)
+    if members.must_store:
+        state = {"members": members.entries}, intake.now + MEMBER_LIFETIME
         intake.rows.save_states(scope, {intake.queue: state})
-    intake.position.limits[limit_key] = now, members.lowest
-    return members.lowest
+    intake.position.limits[limit_key] = now, members.min_limit
+    return members.min_limit
 
 
 def count_shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
@@ -68,45 +68,45 @@ def count_shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
     now = intake.now
     name = str(policy.scope)
     info = rows.load_states(SHARED_LEASES, [name]).get(name)
-    members = members_of(info, policy.limit, now)
-    max_leases = members.lowest
+    members = update_members(info, policy.limit, now)
+    max_leases = members.min_limit
     listed = {str(queue) for queue in (info or {}).get("queues", ())}
     counts = {
         queue: rows.count_leases(queue, max_leases) for queue in sorted({*listed, intake.queue})
     }
     holding = {queue for queue, count in counts.items() if count or queue == intake.queue}
-    if members.must_keep or holding != listed:
-        state = {"queues": sorted(holding), "members": members.kept}
+    if members.must_store or holding != listed:
+        state = {"queues": sorted(holding), "members": members.entries}
         rows.save_states(SHARED_LEASES, {name: (state, now + BUDGET_RETENTION)})
     return sum(counts.values()), max_leases
 
 
 def read_rates(dialect: Dialect, connection: Connection, now: int, read_at: float) -> LiveRates:
     """Read the rates from the heartbeats of live subscribers; `read_at` is this process's time."""
-    limits: dict[Place, set[Limit]] = defaultdict(set)
+    limits: dict[SlotLogKey, set[Limit]] = defaultdict(set)
     rates = LiveRates(read_at=read_at)
     for subscriber in read_subscribers(connection, dialect.tables.policy_state):
         if subscriber.stopping:
             continue
-        is_old = to_microseconds(subscriber.lease_expires_at) > now + OTHERS_LIVE
+        is_old = to_microseconds(subscriber.lease_expires_at) > now + OTHER_LIMITS_LIFETIME
         for slot_key, throttle in _iter_throttles(subscriber):
             if is_old:
-                rates.unsure.add(slot_key)
+                rates.uncertain.add(slot_key)
             else:
                 limits[slot_key].add(throttle.limit)
     # If all heartbeats are old, the slots say as much.
-    rates.known = dict(limits)
+    rates.limits = dict(limits)
     return rates
 
 
-def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[Place, Throttle]]:
+def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[SlotLogKey, Throttle]]:
     throttles = [policy for policy in subscriber.rules if isinstance(policy, Throttle)]
     for queue in subscriber.queues:
         for n, throttle in enumerate(throttles):
             yield _get_slot_key(queue, n, throttle), throttle
 
 
-def _get_slot_key(queue: str, number: int, throttle: Throttle) -> Place:
+def _get_slot_key(queue: str, number: int, throttle: Throttle) -> SlotLogKey:
     if throttle.scope is not None:
         return SHARED_SLOTS, throttle.scope
     return get_slot_scope(queue, None if throttle.key else number), ""

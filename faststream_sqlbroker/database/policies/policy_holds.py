@@ -25,24 +25,28 @@ from sqlalchemy import Connection, Select, and_, delete, select
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, HELD_DELAY, PUT_OFF
-from faststream_sqlbroker.core.policies.holds import freed_at, holds_of, mark_of
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, HELD_DELAY, POSTPONED
+from faststream_sqlbroker.core.policies.holds import (
+    build_holds,
+    compute_release_time,
+    get_hold_flag,
+)
 from faststream_sqlbroker.core.policies.options import CLOCK_STEP
-from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
+from faststream_sqlbroker.core.policies.standby import STANDBY, has_standby_flags
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
-from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.database.policies.intake import HOLDS, NOTE_RETENTION
-from faststream_sqlbroker.database.policies.key_heads import BURST_WAIT_LIMIT
+from faststream_sqlbroker.database.policies.key_heads import MAX_BURST_WAIT
 from faststream_sqlbroker.database.policies.rows import DelayedMessage, PolicyRows, read_now
 from faststream_sqlbroker.schema.types import clock
 
-LIVES = 60 * 1_000_000
+NOTE_VALIDITY = 60 * 1_000_000
 """Microseconds after a note for which its policy counts as present although no subscriber reports
 it: its heartbeat may have failed.
 """
-STEP = 2_000
+STEP_SIZE = 2_000
 """Messages that one transaction checks."""
 STEP_OVERLAP = 1_000
 """Microseconds by which a step overlaps the one before: other messages may have the same due time.
@@ -50,12 +54,12 @@ STEP_OVERLAP = 1_000
 
 
 @dataclass
-class Freeing:
+class FreeProgress:
     """The progress and the results of a search."""
 
     at: dict[int, int] = field(default_factory=dict)
     """By priority, the due time after which messages have not been checked."""
-    size: int = STEP
+    size: int = STEP_SIZE
     back: int = 0
     """Microseconds by which the database's clock was set back."""
     freed: int = 0
@@ -77,7 +81,7 @@ class Hold(NamedTuple):
         return int(self.info.get("seen", 0))
 
     @property
-    def ahead(self) -> bool:
+    def is_ahead(self) -> bool:
         """True if the database's clock was set back after the note."""
         return self.seen > to_microseconds(self.now) + CLOCK_STEP
 
@@ -95,13 +99,13 @@ class PolicyHolds:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
 
-    async def read(self, queues: Sequence[str]) -> list[Hold]:
+    async def load_holds(self, queues: Sequence[str]) -> list[Hold]:
         """Return the policies that may have put messages of `queues` off, by queue and name."""
 
         def load(connection: Connection) -> list[Hold]:
             return [
                 _to_hold(row)
-                for scopes in chunks([HOLDS + queue for queue in queues])
+                for scopes in iter_chunks([HOLDS + queue for queue in queues])
                 for row in connection.execute(self._build_select(scopes))
             ]
 
@@ -112,9 +116,11 @@ class PolicyHolds:
         statement = select(c.scope, c.key, c.info, clock().label("now"))
         return statement.where(c.scope.in_(scopes)).order_by(c.scope, c.key)
 
-    async def removed(self, holds: Sequence[Hold]) -> list[Hold]:
+    async def find_removed(self, holds: Sequence[Hold]) -> list[Hold]:
         """Return the `holds` whose policy no live subscriber has any more."""
-        old_holds = [hold for hold in holds if hold.seen + LIVES < to_microseconds(hold.now)]
+        old_holds = [
+            hold for hold in holds if hold.seen + NOTE_VALIDITY < to_microseconds(hold.now)
+        ]
         if not old_holds:
             return []
         live_policies = await self._database.run(
@@ -123,7 +129,7 @@ class PolicyHolds:
         return [
             hold
             for hold in old_holds
-            if hold.name not in holds_of(live_policies.get(hold.queue, ()))
+            if hold.name not in build_holds(live_policies.get(hold.queue, ()))
         ]
 
     def _load_live_policies(self, connection: Connection) -> dict[str, list[Policy]]:
@@ -141,23 +147,23 @@ class PolicyHolds:
         Does nothing if a subscriber has the policy again. None means that a claim of the queue is
         running: try again.
         """
-        flag = mark_of(hold.name)
+        flag = get_hold_flag(hold.name)
         # If the policy returns, the message takes part again.
         cleared_flags = flag | BURST if flag == HELD_BURST else flag
         note_condition = and_(
             self._table.c.scope == HOLDS + hold.queue, self._table.c.key == hold.name
         )
 
-        def free(connection: Connection, search: Freeing) -> Freeing:
+        def free(connection: Connection, search: FreeProgress) -> FreeProgress:
             live_policies = self._load_live_policies(connection).get(hold.queue, [])
-            if hold.name in holds_of(live_policies):
+            if hold.name in build_holds(live_policies):
                 return replace(search, done=True)
             now = read_now(self._dialect, connection, self._database.clock).now
 
             def compute_due(row: DelayedMessage) -> int | None:
                 if not row.flags & flag:
                     return None
-                return freed_at(hold.name, hold.info, live_policies, row.due, now)
+                return compute_release_time(hold.name, hold.info, live_policies, row.due, now)
 
             progress = self._shift_delayed(
                 connection, hold.queue, search, now, compute_due, ~cleared_flags
@@ -169,7 +175,7 @@ class PolicyHolds:
         progress = await self._run_in_steps(hold.queue, free)
         return None if progress is None else progress.freed
 
-    async def mend_clock_step(self, queue: str) -> Freeing | None:
+    async def repair_clock_step(self, queue: str) -> FreeProgress | None:
         """Move back the due times that policies of `queue` gave before the database's clock was set
         back.
 
@@ -177,7 +183,7 @@ class PolicyHolds:
         nothing more. None means that a claim of the queue is running: try again.
         """
 
-        def repair(connection: Connection, search: Freeing) -> Freeing:
+        def repair(connection: Connection, search: FreeProgress) -> FreeProgress:
             now = read_now(self._dialect, connection, self._database.clock).now
             holds = [
                 _to_hold(row) for row in connection.execute(self._build_select([HOLDS + queue]))
@@ -185,13 +191,13 @@ class PolicyHolds:
             back = max((hold.seen - now for hold in holds), default=0)
             if back <= CLOCK_STEP:
                 return replace(search, done=True)
-            max_wait = max(BURST_WAIT_LIMIT, *(int(hold.info.get("length", 0)) for hold in holds))
+            max_wait = max(MAX_BURST_WAIT, *(int(hold.info.get("length", 0)) for hold in holds))
 
             def compute_due(row: DelayedMessage) -> int | None:
-                if row.flags & PUT_OFF:
+                if row.flags & POSTPONED:
                     return now  # a throttle can be checked at any time
                 # For a standby message, this is the time of its next check.
-                base = STANDBY if stands_by(row.due, row.flags) else 0
+                base = STANDBY if has_standby_flags(row.due, row.flags) else 0
                 # With the current clock, no policy puts a message off for so long.
                 is_late = row.due - base - max_wait > now + CLOCK_STEP
                 is_late = is_late and bool(row.flags & (HELD_BURST | HELD_DELAY))
@@ -210,15 +216,15 @@ class PolicyHolds:
         return await self._run_in_steps(queue, repair)
 
     async def _run_in_steps(
-        self, queue: str, step: Callable[[Connection, Freeing], Freeing]
-    ) -> Freeing | None:
+        self, queue: str, step: Callable[[Connection, FreeProgress], FreeProgress]
+    ) -> FreeProgress | None:
         """Run `step` repeatedly under the claim lock of `queue`, each time from the last position.
 
         Returns None if a claim is running.
         """
-        search = Freeing()
+        search = FreeProgress()
 
-        def run_locked(connection: Connection) -> Freeing | None:
+        def run_locked(connection: Connection) -> FreeProgress | None:
             is_free = self._dialect.lock_order(connection, [queue])
             return step(connection, search) if is_free else None
 
@@ -232,11 +238,11 @@ class PolicyHolds:
         self,
         connection: Connection,
         queue: str,
-        search: Freeing,
+        search: FreeProgress,
         now: int,
         compute_due: Callable[[DelayedMessage], int | None],
         retained_flags: int,
-    ) -> Freeing:
+    ) -> FreeProgress:
         """Set due times of messages that are due later than `now`; return the new progress.
 
         `compute_due` returns None for messages that stay unchanged. Flags except `retained_flags`
@@ -244,7 +250,7 @@ class PolicyHolds:
         """
         progress = replace(search, at=dict(search.at), done=True)
         rows = PolicyRows(self._dialect, connection, queue)
-        for pair in self._dialect.ready_pairs(connection, [queue]):
+        for pair in self._dialect.find_ready_pairs(connection, [queue]):
             at = progress.at.setdefault(pair.priority, now)
             messages = rows.list_delayed(pair.priority, now=at, size=search.size)
             due = {

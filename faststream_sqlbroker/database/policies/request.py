@@ -7,13 +7,13 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Reject
-from faststream_sqlbroker.core.policies import Header, Policy, header_of, key_of
-from faststream_sqlbroker.core.policies.live_rates import Place
+from faststream_sqlbroker.core.policies import Header, Policy, find_key_header, get_policy_key
+from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.scopes import MEMBER_RENEWED
+from faststream_sqlbroker.core.policies.scopes import MEMBER_RENEWAL_INTERVAL
 from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
-from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.core.suspects import Suspect, SuspectRule
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.policies.intake import IntakePosition
@@ -25,7 +25,7 @@ MIN_REFRESH = 1.0
 """Seconds for which values read from other processes are valid at least, ..."""
 REFRESH_SHARE = 30
 """... and at least this many times the duration of a claim that reads them, ..."""
-MAX_REFRESH = MEMBER_RENEWED / MICROSECONDS
+MAX_REFRESH = MEMBER_RENEWAL_INTERVAL / MICROSECONDS
 """... but no longer than this: a claim that reads them also renews the values of this process."""
 
 
@@ -43,7 +43,7 @@ class PolicyClaimRequest:
     ordered: bool = False
     keep: bool = True
     """True if discarded messages are archived."""
-    suspicion: Suspicion | None = None
+    suspicion: SuspectRule | None = None
     """Suspects are not leased, except the message `only`."""
     only: int | None = None
     """Claim only this message."""
@@ -71,7 +71,7 @@ class PolicyClaimRequest:
     @property
     def header(self) -> Header | None:
         """The header that has the keys of the policies; None for the keys of the publish."""
-        return header_of(self.policies)
+        return find_key_header(self.policies)
 
     @property
     def scopes(self) -> list[str]:
@@ -81,17 +81,17 @@ class PolicyClaimRequest:
 
 
 @dataclass(slots=True)
-class Claim:
+class PolicyClaim:
     """The result of a claim under policies."""
 
     rows: list[ClaimedMessage]
-    again: float | None
+    next_claim_in: float | None
     """Seconds after the read until the next claim: 0 if another claim is running; None if not
     known.
     """
     gated: bool
     """True if nothing more can start before that time."""
-    more: bool = False
+    has_more: bool = False
     """True if more remains to be scanned at once."""
     suspects: Mapping[int, Suspect] = field(default_factory=dict)
     """By id, messages that could start and were left for a claim of their own."""
@@ -105,15 +105,15 @@ class ScanPosition:
 
     intake: IntakePosition = field(default_factory=IntakePosition)
     cursors: Cursors = field(default_factory=Cursors)
-    took: list[float] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
     """Seconds from reading the clock until the answer to COMMIT, for the last claims."""
-    whole_took: list[float] = field(default_factory=list)
+    total_durations: list[float] = field(default_factory=list)
     """Seconds from the start until the answer to COMMIT, including the wait for the lock."""
-    swaps_took: list[float] = field(default_factory=list)
+    swap_durations: list[float] = field(default_factory=list)
     """Seconds of the last claims by compare and swap."""
-    use: SlotUse = field(default_factory=lambda: SlotUse(Clock()))
+    slot_use: SlotUse = field(default_factory=lambda: SlotUse(Clock()))
     """The use of slots; shared by all copies."""
-    reported: dict[Place, int] = field(default_factory=dict)
+    reported: dict[SlotLogKey, int] = field(default_factory=dict)
     """Number of uses that this claim has reported, by slot key."""
 
     def copy(self) -> "ScanPosition":
@@ -121,27 +121,27 @@ class ScanPosition:
         return ScanPosition(
             self.intake.copy(),
             self.cursors.copy(),
-            self.took[:],
-            self.whole_took[:],
-            self.swaps_took[:],
-            self.use,
+            self.durations[:],
+            self.total_durations[:],
+            self.swap_durations[:],
+            self.slot_use,
         )
 
     def record_claim(self, duration: float, total_duration: float) -> None:
         """Record the seconds that a claim took since reading the clock, and since the start."""
-        self.took = [*self.took[1 - MAX_DURATIONS :], duration]
-        self.whole_took = [*self.whole_took[1 - MAX_DURATIONS :], total_duration]
+        self.durations = [*self.durations[1 - MAX_DURATIONS :], duration]
+        self.total_durations = [*self.total_durations[1 - MAX_DURATIONS :], total_duration]
 
-    def note_swap(self, duration: float) -> None:
+    def record_swap(self, duration: float) -> None:
         """Record the seconds that a claim by compare and swap took."""
-        self.swaps_took = [*self.swaps_took[1 - MAX_DURATIONS :], duration]
+        self.swap_durations = [*self.swap_durations[1 - MAX_DURATIONS :], duration]
 
     def is_old(self, read_at: float, now: float) -> bool:
         """Return True if values read at `read_at` from other processes must be read again.
 
         They are read under the lock; where that takes long, not with every claim.
         """
-        usual = median(self.took) if self.took else 0.0
+        usual = median(self.durations) if self.durations else 0.0
         return now >= read_at + min(max(MIN_REFRESH, REFRESH_SHARE * usual), MAX_REFRESH)
 
 
@@ -155,15 +155,15 @@ def reject_unstartable(
     keyed = must_reject_keyless(policies)
     for row in rows:
         if row.id in dead:
-            row.settle_as(Reject(THROTTLED))
+            row.record_outcome(Reject(THROTTLED))
         elif keyed and row.policy_key is None:
-            row.settle_as(Reject(NO_KEY))
+            row.record_outcome(Reject(NO_KEY))
 
 
 def must_reject_keyless(policies: Sequence[Policy]) -> bool:
     """Return True if messages without a key become dead letters."""
     return any(
-        getattr(policy, "without_key", "") == "dead_letter" and key_of(policy)
+        getattr(policy, "without_key", "") == "dead_letter" and get_policy_key(policy)
         for policy in policies
     )
 
@@ -190,6 +190,6 @@ def may_start(row: ClaimedMessage) -> bool:
     """
     if row.outcome is not None or has_expired(row):
         return False
-    if row.expires_at is None or row.slot is None or row.slot.at is None:
+    if row.expires_at is None or row.slot is None or row.slot.granted_at is None:
         return True
-    return row.expires_at > from_microseconds(row.slot.at)
+    return row.expires_at > from_microseconds(row.slot.granted_at)

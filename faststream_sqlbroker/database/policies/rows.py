@@ -10,9 +10,9 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, PERSISTENT_MASK
 from faststream_sqlbroker.core.policies.standby import STANDBY
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
@@ -21,7 +21,7 @@ DecisionListener = Callable[[str, Mapping[int, str], Mapping[int, Any]], None]
 """Called with a queue, descriptions of the decisions by id, and the stored headers by id."""
 _MAX_TIME = 10**16
 """In the year 2286: later than any scan, and still a valid date with `STANDBY` added."""
-SCAN = 5_000
+SCAN_SIZE = 5_000
 """Messages that one statement reads, shifts or discards."""
 
 
@@ -98,7 +98,7 @@ class PolicyRows:
 
     def _run(self, name: str, **binds: Any) -> Any:
         statements = self.dialect.sql
-        statement = statements.by_header(name) if self.by_header else statements[name]
+        statement = statements.get_by_header(name) if self.by_header else statements[name]
         return self.connection.execute(statement, binds)
 
     def _run_for_queue(self, name: str, **binds: Any) -> Any:
@@ -121,7 +121,7 @@ class PolicyRows:
             before=required_flags,
             own=missing_flag,
             since=since,
-            size=SCAN,
+            size=SCAN_SIZE,
         )
         return [_to_arrival(row) for row in rows]
 
@@ -139,10 +139,10 @@ class PolicyRows:
             rows=json.dumps(key_rows),
             before=required_flags,
             own=missing_flag,
-            size=SCAN,
+            size=SCAN_SIZE,
         ).all()
         # The last key that was read may have more.
-        complete_count = len(keys) if len(rows) < SCAN else int(rows[-1][7])
+        complete_count = len(keys) if len(rows) < SCAN_SIZE else int(rows[-1][7])
         return [_to_arrival(row) for row in rows], set(keys[:complete_count])
 
     def list_delayed(self, priority: int, *, now: int, size: int) -> list[DelayedMessage]:
@@ -177,9 +177,9 @@ class PolicyRows:
             for n, (key, (low, high)) in enumerate(ranges.items())
         ]
         name = "policy_standby_last" if last else "policy_standby_first"
-        rows = self._run_for_queue(name, rows=json.dumps(range_rows), size=SCAN).all()
+        rows = self._run_for_queue(name, rows=json.dumps(range_rows), size=SCAN_SIZE).all()
         # The last key that was read may have more.
-        complete_count = len(keys) if len(rows) < SCAN else int(rows[-1].n)
+        complete_count = len(keys) if len(rows) < SCAN_SIZE else int(rows[-1].n)
         # MySQL treats keys as equal that differ only in trailing spaces.
         messages = _to_standby_messages(row for row in rows if as_key(row[1]) == keys[row.n])
         return messages, set(keys[:complete_count])
@@ -189,7 +189,7 @@ class PolicyRows:
     ) -> None:
         """Put messages on standby until the checks at `due`; `keys` as for `discard`."""
         shifted_due = {message: STANDBY + timestamp for message, timestamp in due.items()}
-        self.shift(shifted_due, BURST | HELD_BURST, KEPT | HELD_BURST, keys=keys)
+        self.shift(shifted_due, BURST | HELD_BURST, PERSISTENT_MASK | HELD_BURST, keys=keys)
 
     def read_headers(self, ids: Sequence[int]) -> dict[int, Any]:
         """Return the stored headers of `ids`."""
@@ -330,14 +330,14 @@ class PolicyRows:
             for row in rows
         }
 
-    def due(
+    def list_due(
         self,
         priority: int,
         *,
         required_flags: int,
         now: int,
         size: int,
-        excluded: Suspicion | None,
+        excluded: SuspectRule | None,
         only: int | None,
     ) -> list[tuple[int, str | None, int]]:
         """Return id, key and due time of up to `size` messages that were due by `now`.

@@ -19,21 +19,21 @@ from typing import Any, Protocol
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.live_rates import LiveRates, Place
+from faststream_sqlbroker.core.policies.live_rates import LiveRates, SlotLogKey
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import (
-    MOST_PATIENCE,
+    MAX_START_DELAY,
+    compute_expiry,
     dump_slots,
-    forget_after,
     load_slots,
-    mend_clock,
+    repair_clock,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
 
 SHARED_SLOTS = "shared_slots"
 """Scope of the policy state; the key is the name of the budget."""
-LEAST_PATIENCE = MICROSECONDS // 50
+MIN_START_DELAY = MICROSECONDS // 50
 """20 ms: the delay after its slot that a start may always have (microseconds)."""
 DELAY_FACTOR = 1.5
 """A start may be delayed by this factor of the worst delay of the last starts."""
@@ -62,16 +62,16 @@ class ReadTime:
     """Microseconds since 1970."""
     requested_at: float
     """Monotonic seconds, as `answered_at`."""
-    answered: float
+    answered_at: float
 
     @property
     def duration(self) -> float:
         """Seconds between request and answer."""
-        return self.answered - self.requested_at
+        return self.answered_at - self.requested_at
 
     def to_time_after(self, at: int) -> float:
         """Return a time (monotonic) at which the database's clock shows `at` or later."""
-        return self.answered + (at - self.now) / MICROSECONDS
+        return self.answered_at + (at - self.now) / MICROSECONDS
 
     def to_time_before(self, at: int) -> float:
         """Return a time (monotonic) at which the database's clock shows `at` or earlier."""
@@ -104,8 +104,8 @@ class SlotUse:
         """Missed slots by the queues of their messages, since the counts were last taken."""
         self._lags: deque[int] = deque([0], maxlen=MAX_LAGS)
         self._reads: deque[ReadTime] = deque(maxlen=MAX_READINGS)
-        self._pending: dict[Place, list[SlotOutcome]] = defaultdict(list)
-        self.steps: list[tuple[Place, int]] = []
+        self._pending: dict[SlotLogKey, list[SlotOutcome]] = defaultdict(list)
+        self.steps: list[tuple[SlotLogKey, int]] = []
         """Logs that showed that the database's clock was set back, and by how many microseconds."""
 
     # -- the database's clock -------------------------------------------------------------------
@@ -115,7 +115,7 @@ class SlotUse:
         if self._reads and self._reads[-1] is read:
             return
         self._reads.append(read)
-        low, high = self._compute_bounds(read.answered)
+        low, high = self._compute_bounds(read.answered_at)
         if low > high:  # the database's clock was set
             self._reads.clear()
             self._reads.append(read)
@@ -134,13 +134,13 @@ class SlotUse:
 
         `lateness` is the delay with which the claim's answer may arrive (microseconds).
         """
-        low, high = self._compute_bounds(self._reads[-1].answered)
+        low, high = self._compute_bounds(self._reads[-1].answered_at)
         worst = DELAY_FACTOR * max(lateness, *self._lags, high - low)
-        return round(min(max(LEAST_PATIENCE, worst), MOST_PATIENCE))
+        return round(min(max(MIN_START_DELAY, worst), MAX_START_DELAY))
 
-    def create_slot(self, at: int, deadline: int, slot_keys: tuple[Place, ...]) -> Slot:
+    def create_slot(self, at: int, deadline: int, slot_keys: tuple[SlotLogKey, ...]) -> Slot:
         """Create the slot `at` with bounds by this process's clock."""
-        now = self._reads[-1].answered
+        now = self._reads[-1].answered_at
         low, high = self._compute_bounds(now)
         earliest = (at - low) / MICROSECONDS
         earliest += max(0.0, earliest - now) * (DRIFT if self._reads[-1].duration else 0.0)
@@ -160,49 +160,49 @@ class SlotUse:
         if row.slot is None:
             return True
         now = self.clock.monotonic()
-        if row.slot.at is not None:
+        if row.slot.granted_at is not None:
             row.slot_started = round(now * MICROSECONDS + self._compute_bounds(now)[1])
         if must or now <= row.slot.latest:
             if self.start_is_final:
-                self.tell(row)
+                self.record_end(row)
             return True
         self._record_outcome("missed", row)
         return False
 
-    def tell(self, row: ClaimedMessage) -> None:
+    def record_end(self, row: ClaimedMessage) -> None:
         """Record that the last start of `row` was final, or that the row will not start."""
         if row.slot is not None:
             self._record_outcome("unused" if row.slot_started is None else "started", row)
 
     def _record_outcome(self, outcome: str, row: ClaimedMessage) -> None:
         slot = row.slot
-        if slot is None or slot.at is None or slot.deadline is None or row.slot_told:
+        if slot is None or slot.granted_at is None or slot.deadline is None or row.report_slot:
             return
-        row.slot_told = True
+        row.report_slot = True
         if row.slot_started is not None:
-            self._lags.append(max(0, row.slot_started - slot.at))
+            self._lags.append(max(0, row.slot_started - slot.granted_at))
         started_at = row.slot_started if outcome == "started" else None
-        for slot_key in slot.places:
+        for slot_key in slot.log_keys:
             self._pending[slot_key].append(SlotOutcome(slot.deadline, started_at))
         self.counts[outcome] += 1
         if outcome == "missed":
             self.missed[row.queue] += 1
 
     @property
-    def worst_lag(self) -> int:
+    def max_lag(self) -> int:
         """The maximum delay of the last starts after their slots (microseconds)."""
         return max(self._lags)
 
     # -- reports by the next claim --------------------------------------------------------------
 
-    def report(self, slot_key: Place, policy: Throttle, log: SlotLog) -> int:
+    def report(self, slot_key: SlotLogKey, policy: Throttle, log: SlotLog) -> int:
         """Write pending outcomes into `log`; return their number."""
         uses = self._pending.get(slot_key, ())
         for use in uses:
             policy.report(log, use.deadline, use.started_at)
         return len(uses)
 
-    def told(self, counts: Mapping[Place, int]) -> None:
+    def discard_reported(self, counts: Mapping[SlotLogKey, int]) -> None:
         """Remove the first `counts` pending outcomes of each slot key.
 
         A claim has reported them, or may have: its answer is not known. Reporting them twice could
@@ -238,13 +238,13 @@ class SlotUse:
 
 
 def _compute_bounds(read: ReadTime, at: float) -> tuple[float, float]:
-    low = read.now - read.answered * MICROSECONDS
+    low = read.now - read.answered_at * MICROSECONDS
     high = read.now - read.requested_at * MICROSECONDS
     if not read.duration:  # the clock of a test is the database's clock
         return low, high
     drift = DRIFT * MICROSECONDS
     return (
-        low - CLOCK_PRECISION - (at - read.answered) * drift,
+        low - CLOCK_PRECISION - (at - read.answered_at) * drift,
         high + CLOCK_PRECISION + (at - read.requested_at) * drift,
     )
 
@@ -263,7 +263,12 @@ class SlotLogs:
     """The slot logs of a claim, with the outcomes that this process reports."""
 
     def __init__(
-        self, use: SlotUse, rates: LiveRates, now: int, reported: dict[Place, int], lateness: int
+        self,
+        use: SlotUse,
+        rates: LiveRates,
+        now: int,
+        reported: dict[SlotLogKey, int],
+        lateness: int,
     ) -> None:
         """Create an instance without logs.
 
@@ -275,18 +280,18 @@ class SlotLogs:
         self.now = now
         self.max_delay = use.compute_max_delay(lateness)
         """The allowed delay of a start after its slot (microseconds)."""
-        self.changed: set[Place] = set()
+        self.changed: set[SlotLogKey] = set()
         """Slot keys with outcomes to report."""
         self._rates = rates
-        self._reported: dict[Place, int] = {}
+        self._reported: dict[SlotLogKey, int] = {}
         self._stored_counts = reported
 
-    def load(self, policy: Throttle, slot_key: Place, info: Any) -> SlotLog:
+    def load(self, policy: Throttle, slot_key: SlotLogKey, info: Any) -> SlotLog:
         """Load the log of `slot_key`, and report the outcomes of this process's slots."""
         log = load_slots(policy, info)
         shared = (slot_key[0], "") if policy.key else slot_key
-        log.others = self._rates.others(shared, log.others, self.now)
-        if back := mend_clock(log, self.now):
+        log.other_limits = self._rates.get_limits(shared, log.other_limits, self.now)
+        if back := repair_clock(log, self.now):
             self.use.steps.append((slot_key, back))
             self.changed.add(slot_key)
         # Several queues of one claim may share the slot key: then the log already has the reports.
@@ -297,9 +302,11 @@ class SlotLogs:
             self.changed.add(slot_key)
         return log
 
-    def dump(self, policy: Throttle, slot_key: Place, log: SlotLog) -> tuple[dict[str, Any], int]:
+    def dump(
+        self, policy: Throttle, slot_key: SlotLogKey, log: SlotLog
+    ) -> tuple[dict[str, Any], int]:
         """Return the state that this claim stores for `slot_key`, and the expiry of the state."""
         if slot_key in self._reported:
             self._stored_counts[slot_key] = self._reported[slot_key]
-        info = dump_slots(policy, log, self.now, self.use.worst_lag)
-        return info, forget_after(policy, log, self.now)
+        info = dump_slots(policy, log, self.now, self.use.max_lag)
+        return info, compute_expiry(policy, log, self.now)

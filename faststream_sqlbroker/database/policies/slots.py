@@ -17,21 +17,21 @@ from statistics import median
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.flags import (
-    HELD,
-    LET_IN,
-    MOST_BACKOFFS,
-    PUT_OFF,
+    ADMITTED,
+    HELD_MASK,
+    MAX_BACKOFFS,
+    POSTPONED,
     SLOT,
-    backoffs,
-    of_backoffs,
+    decode_backoffs,
+    encode_backoffs,
 )
-from faststream_sqlbroker.core.policies.live_rates import Place
+from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import (
-    AHEAD,
-    MOST_REACH,
-    first_slot,
-    next_slots,
+    MAX_LOOKAHEAD,
+    SLOT_LEAD,
+    find_first_slot,
+    grant_slots,
 )
 from faststream_sqlbroker.core.reasons import THROTTLED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
@@ -50,7 +50,7 @@ from faststream_sqlbroker.database.policies.slot_use import (
     StateStore,
 )
 
-LONGEST_WAIT = 5 * MICROSECONDS
+MAX_SLOT_WAIT = 5 * MICROSECONDS
 """An admitted message without a slot is checked again after this (microseconds): a changed or
 removed rate must not find it put off for long. There are few, as each had a slot before.
 """
@@ -72,7 +72,7 @@ class QueueSlots:
         read: ReadTime,
         request: PolicyClaimRequest,
         position: ScanPosition,
-        reported: dict[Place, int],
+        reported: dict[SlotLogKey, int],
         durations: Sequence[float],
         statements: int = 2,
         total_durations: Sequence[float] = (),
@@ -105,9 +105,9 @@ class QueueSlots:
         ]
         """Scopes and keys of their states."""
         if self.spent:
-            position.use.add_reading(read)
+            position.slot_use.add_reading(read)
             self._slot_logs = SlotLogs(
-                position.use, position.intake.rates, self._now, reported, lateness
+                position.slot_use, position.intake.rates, self._now, reported, lateness
             )
         self._logs = [
             self._slot_logs.load(
@@ -124,9 +124,9 @@ class QueueSlots:
     @property
     def _granted_until(self) -> int:
         """Slots up to this time are granted now, which includes slots during the next claim."""
-        return self._now + self._reach + AHEAD
+        return self._now + self._reach + SLOT_LEAD
 
-    def room(self, limit: int, starts: int) -> int:
+    def compute_capacity(self, limit: int, starts: int) -> int:
         """Return how many messages may start within a short time, with `starts` free workers.
 
         A message that waits for a worker gets a slot for the time at which it is likely to have
@@ -139,12 +139,12 @@ class QueueSlots:
         at = self._now + self.lead
         size = min(limit, starts)
         wave = max(1, self._request.wave)
-        granted = next_slots(self._throttles, logs, at, self._granted_until, size, max_delay)
+        granted = grant_slots(self._throttles, logs, at, self._granted_until, size, max_delay)
         at += round(self.wait_seconds * MICROSECONDS)
         while size <= len(granted) < limit:
             at += max(1, round(self._request.wave_time * MICROSECONDS))
             size = min(wave, limit - len(granted))
-            slots = next_slots(self._throttles, logs, at, self._granted_until, size, max_delay)
+            slots = grant_slots(self._throttles, logs, at, self._granted_until, size, max_delay)
             granted += slots
             if len(slots) < size:
                 break
@@ -153,7 +153,7 @@ class QueueSlots:
         self._scanned_from = at
         return len(granted)
 
-    def next_look(self, taken: int) -> int | None:
+    def find_next_scan(self, taken: int) -> int | None:
         """Return when to scan again if all granted slots were taken and stored."""
         if self._granted is None or taken < len(self._granted):
             return None
@@ -163,11 +163,11 @@ class QueueSlots:
         for policy, log in zip(self._throttles, logs, strict=True):
             for slot in self._granted:
                 policy.report(log, slot + self._slot_logs.max_delay, slot)
-        next_slot = first_slot(self._throttles, logs, self._scanned_from)
+        next_slot = find_first_slot(self._throttles, logs, self._scanned_from)
         # Early enough for the claim to end when the slot comes.
-        return next_slot - self.lead - (self._reach + AHEAD) // 2
+        return next_slot - self.lead - (self._reach + SLOT_LEAD) // 2
 
-    def spend(self, starting: int) -> bool:
+    def store_slots(self, starting: int) -> bool:
         """Store the slots of `starting` messages and reports of other slots; return True if any."""
         granted = (self._granted or [])[:starting]
         stored = False
@@ -180,10 +180,10 @@ class QueueSlots:
                 stored = True
         return stored
 
-    def tell(self, starting: Sequence[ClaimedMessage]) -> dict[int, int]:
+    def assign_slots(self, starting: Sequence[ClaimedMessage]) -> dict[int, int]:
         """Set the slots of the starting rows; return the start times by id of rows with a slot."""
         started: dict[int, int] = {}
-        slots: dict[tuple[int, tuple[Place, ...]], Slot] = {}
+        slots: dict[tuple[int, tuple[SlotLogKey, ...]], Slot] = {}
         shared_keys = tuple(self._slot_keys)
         for number, row in enumerate(starting if self.spent else ()):
             at, slot_key = self._get_start(number, row)
@@ -199,7 +199,7 @@ class QueueSlots:
             row.slot = slot
         return started
 
-    def _get_start(self, number: int, row: ClaimedMessage) -> tuple[int, Place | None]:  # noqa: ARG002
+    def _get_start(self, number: int, row: ClaimedMessage) -> tuple[int, SlotLogKey | None]:  # noqa: ARG002
         """Return when the `number`th starting message may start, and the key of that slot."""
         return self._now if self._granted is None else self._granted[number], None
 
@@ -220,9 +220,9 @@ class Slots(QueueSlots):
             request,
             position,
             position.reported,
-            position.took,
+            position.durations,
             CLAIM_STATEMENTS,
-            position.whole_took,
+            position.total_durations,
         )
         self.refusing: RefusingSlots | None = None
         """The slots of a throttle that refuses messages above its rate."""
@@ -262,13 +262,13 @@ class Slots(QueueSlots):
     def assign(self, rows: Sequence[ClaimedMessage]) -> int:
         """Set the start time of each row, and store the taken slots; return how many rows start."""
         starting = [row for row in rows if row.outcome is None and not has_expired(row)]
-        self.spend(len(starting))
-        started = self.tell(starting)
+        self.store_slots(len(starting))
+        started = self.assign_slots(starting)
         if (message_slots := self.keys or self.refusing) is not None:
             message_slots.save(started)
         return len(starting)
 
-    def _get_start(self, number: int, row: ClaimedMessage) -> tuple[int, Place | None]:
+    def _get_start(self, number: int, row: ClaimedMessage) -> tuple[int, SlotLogKey | None]:
         at, _ = super()._get_start(number, row)
         if (message_slots := self.keys or self.refusing) is None or (
             slot := message_slots.get_slot(row.id)
@@ -316,11 +316,11 @@ class RefusingSlots(MessageSlots):
                 if arrival.delivered:
                     # Until its own slot as currently known: another message may take that slot
                     # first.
-                    deferred[0][arrival.id] = min(slot, intake.now + LONGEST_WAIT)
+                    deferred[0][arrival.id] = min(slot, intake.now + MAX_SLOT_WAIT)
                 elif self.policy.when_exceeded == "backoff":
-                    backoff_count = backoffs(arrival.flags)
-                    wait = round(intake.clock.jitter(self.policy.backoff(backoff_count)))
-                    deferred[min(backoff_count + 1, MOST_BACKOFFS)][arrival.id] = intake.now + wait
+                    backoff_count = decode_backoffs(arrival.flags)
+                    wait = round(intake.clock.add_jitter(self.policy.backoff(backoff_count)))
+                    deferred[min(backoff_count + 1, MAX_BACKOFFS)][arrival.id] = intake.now + wait
                 elif self.policy.when_exceeded == "drop":
                     dropped[arrival.id] = Discard(THROTTLED)
                 else:
@@ -338,7 +338,7 @@ class RefusingSlots(MessageSlots):
             self._defer(due, count)
         # The selection, which may be by keys or bursts, uses this flag. The flag promises no slot:
         # a message left out by the selection must not hold one.
-        intake.set_flag(admitted, SLOT | LET_IN)
+        intake.set_flag(admitted, SLOT | ADMITTED)
         intake.rewind_scan(SLOT, min(remaining_due, default=intake.now))
         return is_complete and (limit < 1 or len(remaining_due) == len(intake.dead))
 
@@ -354,7 +354,7 @@ class RefusingSlots(MessageSlots):
     def _record_wait(self, slot: int, message: int | None = None) -> None:
         # A message admitted earlier, which could not be leased then, has taken the slot.
         if message is not None:
-            self._late_until[message] = min(slot, self.intake.now + LONGEST_WAIT)
+            self._late_until[message] = min(slot, self.intake.now + MAX_SLOT_WAIT)
 
     def save(self, started: Mapping[int, int]) -> None:
         """Store the start times of `started`, and reports of other slots."""
@@ -368,8 +368,10 @@ class RefusingSlots(MessageSlots):
     def _defer(self, due: Mapping[int, int | None], count: int = 0) -> None:
         """Defer messages, which become arrivals again; `count` is their number of backoffs."""
         intake = self.intake
-        retained_flags = ~(SLOT | HELD | of_backoffs(MOST_BACKOFFS)) | PUT_OFF | of_backoffs(count)
-        intake.rows.shift(due, PUT_OFF | of_backoffs(count), retained_flags)
+        retained_flags = (
+            ~(SLOT | HELD_MASK | encode_backoffs(MAX_BACKOFFS)) | POSTPONED | encode_backoffs(count)
+        )
+        intake.rows.shift(due, POSTPONED | encode_backoffs(count), retained_flags)
         intake.later += [at for at in due.values() if at is not None]
 
 
@@ -383,11 +385,11 @@ def _compute_reach(
     the lead may be too little. The first slot that the next claim can grant comes when this claim
     and all of the next have ended.
     """
-    usual = min(round(median(durations) * MICROSECONDS), MOST_REACH)
+    usual = min(round(median(durations) * MICROSECONDS), MAX_LOOKAHEAD)
     # A single slow claim is no reason to wait.
     long_duration = round(sorted(durations)[-2:][0] * MICROSECONDS)
     reach = round(2 * median(total_durations) * MICROSECONDS)
-    return min(reach, MOST_REACH), usual, max(0, long_duration - usual)
+    return min(reach, MAX_LOOKAHEAD), usual, max(0, long_duration - usual)
 
 
 def _find_latest_by_key(arrivals: Iterable[Arrival], ids: Collection[int]) -> dict[str, int]:

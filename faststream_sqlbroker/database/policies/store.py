@@ -27,20 +27,25 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.policies.flags import DELAYED
-from faststream_sqlbroker.core.policies.holds import holds_of
-from faststream_sqlbroker.core.policies.live_rates import Place
+from faststream_sqlbroker.core.policies.holds import build_holds
+from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.seen import Candidate, Seen, SeenQueue, Swap
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
+from faststream_sqlbroker.core.policies.seen import (
+    Candidate,
+    CompareAndSwap,
+    QueueSnapshot,
+    QueueSnapshots,
+)
+from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages
 from faststream_sqlbroker.core.suspects import Suspect
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import once
-from faststream_sqlbroker.database.parts.policy_state import process_name
+from faststream_sqlbroker.database.parts.policy_state import get_process_name
 from faststream_sqlbroker.database.policies.claims import PolicyClaims
 from faststream_sqlbroker.database.policies.intake import NOTE_RENEWAL, get_slot_scope
 from faststream_sqlbroker.database.policies.request import (
-    Claim,
+    PolicyClaim,
     PolicyClaimRequest,
     ScanPosition,
     has_expired,
@@ -67,13 +72,13 @@ class PolicyStore:
         self._dialect = database.dialect
         self._claims = PolicyClaims(database.dialect, database.clock)
 
-    def tell_decisions(self, listener: DecisionListener) -> None:
+    def set_decision_listener(self, listener: DecisionListener) -> None:
         """Register the function that is called with the decisions of claims."""
         self._claims.on_decision = listener
 
     async def claim(
         self, request: PolicyClaimRequest, position: ScanPosition
-    ) -> tuple[Claim, ScanPosition]:
+    ) -> tuple[PolicyClaim, ScanPosition]:
         """Lease messages that the policies let start; return the result and the next position."""
         started_at = self._database.clock.monotonic()
         if (swap_result := await self._claim_by_swap(request, position)) is not None:
@@ -81,7 +86,7 @@ class PolicyStore:
 
         new_position = position
 
-        def claim(connection: Connection) -> Claim:
+        def claim(connection: Connection) -> PolicyClaim:
             nonlocal new_position
             # A copy: the transaction may be repeated, and must start at the same position.
             new_position = position.copy()
@@ -90,9 +95,9 @@ class PolicyStore:
         try:
             result = await self._database.run(claim, Activity.CONSUME, Activity.STATE)
         except (UnknownOutcomeError, asyncio.CancelledError):
-            new_position.use.told(new_position.reported)
+            new_position.slot_use.discard_reported(new_position.reported)
             raise
-        new_position.use.told(new_position.reported)
+        new_position.slot_use.discard_reported(new_position.reported)
         if result.read is not None:
             now = self._database.clock.monotonic()
             new_position.record_claim(now - result.read.requested_at, now - started_at)
@@ -100,9 +105,9 @@ class PolicyStore:
 
     async def _claim_by_swap(
         self, request: PolicyClaimRequest, position: ScanPosition
-    ) -> tuple[Claim, ScanPosition] | None:
+    ) -> tuple[PolicyClaim, ScanPosition] | None:
         """Claim without a lock; return None, with nothing written, if a lock is needed."""
-        scan = looking(self._dialect, request) if swaps(request) else None
+        scan = build_scan(self._dialect, request) if can_swap(request) else None
         if scan is None:
             return None
         clock = self._database.clock
@@ -115,8 +120,8 @@ class PolicyStore:
         if claim.needs_lock:
             return None
         new_position = position.copy()
-        while (swap := claim.next_swap()) is not None:
-            write = self._dialect.swapping(swap)
+        while (swap := claim.build_next_swap()) is not None:
+            write = self._dialect.build_compare_and_swap(swap)
             try:
                 claimed = await self._database.run(write, Activity.CONSUME, Activity.STATE)
             except asyncio.CancelledError:
@@ -130,18 +135,18 @@ class PolicyStore:
                     raise
                 # Messages of another queue are already leased, and no other claim would return
                 # them.
-                claim.swapped(swap, None)
+                claim.apply_swap(swap, None)
                 break
-            claim.swapped(swap, claimed)
+            claim.apply_swap(swap, claimed)
             # A swap that came too late was quick: its duration says nothing about how long a slot
             # needs.
             if claimed is not None:
-                new_position.note_swap(clock.monotonic() - started_at)
-        return claim.result(), new_position
+                new_position.record_swap(clock.monotonic() - started_at)
+        return claim.build_result(), new_position
 
     async def claim_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float
-    ) -> dict[int, tuple[once.Verdict, int | None]]:
+    ) -> dict[int, tuple[once.OnceStatus, int | None]]:
         """Claim the keys of `rows` for `ttl` seconds, before their handlers start.
 
         A repeat with the same leases changes nothing.
@@ -152,7 +157,7 @@ class PolicyStore:
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
         return await self._database.run(
-            lambda c: once.claim_keys(c, table, lock, rows, ttl, process_name()),
+            lambda c: once.claim_keys(c, table, lock, rows, ttl, get_process_name()),
             Activity.CONSUME,
             Activity.STATE,
         )
@@ -163,14 +168,14 @@ class PolicyStore:
         `claim_keys` says why other keys were not claimed. Without a shorter way than `claim_keys`
         in the database, returns an empty set and sends nothing.
         """
-        query = self._dialect.claiming_free_keys(rows, ttl, process_name())
+        query = self._dialect.build_claim_free_keys(rows, ttl, get_process_name())
         return (
             set()
             if query is None
             else await self._database.run(query, Activity.CONSUME, Activity.STATE)
         )
 
-    async def give_back_keys(self, rows: Sequence[ClaimedMessage]) -> None:
+    async def release_keys(self, rows: Sequence[ClaimedMessage]) -> None:
         """Release the keys that `rows` still claim."""
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
@@ -183,7 +188,11 @@ class SwapClaim:
     """A claim by compare and swap after the first statement."""
 
     def __init__(
-        self, request: PolicyClaimRequest, seen: Seen, read: ReadTime, position: ScanPosition
+        self,
+        request: PolicyClaimRequest,
+        seen: QueueSnapshots,
+        read: ReadTime,
+        position: ScanPosition,
     ) -> None:
         """`read` is the time at which `seen` was read."""
         self._request = request
@@ -193,13 +202,13 @@ class SwapClaim:
         self._remaining = [seen.queues[name] for name in request.queues if name in seen.queues]
         self._rows: list[ClaimedMessage] = []
         self._suspects: dict[int, Suspect] = {}
-        self._delays = list(seen.waits)
+        self._delays = list(seen.delays)
         self._gated = bool(self._remaining)
         self._closed_queues: set[str] = set()
         """Queues of which nothing more can start before the next scan."""
         self._closes_at: int | None = None
         self._slots: QueueSlots | None = None
-        self._reported: dict[Place, int] = {}
+        self._reported: dict[SlotLogKey, int] = {}
 
     @property
     def needs_lock(self) -> bool:
@@ -208,15 +217,18 @@ class SwapClaim:
         return any(
             queue.version is None
             or self._must_exchange(queue.queue)
-            or (delayed and any(not candidate.marks & DELAYED for candidate in queue.candidates))
+            or (delayed and any(not candidate.flags & DELAYED for candidate in queue.candidates))
             for queue in self._remaining
         )
 
     def _must_exchange(self, queue: str) -> bool:
         """Return True if an exchange of policies, limits and rates with other processes is due."""
         position = self._position.intake
-        noted_at = position.noted.get(queue, float("-inf"))
-        if holds_of(self._request.policies) and self._read.requested_at >= noted_at + NOTE_RENEWAL:
+        noted_at = position.noted_at.get(queue, float("-inf"))
+        if (
+            build_holds(self._request.policies)
+            and self._read.requested_at >= noted_at + NOTE_RENEWAL
+        ):
             return True
         throttled = any(isinstance(policy, Throttle) for policy in self._request.policies)
         is_old = self._position.is_old
@@ -231,7 +243,7 @@ class SwapClaim:
         """True if any message is leased by now."""
         return bool(self._rows)
 
-    def next_swap(self) -> Swap | None:
+    def build_next_swap(self) -> CompareAndSwap | None:
         """Return the next write, or None at the end."""
         while self._remaining and len(self._rows) < self._request.limit:
             queue = self._remaining.pop(0)
@@ -240,7 +252,7 @@ class SwapClaim:
             self._gated = self._gated and queue.queue in self._closed_queues
         return None
 
-    def swapped(self, swap: Swap, claimed: Claimed | None) -> None:
+    def apply_swap(self, swap: CompareAndSwap, claimed: ClaimedMessages | None) -> None:
         """Apply the result of `swap`; None means that another claim was quicker."""
         slots = self._slots
         if claimed is None or slots is None:
@@ -248,10 +260,10 @@ class SwapClaim:
             self._delays.append(0.0)
             self._gated = False
             return
-        self._position.use.told(self._reported)
+        self._position.slot_use.discard_reported(self._reported)
         reject_unstartable(claimed, self._request.policies)
         starting = [row for row in claimed if row.outcome is None and not has_expired(row)]
-        slots.tell(starting)
+        slots.assign_slots(starting)
         if self._closes_at is not None:
             limit_starts(self._closes_at, claimed, self._read)
         if len(claimed) < len(swap.ids):
@@ -264,16 +276,16 @@ class SwapClaim:
 
     def handle_lost_answer(self) -> None:
         """Handle a last swap whose result is unknown."""
-        self._position.use.told(self._reported)
+        self._position.slot_use.discard_reported(self._reported)
 
-    def result(self) -> Claim:
+    def build_result(self) -> PolicyClaim:
         """Return the total result."""
         next_claim_in = min(self._delays, default=None)
-        return Claim(
+        return PolicyClaim(
             self._rows, next_claim_in, self._gated, suspects=self._suspects, read=self._read
         )
 
-    def _build_swap(self, queue: SeenQueue) -> Swap | None:
+    def _build_swap(self, queue: QueueSnapshot) -> CompareAndSwap | None:
         """Return the leases of a queue to write, or None if nothing may start."""
         request = self._request
         limit = request.limit - len(self._rows)
@@ -292,23 +304,23 @@ class SwapClaim:
             request,
             self._position,
             self._reported,
-            self._position.swaps_took,
+            self._position.swap_durations,
         )
         slots.wait_seconds = request.get_wait_seconds(len(self._rows))
         # Slots are counted before the leased messages are known, as the same statement stores both.
         # The slot of a message that is locked elsewhere by then is wasted.
-        selected = self._select_candidates(queue, slots.room(free_leases, starts))
+        selected = self._select_candidates(queue, slots.compute_capacity(free_leases, starts))
         needs_key = must_reject_keyless(request.policies)
         spent_slots = sum(
             not candidate.expired and not (needs_key and candidate.keyless)
             for candidate in selected
         )
-        stored = slots.spend(spent_slots)
+        stored = slots.store_slots(spent_slots)
         if not selected and not stored:
             # The version stays: decisions of other claims by their reads are still valid.
             self._schedule_slot_scan(slots, 0, queue.queue)
             return None
-        return Swap(
+        return CompareAndSwap(
             queue.queue,
             queue.version or 0,
             [candidate.id for candidate in selected],
@@ -327,7 +339,7 @@ class SwapClaim:
                     return False
         return True
 
-    def _count_free_leases(self, queue: SeenQueue, limit: int, starts: int) -> int:
+    def _count_free_leases(self, queue: QueueSnapshot, limit: int, starts: int) -> int:
         limits = [p for p in self._request.policies if isinstance(p, Concurrency)]
         # The lowest limit of all processes, as read by the last claim under the lock.
         _, lowest_limit = self._position.intake.limits.get((queue.queue, False), (0.0, None))
@@ -335,14 +347,14 @@ class SwapClaim:
             (p.leases(queue.running, limit, starts, lowest_limit) for p in limits), default=limit
         )
 
-    def _select_candidates(self, queue: SeenQueue, capacity: int) -> list[Candidate]:
+    def _select_candidates(self, queue: QueueSnapshot, capacity: int) -> list[Candidate]:
         """Return the first candidates without suspects, up to `capacity`; record the suspects."""
         suspicion = self._request.suspicion
         selected: list[Candidate] = []
         for candidate in queue.candidates:
             if len(selected) == capacity:
                 break
-            suspect = None if suspicion is None else suspicion.of(candidate.lost)
+            suspect = None if suspicion is None else suspicion.classify(candidate.lost_leases)
             if suspect is None:
                 selected.append(candidate)
             else:
@@ -351,7 +363,7 @@ class SwapClaim:
 
     def _schedule_slot_scan(self, slots: QueueSlots, starting: int, queue: str) -> bool:
         """Schedule the next scan if all available slots were taken; return True if so."""
-        if (at := slots.next_look(starting)) is None:
+        if (at := slots.find_next_scan(starting)) is None:
             return False
         self._close_until(at, queue)
         return True
@@ -377,7 +389,7 @@ class _SwapStates:
             self.changes[scope] = state
 
 
-def swaps(request: PolicyClaimRequest) -> bool:
+def can_swap(request: PolicyClaimRequest) -> bool:
     """Return True if two statements are enough for the request."""
     # Header keys must be read first, under the lock.
     simple = request.only is None and not request.ordered and request.header is None
@@ -392,15 +404,15 @@ def _can_swap_policy(policy: Policy) -> bool:
     return isinstance(policy, Window | Delay | Once | BlockingWait)
 
 
-def looking(dialect: Dialect, request: PolicyClaimRequest) -> Work[Seen] | None:
+def build_scan(dialect: Dialect, request: PolicyClaimRequest) -> Work[QueueSnapshots] | None:
     """Return the first statement, or None if the database has none."""
     limits = [policy.limit for policy in request.policies if isinstance(policy, Concurrency)]
     throttles = sum(isinstance(policy, Throttle) for policy in request.policies)
     suspicion = request.suspicion
-    return dialect.looking_at_queues(
+    return dialect.build_read_queues(
         request.queues,
         size=request.limit,
-        most_running=max(limits, default=0),
+        max_running=max(limits, default=0),
         scopes=[get_slot_scope("", n) for n in range(throttles)],
-        others=suspicion if suspicion is not None and not suspicion.told else None,
+        suspicion=suspicion if suspicion is not None and not suspicion.report else None,
     )

@@ -6,18 +6,23 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.orders import Orders
-from faststream_sqlbroker.core.policies.seen import Candidate, Seen, SeenQueue, Swap
+from faststream_sqlbroker.core.orders import OperatorRequests
+from faststream_sqlbroker.core.policies.seen import (
+    Candidate,
+    CompareAndSwap,
+    QueueSnapshot,
+    QueueSnapshots,
+)
 from faststream_sqlbroker.core.rows import (
-    Around,
-    Claimed,
     ClaimedMessage,
+    ClaimedMessages,
+    PollResult,
     ReadyPair,
     ReadyPairs,
     Settlement,
     SettleResult,
 )
-from faststream_sqlbroker.database.parts.cancels import request_of
+from faststream_sqlbroker.database.parts.cancels import parse_request
 
 _DUE = itemgetter(10, 0)
 """Due time (as bytes that sort in time order) and id among `CLAIMED_COLUMNS`."""
@@ -35,13 +40,13 @@ def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
     """Read pairs, and the time that the server took to find the pairs."""
     pairs = ReadyPairs()
     for queue, priority, due_in, due, elapsed, at in rows:
-        pairs.took, pairs.at = max(pairs.took, elapsed), at
+        pairs.duration, pairs.at = max(pairs.duration, elapsed), at
         if queue is not None:
             pairs.append(ReadyPair(queue, priority, due_in, due))
     return pairs
 
 
-def read_around(rows: Iterable[Sequence[Any]]) -> Around:
+def read_around(rows: Iterable[Sequence[Any]]) -> PollResult:
     """Read pairs, the first lease end, and operators' orders.
 
     The last two are repeated in each row.
@@ -50,39 +55,41 @@ def read_around(rows: Iterable[Sequence[Any]]) -> Around:
     pairs = read_pairs(row[:6] for row in values)
     _, lease_ends_in, *orders = values[0][5:]
     if not orders:
-        return Around(pairs, lease_ends_in)
+        return PollResult(pairs, lease_ends_in)
     paused, cancels, drained = orders
-    requests = tuple(request_of(key, info) for key, info in json.loads(cancels))
-    return Around(pairs, lease_ends_in, Orders(frozenset(paused), requests, frozenset(drained)))
+    requests = tuple(parse_request(key, info) for key, info in json.loads(cancels))
+    return PollResult(
+        pairs, lease_ends_in, OperatorRequests(frozenset(paused), requests, frozenset(drained))
+    )
 
 
-def read_seen(rows: Iterable[Sequence[Any]]) -> Seen:
+def read_seen(rows: Iterable[Sequence[Any]]) -> QueueSnapshots:
     """Read the answer to the statement `look`."""
-    seen = Seen(0)
-    queues: dict[str, SeenQueue] = {}
+    seen = QueueSnapshots(0)
+    queues: dict[str, QueueSnapshot] = {}
     for now, queue, due_in, version, running, states, *columns in rows:
         seen.now = now
         if queue is None:
             continue
         if queue not in queues:
             infos = {} if states is None else json.loads(states)
-            queues[queue] = SeenQueue(queue, version, running, infos)
+            queues[queue] = QueueSnapshot(queue, version, running, infos)
         if due_in > 0:
-            seen.waits.append(due_in)
+            seen.delays.append(due_in)
         elif columns[0] is not None:
             seen.queues[queue] = queues[queue]
             queues[queue].candidates += map(Candidate._make, zip(*columns, strict=True))
     return seen
 
 
-def read_swapped(rows: Iterable[Sequence[Any]], swap: Swap) -> Claimed | None:
+def read_swapped(rows: Iterable[Sequence[Any]], swap: CompareAndSwap) -> ClaimedMessages | None:
     """Read the leased messages, in the order of `swap`; None if the version differed."""
     values = list(rows)
     if not values:
         return None
     rank = {message: n for n, message in enumerate(swap.ids)}
     leased = read_claimed((row for row in values if row[0] is not None), swap.token)
-    return Claimed(sorted(leased, key=lambda message: rank[message.id]))
+    return ClaimedMessages(sorted(leased, key=lambda message: rank[message.id]))
 
 
 def build_settle_result(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:

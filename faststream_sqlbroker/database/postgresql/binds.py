@@ -11,8 +11,18 @@ from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement, SettleResult
-from faststream_sqlbroker.database.parts.sizes import BYTES_TOGETHER, by_bytes, bytes_of
+from faststream_sqlbroker.core.rows import (
+    AckSettlement,
+    Leases,
+    NewMessage,
+    Settlement,
+    SettleResult,
+)
+from faststream_sqlbroker.database.parts.sizes import (
+    MAX_STATEMENT_BYTES,
+    count_bytes,
+    split_by_bytes,
+)
 from faststream_sqlbroker.database.postgresql.answers import build_settle_result
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.database.statements import Statements
@@ -29,7 +39,7 @@ _get_options = attrgetter("priority", "key", "delay", "next_attempt_at", "expire
 _NO_OPTIONS = (0, None, None, None, None)
 
 
-def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
+def build_insert(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
     """Build the insert of `rows`.
 
     Its result is the ids in order, None where the dedup_id exists already.
@@ -111,7 +121,7 @@ def build_settle_queries(
     if deleted:
         queries.append(("delete", _build_held_binds(deleted)))
     queries += [
-        ("update", _build_update_binds(part)) for part in by_bytes(updated, _count_new_bytes)
+        ("update", _build_update_binds(part)) for part in split_by_bytes(updated, _count_new_bytes)
     ]
     suffix, variant_binds = _select_variant(inside, replan=replan)
     return [Query(sql[name + suffix], binds | variant_binds, _read_ids) for name, binds in queries]
@@ -178,7 +188,7 @@ def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage
         settlements
     )
     needs_more = any(m.dedup_id is not None or m.lookup is not None for m in messages)
-    return are_single and not needs_more and bytes_of(messages) <= BYTES_TOGETHER
+    return are_single and not needs_more and count_bytes(messages) <= MAX_STATEMENT_BYTES
 
 
 def _group_by_statement(
@@ -190,14 +200,14 @@ def _group_by_statement(
     deleted = list[Settlement]()
     updated = list[Settlement]()
     for s in settlements:
-        if s.__class__ is Acked:  # nearly all are, and this needs no property call
+        if s.__class__ is AckSettlement:  # nearly all are, and this needs no property call
             (acked if s.archive and archive else deleted).append(s)
-        elif not s.leaves:
+        elif not s.is_final:
             updated.append(s)
         elif not (s.archive and archive):
             deleted.append(s)
         else:
-            (acked if s.plain_ack else archived).append(s)
+            (acked if s.is_plain_ack else archived).append(s)
     return acked, archived, deleted, updated
 
 
@@ -278,7 +288,7 @@ def _build_ended_binds(settlements: Sequence[Settlement]) -> dict[str, list[Any]
         "states": [s.state and s.state.name for s in settlements],
         "attempts": [int(s.attempted) for s in settlements],
         "charges": [-int(s.uncharge) for s in settlements],
-        "ends": _to_floats(s.ended for s in settlements),
+        "ends": _to_floats(s.handler_duration for s in settlements),
         "errors": [s.error for s in settlements],
     }
 

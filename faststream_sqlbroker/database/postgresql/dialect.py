@@ -8,34 +8,38 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.policies.seen import Seen, Swap
+from faststream_sqlbroker.core.policies.seen import CompareAndSwap, QueueSnapshots
 from faststream_sqlbroker.core.rows import (
-    Around,
-    Claimed,
     ClaimedMessage,
+    ClaimedMessages,
+    HeartbeatData,
     Leases,
     NewMessage,
+    PollResult,
     Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
     SettleResult,
-    SignOfLife,
 )
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts import once
 from faststream_sqlbroker.database.parts.claimed_rows import (
     CLAIMED_COLUMNS,
+    get_statement_suffix,
     split_suspects,
-    statement_end,
 )
-from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock, HandlerLocks
-from faststream_sqlbroker.database.parts.live_subscribers import KEPT_SECONDS
+from faststream_sqlbroker.database.parts.handler_locks import (
+    TRANSACTION_ENDED,
+    HandlerLock,
+    HandlerLocks,
+)
+from faststream_sqlbroker.database.parts.live_subscribers import RETENTION_SECONDS
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
 from faststream_sqlbroker.database.parts.policy_state import ONCE
 from faststream_sqlbroker.database.parts.sizes import POSTGRESQL as POSTGRESQL_SIZE
-from faststream_sqlbroker.database.parts.sizes import by_bytes, bytes_of
+from faststream_sqlbroker.database.parts.sizes import count_bytes, split_by_bytes
 from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.postgresql.answers import (
     PostgresqlErrors,
@@ -48,11 +52,11 @@ from faststream_sqlbroker.database.postgresql.answers import (
     sort_by_due_time,
 )
 from faststream_sqlbroker.database.postgresql.binds import (
+    build_insert,
     build_lease_binds,
     build_settle_on_ack,
     build_settle_queries,
     format_milliseconds,
-    insert_query,
 )
 from faststream_sqlbroker.database.postgresql.quick_jobs import SingleStatementJobs
 from faststream_sqlbroker.database.query import Query, Work
@@ -66,9 +70,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     name = "postgresql"
     isolation_level = "READ COMMITTED"
     can_listen = True
-    ranges_by_rows = True
+    has_row_ranges = True
     knows_implied = True
-    known_limit = POSTGRESQL_SIZE
+    known_size_limit = POSTGRESQL_SIZE
     claimed_expressions: ClassVar[Mapping[str, str]] = {
         **{name: f"m.{name}" for name in CLAIMED_COLUMNS},
         "headers": "m.headers::text",
@@ -106,7 +110,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         """Set the idle limit and discard cached plans, in a single statement."""
         connection.execute(self.sql["idle_limit_anew"], {"limit": format_milliseconds(idle_limit)})
 
-    def allow_idling(self, connection: Connection, seconds: float) -> None:
+    def set_idle_limit(self, connection: Connection, seconds: float) -> None:
         """Change the idle limit by a single statement.
 
         The administrator's setting is no longer known.
@@ -115,22 +119,22 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert the rows in a single statement, unless too large."""
-        self.known_limit.check(rows)
+        self.known_size_limit.check(rows)
         return [
             i
-            for part in by_bytes(rows, lambda row: bytes_of([row]))
-            for i in self.inserting(part)(connection)
+            for part in split_by_bytes(rows, lambda row: count_bytes([row]))
+            for i in self.build_insert(part)(connection)
         ]
 
-    def inserting(self, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
+    def build_insert(self, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
         """Build an insert that draws the ids in the statement, so that each row's id is known."""
-        return insert_query(self.sql, rows)
+        return build_insert(self.sql, rows)
 
-    def removing(self, ids: Sequence[int]) -> Query[None]:
+    def build_remove(self, ids: Sequence[int]) -> Query[None]:
         """Build a deletion of a single statement."""
         return Query(self.sql["remove"], {"ids": list(ids)}, lambda _rows: None)
 
-    def ready_pairs(
+    def find_ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
         """Find the pairs by a loose index scan: a step per pair, however many rows."""
@@ -142,37 +146,37 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql["ready_pairs"], {"queues": list(queues)}, read_pairs)
 
     def build_poll(
-        self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
-    ) -> Query[Around]:
+        self, queues: Sequence[str], leased: Sequence[str], sign: HeartbeatData | None
+    ) -> Query[PollResult]:
         """Build a poll of a single statement."""
         binds: dict[str, Any] = {"queues": list(queues), "leased": list(leased)}
         if sign is None:
             return Query(self.sql["look_around"], binds, read_around)
-        names = sorted(sign.known)
+        names = sorted(sign.descriptions)
         binds |= {
             "names": names,
-            "infos": [json.dumps(dict(sign.known[name])) for name in names],
-            "changed": sorted(sign.changed),
-            "lease": sign.lease,
-            "kept": sign.lease + KEPT_SECONDS,
+            "infos": [json.dumps(dict(sign.descriptions[name])) for name in names],
+            "changed": sorted(sign.changed_names),
+            "lease": sign.lease_seconds,
+            "kept": sign.lease_seconds + RETENTION_SECONDS,
         }
         return Query(self.sql["look_around_alive"], binds, read_around)
 
-    def claiming(
+    def build_claim(
         self,
         pairs: Sequence[ReadyPair],
         limit: int,
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
+        suspicion: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
-    ) -> Query[Claimed]:
+    ) -> Query[ClaimedMessages]:
         """Build a claim of a single statement.
 
         RETURNING has no order, so the rows are sorted here.
         """
-        statement = "claim" + statement_end(suspicion)
+        statement = "claim" + get_statement_suffix(suspicion)
         binds: dict[str, Any] = {
             "queues": [p.queue for p in pairs],
             "priorities": [p.priority for p in pairs],
@@ -182,19 +186,19 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "token": token,
             **(suspicion.binds if suspicion is not None else {}),
         }
-        if prefetch is not None and prefetch.after > 0:
+        if prefetch is not None and prefetch.start_count > 0:
             statement += "_two_lengths"
-            binds |= {"free": prefetch.after, "waiting": prefetch.lease}
+            binds |= {"free": prefetch.start_count, "waiting": prefetch.lease}
         elif prefetch is not None:
             binds["lease"] = prefetch.lease
 
-        def read_rows(rows: Iterable[Sequence[Any]]) -> Claimed:
+        def read_rows(rows: Iterable[Sequence[Any]]) -> ClaimedMessages:
             leased, suspects = split_suspects(rows, suspicion)
             leased = sort_by_due_time(leased)
-            claimed = Claimed(self.claimed(leased, token), suspects)
+            claimed = ClaimedMessages(self.to_messages(leased, token), suspects)
             if prefetch is not None:
                 for row, message in zip(leased, claimed, strict=True):
-                    message.prefetched = row[-1] if prefetch.after > 0 else True
+                    message.prefetched = row[-1] if prefetch.start_count > 0 else True
             if len(pairs) > 1:
                 rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
                 claimed.sort(key=lambda m: rank[m.queue, m.priority])
@@ -202,7 +206,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
         return Query(self.sql[statement], binds, read_rows)
 
-    def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+    def to_messages(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Convert rows to messages; values need no decoding, or are decoded on first use."""
         return read_claimed(rows, token)
 
@@ -214,17 +218,17 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
-    ) -> Claimed:
+        suspicion: SuspectRule | None = None,
+    ) -> ClaimedMessages:
         """Lease the rows in a single statement."""
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
         name = "claim_ids"
         if suspicion is not None:
             name, binds = "claim_ids_apart", {**binds, **suspicion.binds}
         leased, suspects = split_suspects(connection.execute(self.sql[name], binds), suspicion)
-        return Claimed(self.claimed(leased, token), suspects)
+        return ClaimedMessages(self.to_messages(leased, token), suspects)
 
-    def claiming_free_keys(
+    def build_claim_free_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float, worker: str
     ) -> Query[set[int]]:
         """Build a claim of keys in a single statement."""
@@ -233,9 +237,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "tokens": [row.lease_token for row in rows],
             "scopes": [ONCE + row.queue for row in rows],
             "keys": [row.policy_key for row in rows],
-            "deliveries": [once.delivery_token(row) for row in rows],
-            "infos": [json.dumps(once.claim_info(row, ttl, worker)) for row in rows],
-            "kept": ttl + once.KEPT,
+            "deliveries": [once.get_delivery_token(row) for row in rows],
+            "infos": [json.dumps(once.build_claim_info(row, ttl, worker)) for row in rows],
+            "kept": ttl + once.RETENTION,
         }
         return Query(self.sql["claim_free_keys"], binds, lambda rows: {row[0] for row in rows})
 
@@ -252,27 +256,27 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
                 locked |= set(connection.execute(lock, {"queues": sorted(inserted)}).scalars())
         return locked
 
-    def looking_at_queues(
+    def build_read_queues(
         self,
         queues: Sequence[str],
         *,
         size: int,
-        most_running: int,
+        max_running: int,
         scopes: Sequence[str],
-        others: Suspicion | None,
-    ) -> Query[Seen]:
+        suspicion: SuspectRule | None,
+    ) -> Query[QueueSnapshots]:
         """Build a read of a single statement, which locks nothing."""
         binds: dict[str, Any] = {
             "queues": list(queues),
             "scopes": list(scopes),
-            "most": most_running,
+            "most": max_running,
             "size": size,
         }
-        if others is None:
+        if suspicion is None:
             return Query(self.sql["look"], binds, read_seen)
-        return Query(self.sql["look_others"], {**binds, **others.binds}, read_seen)
+        return Query(self.sql["look_others"], {**binds, **suspicion.binds}, read_seen)
 
-    def swapping(self, swap: Swap) -> Query[Claimed | None]:
+    def build_compare_and_swap(self, swap: CompareAndSwap) -> Query[ClaimedMessages | None]:
         """Build a compare-and-swap of a single statement."""
         binds = {
             "queue": swap.queue,
@@ -280,9 +284,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "ids": list(swap.ids),
             "lease": swap.lease,
             "token": swap.token,
-            "scopes": list(swap.kept),
-            "infos": [json.dumps(info) for info, _ in swap.kept.values()],
-            "expiries": [expires for _, expires in swap.kept.values()],
+            "scopes": list(swap.states),
+            "infos": [json.dumps(info) for info, _ in swap.states.values()],
+            "expiries": [expires for _, expires in swap.states.values()],
         }
         return Query(self.sql["swap"], binds, lambda rows: read_swapped(rows, swap))
 
@@ -299,7 +303,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         """Extend the leases of free rows; locked rows are skipped, and read without a lock."""
         free = self._extend_free(connection, leases, lease)
         remaining = [pair for pair in leases if pair[0] not in free]
-        return free, self.still_held(connection, remaining) if remaining else set()
+        return free, self.find_held(connection, remaining) if remaining else set()
 
     def _extend_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
         binds = {**build_lease_binds(leases), "lease": lease}
@@ -312,12 +316,12 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         statement = self.sql["lock_free" if skip_locked else "lock"]
         return {r[0] for r in connection.execute(statement, build_lease_binds(leases))}
 
-    def still_held(self, connection: Connection, leases: Leases) -> set[int]:
+    def find_held(self, connection: Connection, leases: Leases) -> set[int]:
         """Return the ids that are still held, by a single statement."""
         return {r[0] for r in connection.execute(self.sql["held"], build_lease_binds(leases))}
 
     @contextmanager
-    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
+    def limit_lock_wait(self, connection: Connection, seconds: float) -> Iterator[None]:
         """Limit the wait for the rest of the transaction."""
         connection.execute(self.sql["lock_wait"], {"limit": f"{round(seconds * 1000)}ms"})
         yield
@@ -355,13 +359,13 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             return build_settle_on_ack(self.sql, settlements, archive=archive) or fallback
         queries = build_settle_queries(self.sql, settlements, archive=self.has_archive)
         if len(queries) > 1 or (
-            not settlements[0].leaves and any(s.lookup is not None for s in settlements)
+            not settlements[0].is_final and any(s.lookup is not None for s in settlements)
         ):
             return fallback
         [query] = queries
         return _build_settle(settlements, query)
 
-    def settling_one(self, settlement: Settlement) -> Query[SettleResult]:
+    def build_settle_one(self, settlement: Settlement) -> Query[SettleResult]:
         """Build a settlement of a single statement, with a new query plan."""
         [query] = build_settle_queries(
             self.sql, [settlement], archive=self.has_archive, replan=True
@@ -407,7 +411,7 @@ class NumberedLocks(HandlerLocks):
     def prove(self, connection: Connection, lock: HandlerLock) -> None:
         """Compare the transaction's number with the lock's."""
         if connection.execute(self._dialect.sql["transaction"]).scalar_one() != lock.number:
-            raise TransactionEndedError(ENDED)
+            raise TransactionEndedError(TRANSACTION_ENDED)
 
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
@@ -417,7 +421,7 @@ class NumberedLocks(HandlerLocks):
 
         def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
             result = dialect.settle(connection, settlements, inside=lock.number)
-            if not result.settled:
+            if not result.settled_ids:
                 self.prove(connection, lock)
             return result
 
@@ -425,5 +429,5 @@ class NumberedLocks(HandlerLocks):
 
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
         """Return True if the server reports the transaction as committed; False if unknown."""
-        binds = {"number": lock.number, "since": lock.since, "ids": sorted(lock.held)}
+        binds = {"number": lock.number, "since": lock.locked_at, "ids": sorted(lock.locked_ids)}
         return bool(connection.execute(self._dialect.sql["was_committed"], binds).scalar_one())

@@ -11,15 +11,15 @@ from uuid import UUID
 from faststream_sqlbroker.core import channels
 from faststream_sqlbroker.core.channels import (
     JobsPage,
-    JobState,
     PullJob,
-    page_cursor,
+    PullJobState,
+    build_page_cursor,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.channels import place_of_consumer
+from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.channels import get_consumer_key
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.postgresql.answers import read_claimed
 from faststream_sqlbroker.database.query import Query
@@ -28,7 +28,7 @@ from faststream_sqlbroker.database.query import Query
 class SingleStatementJobs:
     """Single statements for jobs of pull consumers."""
 
-    def __init__(self, dialect: Operations) -> None:
+    def __init__(self, dialect: DialectOperations) -> None:
         self._sql = dialect.sql
 
     def build_first_page(self, queue: str, limit: int, *, include_expired: bool) -> Query[JobsPage]:
@@ -45,7 +45,7 @@ class SingleStatementJobs:
             cursor = None
             if len(page) < len(job_rows):
                 last_id, priority, due = page[-1][:3]
-                cursor = page_cursor(priority, due, last_id)
+                cursor = build_page_cursor(priority, due, last_id)
             expired = [row[0] for row in job_rows if row[7]]
             jobs = [_to_pull_job(row) for row in page if not row[7]]
             return JobsPage(jobs, cursor, overdue, expired)
@@ -67,7 +67,7 @@ class SingleStatementJobs:
             messages = read_claimed(rows, token)
             return messages[0] if messages else None
 
-        scope, key = place_of_consumer(*queue.split("/", 1))
+        scope, key = get_consumer_key(*queue.split("/", 1))
         of_consumer = {"queue": queue, "channel": scope, "consumer": key}
         binds = {**of_consumer, "job": job_id, "lease": lease, "token": token, "one": 1}
         return Query(self._sql["take_job"], binds, read_rows)
@@ -94,7 +94,7 @@ class SingleStatementJobs:
 def _to_pull_job(row: Sequence[Any]) -> PullJob:
     return PullJob(
         id=row[0],
-        state=JobState.QUEUED,
+        state=PullJobState.QUEUED,
         priority=row[1],
         deliveries=row[3],
         headers=load_headers(row[4]),

@@ -15,9 +15,9 @@ from uuid import UUID
 from sqlalchemy import Connection, null, text, update
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.core.text import load_text, short
+from faststream_sqlbroker.core.rows import ClaimedMessages, NewMessage, Prefetch, ReadyPair
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.core.text import format_value, load_text
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.constants import SQLITE_NOW
 from faststream_sqlbroker.database.multi_statement import (
@@ -26,9 +26,9 @@ from faststream_sqlbroker.database.multi_statement import (
     mark_prefetched,
 )
 from faststream_sqlbroker.database.parts.claimed_rows import (
-    NEEDED_TIMES,
+    REQUIRED_TIMES,
+    get_statement_suffix,
     split_suspects,
-    statement_end,
 )
 from faststream_sqlbroker.database.parts.sizes import SQLITE
 from faststream_sqlbroker.database.query import Work
@@ -96,7 +96,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
     cancel_once = True  # aiosqlite
     has_row_locks = False
     one_writer = True
-    known_limit = SQLITE
+    known_size_limit = SQLITE
     # A column accepts any value; text that is not valid UTF-8 would make the whole answer
     # unreadable.
     claimed_expressions: ClassVar[Mapping[str, str]] = {
@@ -159,12 +159,12 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         """Convert microseconds since 1970 to an aware datetime."""
         return from_microseconds(value)
 
-    def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
+    def repair_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
         """Make rows with an invalid due time due now, and log a warning.
 
         Text, as of datetime('now'), and times in another unit sort before or after all valid times.
         """
-        invalid_pairs = [pair for pair in pairs if pair.unusable]
+        invalid_pairs = [pair for pair in pairs if pair.has_invalid_due]
         if not invalid_pairs:
             return
         binds = {
@@ -177,7 +177,8 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
                 f"message {message_id} of queue {queue!r} is due at once: its next_attempt_at is "
             )
             self.warn(
-                f"{reason}{short(load_text(value))}, which is no time; microseconds since 1970 "
+                f"{reason}{format_value(load_text(value))}, which is no time; microseconds since "
+                "1970 "
                 "(UTC) are"
             )
 
@@ -192,17 +193,17 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         invalid_times, self._invalid_times = self._invalid_times, []
         c = self.tables.message.c
         for message_id, names in invalid_times:
-            values = {name: clock() if name in NEEDED_TIMES else null() for name in names}
+            values = {name: clock() if name in REQUIRED_TIMES else null() for name in names}
             connection.execute(update(self.tables.message).where(c.id == message_id).values(values))
 
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         """Insert all rows in a single statement; AUTOINCREMENT ids rise in row order."""
-        statement = self.insert_statement(len(rows), "RETURNING id")
+        statement = self.get_insert_statement(len(rows), "RETURNING id")
         return sorted(connection.execute(statement, self.build_insert_binds(rows)).scalars())
 
     def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
         """Insert the row by a statement that does nothing on a duplicate."""
-        statement = self.insert_statement(
+        statement = self.get_insert_statement(
             1, "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING RETURNING id"
         )
         result: int | None = connection.execute(
@@ -210,23 +211,23 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         ).scalar_one_or_none()
         return result
 
-    def claiming(
+    def build_claim(
         self,
         pairs: Sequence[ReadyPair],
         limit: int,
         lease: float,
         token: UUID,
         *,
-        suspicion: Suspicion | None = None,
+        suspicion: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
-    ) -> Work[Claimed]:
+    ) -> Work[ClaimedMessages]:
         """Build a claim of one statement, or two for leases of two lengths.
 
         The pairs are searched in order until `limit` rows are found.
         """
 
-        def claim(connection: Connection) -> Claimed:
-            self.mend_due_times(connection, pairs)
+        def claim(connection: Connection) -> ClaimedMessages:
+            self.repair_due_times(connection, pairs)
             ranked = json.dumps([(p.queue, p.priority) for p in pairs])
             binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
             binds |= build_lease_binds(lease if prefetch is None else prefetch.lease, token)
@@ -245,19 +246,19 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         statement: str,
         binds: dict[str, Any],
         token: UUID,
-        suspicion: Suspicion | None,
-    ) -> Claimed:
+        suspicion: SuspectRule | None,
+    ) -> ClaimedMessages:
         """Find and lease the rows in a single UPDATE … RETURNING."""
         if suspicion is not None:
-            statement += "_apart" if statement == "claim_ids" else statement_end(suspicion)
+            statement += "_apart" if statement == "claim_ids" else get_statement_suffix(suspicion)
             binds = binds | suspicion.binds
         leased, suspects = split_suspects(
             connection.execute(self.sql[statement], binds).all(), suspicion
         )
-        rows = self.claimed(leased, token)
+        rows = self.to_messages(leased, token)
         if self._invalid_times:
             self._repair_times(connection)
-        return Claimed(sorted(rows, key=lambda m: (m.next_attempt_at, m.id)), suspects)
+        return ClaimedMessages(sorted(rows, key=lambda m: (m.next_attempt_at, m.id)), suspects)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """Release the rows by a single UPDATE of the PROCESSING rows in `queues`."""

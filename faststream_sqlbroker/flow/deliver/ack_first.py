@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
-class FirstAcks:
+class AckFirstTracker:
     """The starts of a subscriber whose messages are removed first."""
 
     def __init__(
@@ -60,11 +60,11 @@ class FirstAcks:
             settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows
         ]
         try:
-            with self._inflight.writing(settlements) as batch:
-                result = await self._store.starts.remove_first(
+            with self._inflight.track_writing(settlements) as batch:
+                result = await self._store.ack_first_starts.remove_first(
                     settlements, rows, self._holder, self._lease
                 )
-                self._inflight.answered(batch, result, "ack first", "it does not run here")
+                self._inflight.apply_result(batch, result, "ack first", "it does not run here")
         except StoreError as error:
             self._log(
                 logging.ERROR,
@@ -79,14 +79,14 @@ class FirstAcks:
             # The removal may be committed all the same, which the flush finds out; if not, the rows
             # are released.
             self._inflight.mark_unanswered(batch)
-            self._inflight.give_back(row for row in rows if not row.lease_lost)
+            self._inflight.release(row for row in rows if not row.lease_lost)
             raise
         # Only rows that are known to be removed start: any other row may be delivered again.
-        started_rows = [r for r in rows if result is not None and r.id in result.settled]
+        started_rows = [r for r in rows if result is not None and r.id in result.settled_ids]
         for row in rows:
-            row.settle_as(Ack())
+            row.record_outcome(Ack())
         for row in started_rows:
-            row.renewed(now)
+            row.record_renewal(now)
             self._running[row.id] = row
         return started_rows
 
@@ -110,7 +110,7 @@ class FirstAcks:
     async def stop(self, deadline: float) -> None:
         """Write the ended starts by `deadline` (the event loop's time); `tick` must not follow."""
         self._is_stopped = True
-        if not await retry_until(self.write, deadline, self._clock) and self._ended_rows:
+        if not await retry_until(self.write_ended, deadline, self._clock) and self._ended_rows:
             self._log(logging.ERROR, self._format_unwritten("not within the time of the stop"))
 
     def drop_cut_off(self, rows: list[ClaimedMessage]) -> None:
@@ -130,18 +130,18 @@ class FirstAcks:
         try:
             await self._renew()
         finally:
-            await self.write()
+            await self.write_ended()
         return max(0.02, self._lease / 12)
 
     async def _renew(self) -> None:
         now = self._clock.monotonic()
         due = [r for r in self._running.values() if r.renewed_monotonic <= now - self._lease / 3]
         if due:
-            await self._store.starts.renew(_get_keys(due), self._holder, self._lease)
+            await self._store.ack_first_starts.renew(_get_keys(due), self._holder, self._lease)
         for row in due:
-            row.renewed(now)
+            row.record_renewal(now)
 
-    async def write(self) -> None:
+    async def write_ended(self) -> None:
         """Write which handlers have ended.
 
         Raises:
@@ -152,7 +152,7 @@ class FirstAcks:
             self._timer = None
         # A copy: handlers end while the database writes, and the next call writes their ends.
         if ended_rows := list(self._ended_rows):
-            await self._store.starts.end(_get_keys(ended_rows), self._holder)
+            await self._store.ack_first_starts.end(_get_keys(ended_rows), self._holder)
             written_ids = {row.id for row in ended_rows}
             self._ended_rows = [row for row in self._ended_rows if row.id not in written_ids]
 

@@ -10,8 +10,8 @@ from itertools import groupby
 from operator import itemgetter
 
 from faststream_sqlbroker.core.outcome import Ack, Again
-from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.rows import ClaimedMessage, set_no_chain_reason
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.policies import get_slot_wait
 from faststream_sqlbroker.flow.deliver.prefetch import count_body_bytes
@@ -28,7 +28,7 @@ class BatchFiller:
         self._clock = inflight.clock
         self._max_rows = settings.run_size
         self._max_wait = settings.batch_max_wait
-        self._suspicion = Suspicion.under(settings.max_deliveries)
+        self._suspicion = SuspectRule.from_max_deliveries(settings.max_deliveries)
 
     async def fill(self, first: ClaimedMessage) -> list[ClaimedMessage]:
         """Return `first` and further messages, up to a batch. On cancellation all are released.
@@ -39,7 +39,7 @@ class BatchFiller:
         rows = [first]
         has_capacity = self._add_waiting(rows)
         if self._waiting.qsize() <= self._inflight.low_water:
-            self._inflight.made_room()
+            self._inflight.on_capacity()
         try:
             if self._max_wait is not None and has_capacity:
                 await self._wait_for_more(rows, self._max_wait)
@@ -48,7 +48,7 @@ class BatchFiller:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         except BaseException:
-            self._inflight.give_back(rows)
+            self._inflight.release(rows)
             raise
         return rows
 
@@ -58,7 +58,7 @@ class BatchFiller:
         The bodies together stay within the prefetch limit.
         """
         prefetch = self._inflight.prefetch
-        counts = prefetch.counts
+        counts = prefetch.is_counting
         size = count_body_bytes(rows) if counts else 0
         items = self._waiting.items
         while len(rows) < self._max_rows:
@@ -84,15 +84,15 @@ class BatchFiller:
                     if any(self._must_start_before(row, end) for row in rows[checked_count:]):
                         return
                     checked_count = len(rows)
-                    gathering.missing = self._max_rows - checked_count
-                    if self._inflight.prefetch.counts:
+                    gathering.missing_count = self._max_rows - checked_count
+                    if self._inflight.prefetch.is_counting:
                         gathering.held_size = count_body_bytes(rows), checked_count
                     # The fetch loop may have had no capacity before.
-                    self._inflight.made_room()
+                    self._inflight.on_capacity()
                     if (wait := self._get_slot_wait()) > 0:
                         await self._clock.sleep(wait)
                     else:
-                        await self._waiting.coming()
+                        await self._waiting.wait_nonempty()
                     if not self._add_waiting(rows):
                         return
 
@@ -112,7 +112,7 @@ class BatchFiller:
                 return True
         suspicion = self._suspicion
         lost_count = row.deliveries_count - 1 - row.attempts_count
-        return suspicion is not None and suspicion.of(lost_count) is not None
+        return suspicion is not None and suspicion.classify(lost_count) is not None
 
 
 Rows = list[ClaimedMessage]
@@ -128,8 +128,8 @@ def split_repeated(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
         return rows, []
     ended = [row for row in rows if not isinstance(row.outcome, Again)]
     for _, row in repeated:
-        row.settle_anew(Ack() if ack_first else None)
+        row.replace_outcome(Ack() if ack_first else None)
         row.chained = ()
-    end_publishing([row for _, row in repeated], ACK_FIRST if ack_first else "")
+    set_no_chain_reason([row for _, row in repeated], ACK_FIRST if ack_first else "")
     repeated.sort(key=itemgetter(0))
     return ended, [[row for _, row in pairs] for _, pairs in groupby(repeated, key=itemgetter(0))]

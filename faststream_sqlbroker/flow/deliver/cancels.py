@@ -15,11 +15,11 @@ from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import State
+from faststream_sqlbroker.flow.deliver.outcome_states import DeliveryState
 from faststream_sqlbroker.flow.loop import Log
 
 
-class Cancels:
+class MessageCanceller:
     """Cancels messages of a subscriber."""
 
     def __init__(
@@ -41,25 +41,25 @@ class Cancels:
         self._cancellable = cancellable
         self._ack_first = ack_first
 
-    def asked(self, requests: Sequence[CancelRequest]) -> None:
+    def cancel(self, requests: Sequence[CancelRequest]) -> None:
         """Cancel requested messages that this subscriber holds without an outcome."""
         for request in requests:
             row = self._inflight.held.get(request.message_id)
             # With another token the request means an earlier delivery.
             if row is None or row.lease_token != request.lease_token or row.cancelled is not None:
                 continue
-            state = self._inflight.state(row)
-            if state is State.WAITING:
+            state = self._inflight.find_state(row)
+            if state is DeliveryState.WAITING:
                 row.cancelled = request.text
                 self._discard(row)
-            elif state is State.RUNNING and not self._ack_first:
+            elif state is DeliveryState.RUNNING and not self._ack_first:
                 row.cancelled = request.text
                 self._cancel_handler(row)
 
     def _discard(self, row: ClaimedMessage) -> None:
         self._inflight.remove_waiting(row)
         settlement = settle(row, Release(), self._rules, ended_after=0.0, attempted=False)
-        self._inflight.finish(settlement)
+        self._inflight.queue_outcome(settlement)
         self._inflight.signals.flush_now()
 
     def _cancel_handler(self, row: ClaimedMessage) -> None:
@@ -85,4 +85,4 @@ def settle_cancelled(rows: Sequence[ClaimedMessage], *, not_started: bool = Fals
     for row in rows:
         text = row.cancelled
         cancelled = Discard(CANCELLED, text=text, not_started=not_started)
-        row.settle_as(Defer(0.0) if text is None else cancelled)
+        row.record_outcome(Defer(0.0) if text is None else cancelled)

@@ -15,20 +15,20 @@ from uuid import UUID
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
-from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, Prefetch, ReadyPair
+from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.prefetch import prefetch_lease
-from faststream_sqlbroker.flow.deliver.ready import Ready
+from faststream_sqlbroker.flow.deliver.prefetch import get_prefetch_lease
+from faststream_sqlbroker.flow.deliver.ready import ReadyTracker
 from faststream_sqlbroker.flow.fleet.lookout import MAX_SILENCE
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.policies.request import Claim
+    from faststream_sqlbroker.database.policies.request import PolicyClaim
     from faststream_sqlbroker.database.store import Store
 
 
@@ -40,7 +40,7 @@ UNREAD_SHARE = 3
 """Pause of a claim that has to read on, as a multiple of its duration."""
 
 
-class Found(Enum):
+class ClaimYield(Enum):
     """Yield of a claim."""
 
     FULL = "as many rows as there was room for, or more that is known to be claimable"
@@ -53,7 +53,7 @@ class Found(Enum):
 class ClaimResult:
     """Result of a claim."""
 
-    rows: Claimed
+    rows: ClaimedMessages
     retry_in: float | None = None
     """Seconds until the next claim; None if unknown."""
     is_gated: bool = False
@@ -66,13 +66,13 @@ class ClaimResult:
         """Number of rows and suspects that used capacity."""
         return len(self.rows) + len(self.rows.suspects)
 
-    def get_yield(self, limit: int) -> Found:
+    def get_yield(self, limit: int) -> ClaimYield:
         """Return the yield of a claim of `limit` rows."""
         if self.met_count >= limit or self.has_more or (self.met_count and self.retry_in == 0):
-            return Found.FULL
+            return ClaimYield.FULL
         if self.retry_in == 0:
-            return Found.UNREAD
-        return Found.HELD if self.is_gated and self.retry_in is not None else Found.FEWER
+            return ClaimYield.UNREAD
+        return ClaimYield.HELD if self.is_gated and self.retry_in is not None else ClaimYield.FEWER
 
 
 class Pace:
@@ -81,7 +81,7 @@ class Pace:
     def __init__(self, settings: ConsumerSettings, clock: Clock) -> None:
         """Take the minimum and the maximum pause from `settings`."""
         self._min_pause = settings.min_fetch_interval
-        self._max_pause = MAX_SILENCE if settings.told_only else settings.max_fetch_interval
+        self._max_pause = MAX_SILENCE if settings.notify_only else settings.max_fetch_interval
         self._clock = clock
         self._first_pause = min(max(self._min_pause, FIRST_IDLE_WAIT), self._max_pause)
         self.idle_wait = self._first_pause
@@ -119,13 +119,13 @@ class Pace:
 
         It is random: claims that have met once would otherwise meet again.
         """
-        return max(self._min_pause, self._clock.jitter(UNREAD_SHARE * duration))
+        return max(self._min_pause, self._clock.add_jitter(UNREAD_SHARE * duration))
 
     def get_gated_pause(self, retry_in: float) -> float:
         """Return the pause if nothing can start before `retry_in`."""
         return min(retry_in, self._max_pause)
 
-    def idle(self) -> float:
+    def get_idle_pause(self) -> float:
         """Return the pause at an empty queue, longer each time."""
         wait = self.idle_wait
         self.idle_wait = min(self._max_pause, wait * IDLE_GROWTH)
@@ -154,7 +154,7 @@ class StrideScheduler:
             self._raise_to_min([queue for queue in self._paid if queue not in queues], queues)
         return sorted(queues, key=lambda queue: (self._paid[queue], -self._weights[queue]))
 
-    def order_pairs(self, pairs: Sequence[ReadyPair]) -> list[ReadyPair]:
+    def sort_pairs(self, pairs: Sequence[ReadyPair]) -> list[ReadyPair]:
         """Sort `pairs` for the next claim; the pairs of a queue keep their order."""
         rank = {
             queue: position
@@ -162,8 +162,8 @@ class StrideScheduler:
         }
         return sorted(pairs, key=lambda pair: rank[pair.queue])
 
-    def claimed(
-        self, requested: Iterable[str], rows: Sequence[ClaimedMessage], *, more: bool
+    def record_claimed(
+        self, requested: Iterable[str], rows: Sequence[ClaimedMessage], *, has_more: bool
     ) -> None:
         """Record that `rows` were claimed from the `requested` queues, in their order.
 
@@ -172,7 +172,7 @@ class StrideScheduler:
         queues = list(dict.fromkeys(requested))
         if not queues:
             return
-        if not more:
+        if not has_more:
             # All queues were included and are empty now: start anew, as none has to wait.
             self._paid = dict.fromkeys(self._paid, 0.0)
             return
@@ -183,7 +183,7 @@ class StrideScheduler:
             last_position = max(last_position, positions[row.queue])
         self._raise_to_min(queues[:last_position], queues[last_position:])
 
-    def gave_back(self, counts: Mapping[str, int]) -> None:
+    def record_released(self, counts: Mapping[str, int]) -> None:
         """Restore the turns of messages that were claimed and released, counted by queue."""
         for queue, count in counts.items():
             self._paid[queue] -= count / self._weights[queue]
@@ -222,7 +222,7 @@ class Claimer:
         settings: ConsumerSettings,
         log: Log,
         registration: Registration,
-        ready: Ready,
+        ready: ReadyTracker,
     ) -> None:
         """Take tokens from `registration`; claimed rows are reported to `ready`."""
         self._store = store
@@ -237,7 +237,7 @@ class Claimer:
         self.reset_position()
         self._missed_count = 0
         self._logged_at = float("-inf")
-        self._shares = (
+        self._scheduler = (
             StrideScheduler(settings.queues, settings.weights) if settings.weights else None
         )
         self.requested_at = 0.0
@@ -255,7 +255,7 @@ class Claimer:
         """True if each claim must include all queues, because weights take a missing queue to be
         empty.
         """
-        return self._shares is not None
+        return self._scheduler is not None
 
     @property
     def has_unanswered(self) -> bool:
@@ -268,25 +268,27 @@ class Claimer:
         if self._settings.policies:
             from faststream_sqlbroker.database.policies.request import ScanPosition  # noqa: PLC0415
 
-            self._position = ScanPosition(use=self._inflight.slots)
+            self._position = ScanPosition(slot_use=self._inflight.slots)
 
     async def claim(
-        self, pairs: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
+        self, pairs: Sequence[ReadyPair], limit: int, suspicion: SuspectRule | None
     ) -> ClaimResult:
         """Claim from `pairs`, in their order or by the weights of their queues."""
-        if self._shares is None:
+        if self._scheduler is None:
             return await self._claim_in_order(pairs, limit, suspicion)
-        pairs = self._shares.order_pairs(pairs)
+        pairs = self._scheduler.sort_pairs(pairs)
         result = await self._claim_in_order(pairs, limit, suspicion)
         has_more = result.met_count >= limit or result.retry_in == 0
-        self._shares.claimed([pair.queue for pair in pairs], result.rows, more=has_more)
+        self._scheduler.record_claimed(
+            [pair.queue for pair in pairs], result.rows, has_more=has_more
+        )
         return result
 
     async def _claim_in_order(
-        self, pairs: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
+        self, pairs: Sequence[ReadyPair], limit: int, suspicion: SuspectRule | None
     ) -> ClaimResult:
         lease = self._settings.release_stuck_timeout
-        short_lease = prefetch_lease(lease)
+        short_lease = get_prefetch_lease(lease)
         starting_count = self._count_starting()
         prefetch = (
             Prefetch(starting_count, short_lease)
@@ -304,11 +306,11 @@ class Claimer:
             rows = await self._store.claim(
                 pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
             )
-        self._ready.claimed(pairs, rows)
+        self._ready.record_claimed(pairs, rows)
         return ClaimResult(rows)
 
     async def claim_with_policies(
-        self, limit: int, suspicion: Suspicion | None, *, only: int | None = None
+        self, limit: int, suspicion: SuspectRule | None, *, only: int | None = None
     ) -> ClaimResult:
         """Claim from all open queues, under the subscriber's policies."""
         from faststream_sqlbroker.database.policies.request import (  # noqa: PLC0415
@@ -317,9 +319,9 @@ class Claimer:
 
         settings = self._settings
         queues = self._ready.rotate_queues()
-        if self._shares is not None:
-            self._shares.gave_back(self._inflight.slots.missed)
-            queues = self._shares.sort_queues(queues)
+        if self._scheduler is not None:
+            self._scheduler.record_released(self._inflight.slots.missed)
+            queues = self._scheduler.sort_queues(queues)
         self._missed_count += self._inflight.slots.missed.total()
         self._inflight.slots.missed.clear()
         lease = (
@@ -345,17 +347,21 @@ class Claimer:
         self._mark_prefetched(claim.rows, lease)
         if self._inflight.slots.counts or self._inflight.slots.steps:
             self._report_slots()
-        if self._shares is not None and only is None:
-            self._shares.claimed(queues, claim.rows, more=True)  # a policy may hold messages back
-        rows = Claimed(claim.rows, claim.suspects)
-        return ClaimResult(rows, self._get_retry_seconds(claim), claim.gated, claim.more)
+        if self._scheduler is not None and only is None:
+            self._scheduler.record_claimed(
+                queues, claim.rows, has_more=True
+            )  # a policy may hold messages back
+        rows = ClaimedMessages(claim.rows, claim.suspects)
+        return ClaimResult(rows, self._get_retry_seconds(claim), claim.gated, claim.has_more)
 
-    def _get_retry_seconds(self, claim: "Claim") -> float | None:
+    def _get_retry_seconds(self, claim: "PolicyClaim") -> float | None:
         """Return the seconds until the next claim, less the time that the last claim took."""
-        if not claim.again or claim.read is None:
-            return claim.again
+        if not claim.next_claim_in or claim.read is None:
+            return claim.next_claim_in
         # Not 0, which means that there is more to read.
-        return max(MIN_RETRY, claim.again - (self._clock.monotonic() - claim.read.answered))
+        return max(
+            MIN_RETRY, claim.next_claim_in - (self._clock.monotonic() - claim.read.answered_at)
+        )
 
     def _report_slots(self) -> None:
         """Count the use of slots, and log missed slots and a clock that was set back."""
@@ -377,7 +383,7 @@ class Claimer:
                 logging.WARNING,
                 f"{self._missed_count} messages could not start in time for their slots of "
                 f"{policies} and went back, uncharged: handlers of this process start up to "
-                f"{slots.worst_lag / MICROSECONDS:.2f} s after their slots, and the rate is lower "
+                f"{slots.max_lag / MICROSECONDS:.2f} s after their slots, and the rate is lower "
                 "for that",
             )
             self._missed_count = 0
@@ -390,7 +396,7 @@ class Claimer:
             return (await self.claim_with_policies(1, None, only=message_id)).rows
         with self._track_claim() as token:
             lease = settings.release_stuck_timeout
-            queues = self._registration.open
+            queues = self._registration.open_queues
             return await self._store.claim_one(
                 message_id, queues, lease, token, ordered=settings.ordered
             )
@@ -403,14 +409,14 @@ class Claimer:
         """Return how many more rows can start at once; negative while rows wait for a worker."""
         run_size = self._settings.run_size
         inflight = self._inflight
-        return self.free_workers * run_size + inflight.missing - inflight.waiting.qsize()
+        return self.free_workers * run_size + inflight.missing_count - inflight.waiting.qsize()
 
     def _get_common_lease(self, limit: int) -> float:
         """Return the lease of all rows of a claim: shorter if some of `limit` may wait for a
         worker.
         """
         lease = self._settings.release_stuck_timeout
-        return lease if self._count_starting() >= limit else prefetch_lease(lease)
+        return lease if self._count_starting() >= limit else get_prefetch_lease(lease)
 
     def _mark_prefetched(self, rows: Sequence[ClaimedMessage], lease: float) -> None:
         if lease < self._settings.release_stuck_timeout:
@@ -420,7 +426,7 @@ class Claimer:
     @contextmanager
     def _track_claim(self) -> Iterator[UUID]:
         """Provide a new token, and remember the token of a claim without an answer."""
-        token = self._registration.token()
+        token = self._registration.create_token()
         self.requested_at = self._clock.monotonic()
         try:
             yield token

@@ -9,15 +9,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack
-from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
-from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
+from faststream_sqlbroker.core.rows import ClaimedMessage, set_no_chain_reason
+from faststream_sqlbroker.flow.deliver.ack_first import AckFirstTracker
 from faststream_sqlbroker.flow.deliver.batching import split_repeated
 from faststream_sqlbroker.flow.deliver.cancels import settle_cancelled
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.policies import PolicyStarts
+from faststream_sqlbroker.flow.deliver.policies import PolicyRunner
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
-from faststream_sqlbroker.flow.loop import Log, cancelled
+from faststream_sqlbroker.flow.loop import Log, is_task_cancelled
 from faststream_sqlbroker.flow.own_context import start_coroutine
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST, ENDED, CurrentDelivery
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -39,8 +39,8 @@ class DeliveryRunner(ABC):
     _log: Log
     _stopping: Callable[[], bool]
     _transactional: TransactionalDeliveries | None
-    _ack_first: FirstAcks | None
-    _policies: PolicyStarts | None
+    _ack_first: AckFirstTracker | None
+    _policies: PolicyRunner | None
 
     @abstractmethod
     def _may_start(self, row: ClaimedMessage) -> bool:
@@ -76,7 +76,7 @@ class DeliveryRunner(ABC):
         """Commit what must be committed before the start; return the rows that may start."""
         if self._ack_first is not None:
             rows = await self._ack_first.remove(rows)
-            end_publishing(rows, ACK_FIRST)
+            set_no_chain_reason(rows, ACK_FIRST)
         if self._policies is not None and rows:
             rows = await self._policies.claim_keys(rows)
         return rows
@@ -124,13 +124,13 @@ class DeliveryRunner(ABC):
             if self._ack_first is not None:
                 self._ack_first.finish(rows)
             else:
-                self._inflight.finish_all(self._settlements(rows))
+                self._inflight.queue_outcomes(self._settlements(rows))
 
     def handle_early_end(
         self, rows: Rows, current_delivery: CurrentDelivery, error: BaseException
     ) -> None:
         """Handle `error`, which ended the handler of `rows`; raise unless an operator cancelled."""
-        if current_delivery.end_cancel(error):
+        if current_delivery.clear_cancel(error):
             settle_cancelled(rows)
             return
         self._clear_own_cancel(rows, current_delivery, error)
@@ -149,7 +149,7 @@ class DeliveryRunner(ABC):
             if self._ack_first is None and not current_delivery.must_end():
                 for row in rows:
                     if isinstance(row.outcome, Ack):
-                        row.settle_anew(None)
+                        row.replace_outcome(None)
             raise
         current_delivery.forget_cancels()
 
@@ -173,9 +173,9 @@ class DeliveryRunner(ABC):
         # If this task was not cancelled, the CancelledError is the handler's own failure: it has
         # awaited a task that was cancelled. After any other error it is unknown what the handler
         # has done, so the delivery is not counted as an attempt.
-        is_own_failure = isinstance(error, asyncio.CancelledError) and not cancelled()
+        is_own_failure = isinstance(error, asyncio.CancelledError) and not is_task_cancelled()
         for row in rows:
-            row.settle_as(Nack(error=error) if is_own_failure else Abandon())
+            row.record_outcome(Nack(error=error) if is_own_failure else Abandon())
         if self._ack_first is not None and not is_own_failure:
             self._ack_first.drop_cut_off(rows)
 
@@ -186,7 +186,7 @@ class DeliveryRunner(ABC):
         elif self._policies is not None:
             await self._policies.release(rows)
         else:
-            self._inflight.give_back(row for row in rows if not row.lease_lost)
+            self._inflight.release(row for row in rows if not row.lease_lost)
 
     async def _run(self, rows: Rows, current_delivery: CurrentDelivery) -> Rows:
         """Run the handler; return the rows whose outcome is not written yet."""
@@ -198,7 +198,7 @@ class DeliveryRunner(ABC):
                 await self._call_unless_cancelled(rows, current_delivery)
             finally:
                 # Set before the commit: messages added later would be dropped silently.
-                end_publishing(rows, ENDED)
+                set_no_chain_reason(rows, ENDED)
 
         if self._transactional is not None:
             return await self._transactional.deliver(rows, run, self._settlements)
@@ -215,7 +215,7 @@ class DeliveryRunner(ABC):
             if current_delivery.cancelling():
                 await self.raise_own_cancel(rows, current_delivery)
         except BaseException as error:
-            if not current_delivery.end_cancel(error):
+            if not current_delivery.clear_cancel(error):
                 self._clear_own_cancel(rows, current_delivery, error)
                 raise
             if self._policies is not None:
@@ -223,7 +223,7 @@ class DeliveryRunner(ABC):
             settle_cancelled(rows)
         finally:
             if current_delivery.asked:
-                current_delivery.end_cancel()
+                current_delivery.clear_cancel()
 
     async def _handle_in_place(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
         raw = tuple(rows) if self._settings.batch else rows[0]
@@ -270,4 +270,4 @@ class DeliveryRunner(ABC):
                 message_id=rows[0].id,
             )
             for row in rows:
-                row.settle_as(Nack(error=error))
+                row.record_outcome(Nack(error=error))

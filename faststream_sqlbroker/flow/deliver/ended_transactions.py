@@ -11,7 +11,7 @@ from faststream_sqlbroker.core.reasons import TRANSACTION_ENDED
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import StoreError, TransactionEndedError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
+from faststream_sqlbroker.flow.loop import Log, backoff, is_task_cancelled
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT, wait_through_cancel
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class EndedTransactions:
         else:
             self._drop_unknown(rows)
             rows = []
-        if cancelled():
+        if is_task_cancelled():
             raise asyncio.CancelledError
         if query.done() and not query.cancelled():
             query.result()  # raises an error that is not a database error
@@ -67,7 +67,7 @@ class EndedTransactions:
         # The answer, a cancellation of this task and a stop race. A cancellation is swallowed here,
         # so that an answer on its way still counts; `is_task_cancelled` still returns True, and the
         # caller raises it.
-        while not (query.done() or cancelled() or self._stopping()):
+        while not (query.done() or is_task_cancelled() or self._stopping()):
             await wait_through_cancel(query, STOP_CHECK_INTERVAL)
         await wait_through_cancel(query, SHIELDED_TIMEOUT)
         if not query.done():
@@ -95,7 +95,7 @@ class EndedTransactions:
 
     def _drop_unknown(self, rows: Rows) -> None:
         for row in rows:
-            row.settle_anew(Abandon())  # it may be committed: policy Once keeps its key
+            row.replace_outcome(Abandon())  # it may be committed: policy Once keeps its key
         self._inflight.drop(rows)
         self._log(
             logging.WARNING,
@@ -114,9 +114,9 @@ def _settle_ended(rows: Rows, *, committed: bool) -> None:
     """Settle `rows` whose transaction ended before the handler, by a commit or a rollback."""
     for row in rows:
         if committed and not isinstance(row.outcome, Reject | Discard):
-            row.settle_anew(Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED)))
+            row.replace_outcome(Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED)))
         elif isinstance(row.outcome, Nack) and isinstance(row.outcome.error, TransactionEndedError):
-            row.settle_anew(replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK)))
+            row.replace_outcome(replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK)))
 
 
 _COMMITTED = (

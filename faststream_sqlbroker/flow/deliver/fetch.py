@@ -4,20 +4,32 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, ReadyPair, ReadyPairs
-from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.flow.deliver.claim import RELEASE_PAUSE, Claimer, ClaimResult, Found, Pace
+from faststream_sqlbroker.core.rows import (
+    ClaimedMessage,
+    ClaimedMessages,
+    HandlerServices,
+    ReadyPair,
+    ReadyPairs,
+)
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.flow.deliver.claim import (
+    RELEASE_PAUSE,
+    Claimer,
+    ClaimResult,
+    ClaimYield,
+    Pace,
+)
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcomes import MOST_APART
+from faststream_sqlbroker.flow.deliver.outcomes import MAX_QUARANTINED
 from faststream_sqlbroker.flow.deliver.prefetch import (
     HORIZON,
-    LONGEST_WAIT,
-    PrefetchBytes,
+    MAX_PREFETCH_WAIT,
+    PrefetchLimiter,
     count_body_bytes,
 )
-from faststream_sqlbroker.flow.deliver.ready import SCAN_INTERVAL, Mode, Ready
-from faststream_sqlbroker.flow.deliver.solo_run import SoloRuns, Turn
-from faststream_sqlbroker.flow.fleet.lookout import MIN_RECHECK_WAIT, Lookout
+from faststream_sqlbroker.flow.deliver.ready import SCAN_INTERVAL, Mode, ReadyTracker
+from faststream_sqlbroker.flow.deliver.solo_run import ClaimTarget, SoloScheduler
+from faststream_sqlbroker.flow.fleet.lookout import MIN_RECHECK_WAIT, SharedPoller
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -48,8 +60,8 @@ class Fetcher:
         settings: ConsumerSettings,
         log: Log,
         registration: Registration,
-        holder: Holder | None = None,
-        lookout: Lookout | None = None,
+        holder: HandlerServices | None = None,
+        poller: SharedPoller | None = None,
     ) -> None:
         """Take batch size, intervals and lease from `settings`, queues and tokens from
         `registration`.
@@ -61,28 +73,30 @@ class Fetcher:
         self._registration = registration
         self._holder = holder
         self._clock = inflight.clock
-        self.ready = Ready(store, settings.queues, self._clock, can_guess=not settings.ordered)
-        self.ready.restrict(registration.open)
+        self.ready = ReadyTracker(
+            store, settings.queues, self._clock, can_guess=not settings.ordered
+        )
+        self.ready.set_queues(registration.open_queues)
         self.pace = Pace(settings, self._clock)
-        self._lookout = Lookout(store, self._clock) if lookout is None else lookout
+        self._poller = SharedPoller(store, self._clock) if poller is None else poller
         self._claimer = Claimer(store, inflight, settings, log, registration, self.ready)
-        self._solo_runs = SoloRuns()
-        self._suspicion = Suspicion.under(settings.max_deliveries)
+        self._solo_runs = SoloScheduler()
+        self._suspicion = SuspectRule.from_max_deliveries(settings.max_deliveries)
         self._poll_interval = SCAN_INTERVAL
         self._log = log
-        self._limiter = inflight.prefetch = PrefetchBytes(settings)
+        self._limiter = inflight.prefetch = PrefetchLimiter(settings)
         # A full fetch is enough until the next one.
         self._horizon = max(HORIZON, settings.min_fetch_interval)
 
-    def hint(self, queues: frozenset[str] = ALL) -> None:
+    def on_hint(self, queues: frozenset[str] = ALL) -> None:
         """Handle a hint: messages may have arrived in `queues`, so claim and poll quickly again."""
-        self.ready.woken(queues)
+        self.ready.add_hint(queues)
         self.pace.reset()
 
-    def reopened(self) -> None:
+    def on_queues_changed(self) -> None:
         """Release waiting rows of closed queues and poll before the next claim."""
-        self.ready.restrict(self._registration.open)
-        self._inflight.keep_waiting(self._registration.open)
+        self.ready.set_queues(self._registration.open_queues)
+        self._inflight.release_other_queues(self._registration.open_queues)
 
     @property
     def open_queues(self) -> Sequence[str]:
@@ -97,7 +111,7 @@ class Fetcher:
     @property
     def is_idle(self) -> bool:
         """True if the subscriber waits only for time to pass, for the longest interval."""
-        if self._settings.told_only:
+        if self._settings.notify_only:
             return self.ready.has_nothing_due
         return self.ready.mode is Mode.IDLE and self.pace.is_idle
 
@@ -109,7 +123,7 @@ class Fetcher:
     @property
     def polled_at(self) -> float:
         """Time when the last poll ended (monotonic seconds)."""
-        return self.ready.looked_at
+        return self.ready.polled_at
 
     def on_poll_result(self, result: ReadyPairs) -> None:
         """Claim what another subscriber's poll has found in the open queues."""
@@ -119,32 +133,32 @@ class Fetcher:
     @property
     def _max_wait(self) -> float:
         """Seconds that a row may wait behind running handlers."""
-        return LONGEST_WAIT + self._settings.min_fetch_interval
+        return MAX_PREFETCH_WAIT + self._settings.min_fetch_interval
 
-    def window(self) -> int:
+    def get_window(self) -> int:
         """Return how many rows may wait here: as many as the workers will start soon."""
         settings = self._settings
         run_size = settings.run_size
         capacity = int(settings.fetch_batch_size * settings.max_not_processed_factor)
         free_workers = self._claimer.free_workers
-        starts = self._inflight.times.starts_ahead(
+        starts = self._inflight.times.count_upcoming_starts(
             settings.max_workers, free_workers, self._horizon
         )
-        rows = min(capacity, starts * run_size) + self._inflight.missing
-        return int(min(rows, self._limiter.most_rows))
+        rows = min(capacity, starts * run_size) + self._inflight.missing_count
+        return int(min(rows, self._limiter.max_rows))
 
-    def room(self, window: int) -> int:
+    def get_capacity(self, window: int) -> int:
         """Return how many rows may be claimed if `window` may wait; 0 while the flush is behind."""
         settings = self._settings
         inflight = self._inflight
         unwritten = len(inflight.queued) + inflight.writing_count
         if (
             unwritten >= 2 * max(settings.flush_batch_size, settings.fetch_batch_size)
-            or inflight.apart_count >= MOST_APART
+            or inflight.quarantined_count >= MAX_QUARANTINED
         ):
             return 0
         rows = min(settings.fetch_batch_size, window - inflight.waiting.qsize())
-        return rows if not self._limiter.counts else int(min(rows, self._get_byte_capacity()))
+        return rows if not self._limiter.is_counting else int(min(rows, self._get_byte_capacity()))
 
     def _get_byte_capacity(self) -> float:
         """Return how many rows may be claimed so that not too many bytes wait."""
@@ -157,7 +171,7 @@ class Fetcher:
         )
         if count_body_bytes(ended_rows) >= self._limiter.limit:
             return 0
-        return self._limiter.room(inflight.prefetched())
+        return self._limiter.get_capacity(inflight.measure_prefetched())
 
     async def tick(self) -> float:
         """Claim once; return the seconds until the next claim."""
@@ -165,23 +179,23 @@ class Fetcher:
             return wait
         await self._claimer.try_release_unanswered()
         if self._claimer.free_workers <= 0:
-            self._inflight.give_back_stale(self._max_wait)
-        if self._registration.stopping or not self._registration.open:
+            self._inflight.release_stale(self._max_wait)
+        if self._registration.stopping or not self._registration.open_queues:
             return self._request_capacity()
-        is_alone = self._inflight.empty
+        is_alone = self._inflight.is_empty
         now = self._clock.monotonic()
-        target = self._solo_runs.turn(alone=is_alone, now=now)
-        if target is Turn.DRAIN:
-            self._inflight.give_back_waiting()
-            self.ready.begin_anew()
-        if target in (Turn.DRAIN, Turn.NONE):
+        target = self._solo_runs.choose_target(is_alone=is_alone, now=now)
+        if target is ClaimTarget.DRAIN:
+            self._inflight.release_waiting()
+            self.ready.reset_begin()
+        if target in (ClaimTarget.DRAIN, ClaimTarget.NONE):
             return self._request_capacity()
-        if target is Turn.SUSPECT:
+        if target is ClaimTarget.SUSPECT:
             await self._claim_suspect(is_alone=is_alone)
             return 0.0
         return await self._claim_due(target, now)
 
-    def look_at_all(self) -> None:
+    def reset_position(self) -> None:
         """Let the next claim read from the beginning, not from the end of the last claim."""
         self._claimer.reset_position()
 
@@ -208,14 +222,14 @@ class Fetcher:
         """
         await self._claimer.release_unanswered()
 
-    async def _claim_due(self, target: Turn, now: float) -> float:
+    async def _claim_due(self, target: ClaimTarget, now: float) -> float:
         """Claim due rows up to the capacity; return the seconds until the next claim."""
-        limit = self._find_room()
+        limit = self._find_limit()
         if limit < 1:
             return self._request_capacity()
         suspicion = self._suspicion
-        if suspicion is not None and target is Turn.OTHERS:
-            suspicion = suspicion.untold()
+        if suspicion is not None and target is ClaimTarget.OTHERS:
+            suspicion = suspicion.as_silent()
         metrics = self._inflight.metrics
         try:
             if self._settings.policies:
@@ -223,34 +237,38 @@ class Fetcher:
             else:
                 result = await self._claim_ready(limit, suspicion)
         finally:
-            metrics.claim_took(self._clock.monotonic() - now)
-        self._solo_runs.met(result.rows.suspects, now)
+            metrics.record_claim_duration(self._clock.monotonic() - now)
+        self._solo_runs.add_suspects(result.rows.suspects, now)
         if not result.met_count:
-            self._solo_runs.nothing_else(now)
+            self._solo_runs.skip_others(now)
         fits = self._add_fitting(result.rows)
         wait = self._get_next_wait(result, limit, duration=self._clock.monotonic() - now, fits=fits)
         if result.is_gated and not result.rows and result.retry_in is not None:
             metrics.record_policy_wait("claim", wait)
-        return 0.0 if self._solo_runs.waits(self._clock.monotonic()) else wait
+        return 0.0 if self._solo_runs.has_waiting(self._clock.monotonic()) else wait
 
-    async def _claim_ready(self, limit: int, suspicion: Suspicion | None) -> ClaimResult:
+    async def _claim_ready(self, limit: int, suspicion: SuspectRule | None) -> ClaimResult:
         """Claim with the method that is likely to find rows at the lowest cost, by the mode."""
         ready = self.ready
         claimer = self._claimer
         if ready.mode is Mode.BLIND:
-            return await claimer.claim(ready.known(), limit, suspicion)
+            return await claimer.claim(ready.list_known(), limit, suspicion)
         if ready.mode is Mode.GUESS:
             result = await self._claim_hinted(limit, suspicion)
             if result is not None and result.rows:
                 return result
         if ready.mode is not Mode.FOLLOW or ready.age >= self._poll_interval:
-            if self.is_idle and self._lookout.looks_for(self):
-                return ClaimResult(Claimed())
+            if self.is_idle and self._poller.is_polling_for(self):
+                return ClaimResult(ClaimedMessages())
             await self._scan()
-        pairs = ready.due()
-        return await claimer.claim(pairs, limit, suspicion) if pairs else ClaimResult(Claimed())
+        pairs = ready.list_due()
+        return (
+            await claimer.claim(pairs, limit, suspicion)
+            if pairs
+            else ClaimResult(ClaimedMessages())
+        )
 
-    async def _claim_hinted(self, limit: int, suspicion: Suspicion | None) -> ClaimResult | None:
+    async def _claim_hinted(self, limit: int, suspicion: SuspectRule | None) -> ClaimResult | None:
         """Claim from the queues of the last wake-up without a poll; None if it is too old."""
         # A hint that had to wait for capacity is no longer worth a guess: a poll costs less than
         # that wait, and few messages are claimed at a time.
@@ -259,70 +277,70 @@ class Fetcher:
             return None
         # Without a poll in between, queues without new messages would be left out for long.
         queues = None if self._claimer.needs_all_queues or not hint else hint
-        return await self._claimer.claim(self.ready.known(queues), limit, suspicion)
+        return await self._claimer.claim(self.ready.list_known(queues), limit, suspicion)
 
     async def _scan(self) -> None:
         try:
             # A notified subscriber must know of leases, too, before it waits.
-            is_shared = self.is_idle or self._settings.told_only
-            await self.ready.scan(partial(self._lookout.look, self) if is_shared else None)
+            is_shared = self.is_idle or self._settings.notify_only
+            await self.ready.scan(partial(self._poller.poll_for, self) if is_shared else None)
         finally:
             # Also after a poll that was cut off because it was slow.
             if self.ready.mode is Mode.BLIND:
                 self._inflight.signals.scans_slow()
 
     async def _claim_suspect(self, *, is_alone: bool) -> None:
-        message_id = self._solo_runs.next_suspect(self._clock.monotonic(), alone=is_alone)
+        message_id = self._solo_runs.pop_suspect(self._clock.monotonic(), is_alone=is_alone)
         rows = await self._claimer.claim_one(message_id)
         if rows:
-            self._solo_runs.started(alone=is_alone, now=self._clock.monotonic())
+            self._solo_runs.record_start(is_alone=is_alone, now=self._clock.monotonic())
             self._add(rows)
 
     def _add_fitting(self, rows: Sequence[ClaimedMessage]) -> bool:
         """Add `rows`, and release rows beyond the byte limit; return True if all fit."""
         limiter = self._limiter
-        limiter.note(rows)
-        if not limiter.counts:
+        limiter.record_claim(rows)
+        if not limiter.is_counting:
             self._add(rows)
             return True
-        surplus = rows[limiter.keeps(rows, self._inflight.prefetched()) :]
+        surplus = rows[limiter.count_fitting(rows, self._inflight.measure_prefetched()) :]
         if surplus:
-            limiter.tell(self._log, surplus, self._clock.monotonic())
+            limiter.log_surplus(self._log, surplus, self._clock.monotonic())
             self._inflight.metrics.record_surplus(len(surplus))
         self._add(rows)
         if surplus:
-            self._inflight.give_back_surplus(surplus)
-        if limiter.drains:
+            self._inflight.release_surplus(surplus)
+        if limiter.is_draining:
             self._inflight.finish_batches()
         return not surplus
 
     def _get_surplus_wait(self) -> float:
         """Let claims find released rows again; return the seconds until the next claim."""
-        self.ready.begin_anew()
-        self.look_at_all()
+        self.ready.reset_begin()
+        self.reset_position()
         return self.pace.get_full_pause(pause=True)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
         # The answer may have come late, as after a stall of the process: the lease counts from the
         # request.
         self._inflight.add(rows, self._holder, self._claimer.requested_at)
-        self._inflight.metrics.claimed(rows)
-        if len(self._registration.open) < len(self._settings.queues):
+        self._inflight.metrics.record_claim(rows)
+        if len(self._registration.open_queues) < len(self._settings.queues):
             # A queue may have been paused while the claim ran.
-            self._inflight.keep_waiting(self._registration.open)
+            self._inflight.release_other_queues(self._registration.open_queues)
 
-    def _find_room(self) -> int:
+    def _find_limit(self) -> int:
         """Return how many rows to claim now; 0 if a claim is not worthwhile."""
         settings = self._settings
         inflight = self._inflight
-        window = self.window()
+        window = self.get_window()
         # Claiming one row for each finished one would cost a statement per message.
         min_claim = max(1, min(settings.fetch_batch_size // 2, window - window // 2))
         inflight.set_low_water(window - min_claim)
         # Where few rows wait, poll more often: more urgent messages must be seen before all of
         # these have run.
         self._poll_interval = SCAN_INTERVAL if window >= settings.fetch_batch_size else HORIZON / 2
-        limit = self.room(window)
+        limit = self.get_capacity(window)
         has_waiting = inflight.waiting.qsize() > 0
         return limit if limit >= (min_claim if has_waiting else 1) else 0
 
@@ -332,7 +350,7 @@ class Fetcher:
         return self._limit_to_stale(min(NO_CAPACITY_WAIT, self._settings.max_fetch_interval))
 
     def _limit_to_stale(self, wait: float) -> float:
-        stale_in = self._inflight.stale_in(self._max_wait)
+        stale_in = self._inflight.get_stale_wait(self._max_wait)
         return wait if stale_in is None else min(wait, max(stale_in, MIN_STALE_WAIT))
 
     def _get_next_wait(
@@ -345,14 +363,14 @@ class Fetcher:
         if not fits:
             return self._get_surplus_wait()
         claim_yield = result.get_yield(limit)
-        if claim_yield is Found.FULL:
+        if claim_yield is ClaimYield.FULL:
             # Until a handler has ended, its duration is unknown. A fetch that is smaller for that
             # reason has given each free worker its share, and the next one waits for a worker.
             pause = limit >= self._settings.fetch_batch_size or bool(self._inflight.times.recent)
             return self.pace.get_full_pause(pause=pause)
-        if claim_yield is Found.UNREAD:
+        if claim_yield is ClaimYield.UNREAD:
             return self.pace.get_unread_pause(duration)
-        if claim_yield is Found.HELD and result.retry_in is not None:
+        if claim_yield is ClaimYield.HELD and result.retry_in is not None:
             # That time is an estimate: a worker may be free earlier.
             self._inflight.request_capacity()
             return self.pace.get_gated_pause(result.retry_in)
@@ -363,10 +381,10 @@ class Fetcher:
 
     def _get_idle_wait(self, retry_in: float | None) -> float:
         """Return the wait at an empty queue, longer each time and limited by `retry_in`."""
-        wait = self.pace.idle()
-        if self._settings.told_only and self.ready.has_nothing_due:
-            wait = self._lookout.get_notified_wait()
-        limits = [wait, *self.ready.next_due()]
+        wait = self.pace.get_idle_pause()
+        if self._settings.notify_only and self.ready.has_nothing_due:
+            wait = self._poller.get_notified_wait()
+        limits = [wait, *self.ready.list_next_due()]
         if retry_in is not None:
             limits.append(retry_in)
         if self.ready.mode is Mode.BLIND:
@@ -376,5 +394,7 @@ class Fetcher:
         wait = self._limit_to_stale(min(limits))
         # The end of the shared poll wakes the loop, which must not spin until then.
         return (
-            max(wait, MIN_RECHECK_WAIT) if self.is_idle and self._lookout.looks_for(self) else wait
+            max(wait, MIN_RECHECK_WAIT)
+            if self.is_idle and self._poller.is_polling_for(self)
+            else wait
         )

@@ -13,12 +13,12 @@ from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_states import (
-    CUT_ANYWAY,
-    FEW_PARTS,
-    State,
+    MAX_PARTS,
+    SPLIT_AFTER,
+    DeliveryState,
     split_parts,
 )
-from faststream_sqlbroker.flow.deliver.outcome_writer import OnDenied, Repeater, write
+from faststream_sqlbroker.flow.deliver.outcome_writer import OnDenied, QuarantineWriter, write_batch
 from faststream_sqlbroker.flow.loop import Log, Outages, retry_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LOCKED_PAUSE = 0.5
 """Seconds to the next try when other sessions have locked all remaining rows."""
-APART_AFTER = 2
+QUARANTINE_AFTER = 2
 """Transient failures in a row after which a batch is quarantined: each may take the full timeout.
 
 """
@@ -57,7 +57,9 @@ class Flusher:
         self._clock = inflight.clock
         self._batch_size = batch_size
         self._interval = interval
-        self.repeater = Repeater(store, inflight, log, outages=outages, on_denied=on_denied)
+        self.quarantine = QuarantineWriter(
+            store, inflight, log, outages=outages, on_denied=on_denied
+        )
         self._is_due = False
         self._skip_locked = False
         """Skip locked rows in the next flush, because the last one may have failed on them."""
@@ -66,16 +68,16 @@ class Flusher:
         """`settled_count` when a batch was quarantined last."""
         self._timer: Timer | None = None
 
-    def outcome_added(self) -> None:
+    def on_outcome_added(self) -> None:
         """Start the timer with the first outcome; flush a full batch at once."""
         if len(self._inflight.queued) >= self._batch_size:
-            self.hurry()
+            self.flush_soon()
             return
         self._inflight.set_notify_count(self._batch_size)
         if self._timer is None:
-            self._timer = self._clock.call_later(self._interval, self.hurry)
+            self._timer = self._clock.call_later(self._interval, self.flush_soon)
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Flush now if anything waits."""
         if self._timer is not None:
             self._timer.cancel()
@@ -95,16 +97,16 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        has_progress = await self.flush_one()
+        has_progress = await self.flush_batch()
         if self._inflight.queued and not has_progress:
             self._is_due = True
             return LOCKED_PAUSE
         idle = not self._inflight.running and self._inflight.waiting.empty()
         if self._inflight.queued:
-            (self.hurry if idle else self.outcome_added)()
+            (self.flush_soon if idle else self.on_outcome_added)()
         return 0.0 if self._is_due else None
 
-    async def flush_one(self) -> bool:
+    async def flush_batch(self) -> bool:
         """Write up to a batch of outcomes, which stay or are quarantined after a transient failure.
 
         After a failure, rows that other sessions have locked are skipped: they may be the cause.
@@ -117,43 +119,45 @@ class Flusher:
         """
         if not self._inflight.queued:
             return False
-        batch = self._inflight.take(self._batch_size)
+        batch = self._inflight.start_batch(self._batch_size)
         size = len(batch.parts)
         started_at = self._clock.monotonic()
         try:
-            refused = await write(self._store, self._inflight, batch, skip_locked=self._skip_locked)
+            refused = await write_batch(
+                self._store, self._inflight, batch, skip_locked=self._skip_locked
+            )
         except BaseException as error:
             self._is_due = self._skip_locked = True
             # The batch is empty if all its failed messages were claimed again.
             if batch.parts and self._should_quarantine(error):
-                self.repeater.quarantine(batch, error)
+                self.quarantine.quarantine(batch, error)
                 return True
-            self._inflight.put_back(batch, first=True)
+            self._inflight.requeue(batch, first=True)
             raise
         finally:
             self._inflight.metrics.record_flush_duration(self._clock.monotonic() - started_at)
-        self.repeater.add_refused(batch, refused)
+        self.quarantine.add_refused(batch, refused)
         locked_count = len(batch.parts)
-        self._inflight.put_back(batch, first=False)
+        self._inflight.requeue(batch, first=False)
         self._skip_locked = locked_count > 0
         if not locked_count:
             # The rows may be locked by the last try, which the server has not given up yet.
             self._failures = 0
         return locked_count < size
 
-    async def empty(self) -> None:
+    async def flush_all(self) -> None:
         """Flush until nothing is queued.
 
         Raises:
             TransientStoreError: as `flush_batch`.
         """
         while self._inflight.queued:
-            if not await self.flush_one():
+            if not await self.flush_batch():
                 await self._clock.sleep(LOCKED_PAUSE)
 
     async def flush_until(self, deadline: float) -> None:
         """Flush all outcomes, with retries, until `deadline` (the event loop's time)."""
-        await retry_until(self.empty, deadline, self._clock)
+        await retry_until(self.flush_all, deadline, self._clock)
 
     def _should_quarantine(self, error: BaseException) -> bool:
         """Return True if `error` may be the batch's own fault.
@@ -164,7 +168,7 @@ class Flusher:
             return False
         self._failures += 1
         settled = self._inflight.settled_count
-        if self._failures < APART_AFTER:
+        if self._failures < QUARANTINE_AFTER:
             return False
         if settled == self._settled_count_then and not self._can_quarantine_more():
             return False
@@ -179,9 +183,11 @@ class Flusher:
         It may be a general outage. Few quarantined batches, each a single unit, prove none; nor
         does it matter any more once the queue has failed for long.
         """
-        if self._failures >= CUT_ANYWAY:
+        if self._failures >= SPLIT_AFTER:
             return True
-        quarantined = [b for b in self._inflight.batches if State.SET_APART in (b.origin, b.state)]
-        return len(quarantined) < FEW_PARTS and all(
+        quarantined = [
+            b for b in self._inflight.batches if DeliveryState.SET_APART in (b.origin, b.state)
+        ]
+        return len(quarantined) < MAX_PARTS and all(
             len(split_parts(b.parts)) == 1 for b in quarantined
         )

@@ -15,13 +15,13 @@ from faststream_sqlbroker.core.reasons import DESTINATION_NOT_ALLOWED, NO_DESTIN
 from faststream_sqlbroker.core.routing import (
     DESTINATION_HEADER,
     LOOKUP_HEADER,
-    MOST_HOPS,
+    MAX_HOPS,
     PUBLISH_AFTER_HEADER,
-    destination_of,
-    due_of,
+    get_destination,
+    parse_publish_after,
 )
-from faststream_sqlbroker.core.rows import NO_KEY, ClaimedMessage
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.rows import REMOVED_KEY, ClaimedMessage
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
@@ -32,7 +32,7 @@ _LOOKUP = Header(LOOKUP_HEADER)
 RecordDestination = Callable[[str, ClaimedMessage, Log], None]
 
 
-class Forward:
+class ForwardHandler:
     """A handler for batches that decides where each message goes."""
 
     def __init__(
@@ -63,12 +63,12 @@ class Forward:
         """Set the outcome of each of `rows`."""
         undated: list[ClaimedMessage] = []
         for row in rows:
-            row.settle_as(self._get_outcome(row, undated))
+            row.record_outcome(self._get_outcome(row, undated))
         if undated:
             self._log_undated(undated)
 
     def _get_outcome(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
-        if row.hops < MOST_HOPS:
+        if row.hops < MAX_HOPS:
             if self._target is not None:
                 return Relocate(self._target, is_hop=True, key=self._get_new_key(row))
             return self._route_by_headers(row, undated)
@@ -81,20 +81,21 @@ class Forward:
     def _route_by_headers(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
         headers = row.headers
         try:
-            queue = destination_of(headers, self._queues)
+            queue = get_destination(headers, self._queues)
         except ValueError as error:
             return self._reject(row, NO_DESTINATION, error)
         if self._allowed_queues is None:
             self._record_destination(queue, row, self._log)
         elif queue not in self._allowed_queues:
             text = (
-                f"its header {DESTINATION_HEADER!r} names {short(queue)}, which is not among the "
+                f"its header {DESTINATION_HEADER!r} names {format_value(queue)}, which is not "
+                "among the "
                 "subscriber's destinations"
             )
             return self._reject(row, DESTINATION_NOT_ALLOWED, ValueError(text))
         try:
             # If the producer's clock is ahead, the row's creation time lies in the future.
-            due = due_of(headers, min(row.created_at, row.acquired_at))
+            due = parse_publish_after(headers, min(row.created_at, row.acquired_at))
             if due is None and row.next_attempt_at <= row.created_at:
                 undated.append(row)
         except ValueError as error:
@@ -107,7 +108,7 @@ class Forward:
 
     def _get_new_key(self, row: ClaimedMessage) -> str | None:
         key = self._key_option
-        return (key.key(row.headers) or NO_KEY) if isinstance(key, Header) else key
+        return (key.key(row.headers) or REMOVED_KEY) if isinstance(key, Header) else key
 
     def _reject(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
         action = "is archived as FAILED"

@@ -18,17 +18,17 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from faststream_sqlbroker.flow.deliver.outcome_states import (
-    Batch,
+    DeliveryState,
+    OutcomeBatch,
     OutcomeEvent,
-    State,
     get_next_state,
 )
 from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
 from faststream_sqlbroker.flow.deliver.prefetch import (
     HandlerTimes,
-    PrefetchBytes,
+    PrefetchLimiter,
     count_body_bytes,
-    prefetch_lease,
+    get_prefetch_lease,
 )
 from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.loop import Log
@@ -47,7 +47,7 @@ class PendingBatch:
 
     task: "asyncio.Task[Any] | None"
     """The task of the worker."""
-    missing: int = 0
+    missing_count: int = 0
     """Number of messages that still fit in."""
     held_size: tuple[int, int] = (0, 0)
     """Bytes and number of the batch's messages."""
@@ -74,17 +74,17 @@ class Inflight(Outcomes):
         self._pending_batches: list[PendingBatch] = []
         """Batches that workers are filling."""
         self.times = HandlerTimes(self.clock)
-        self.prefetch = PrefetchBytes()
+        self.prefetch = PrefetchLimiter()
         self.slots = SlotUse(self.clock)
         self.current_deliveries: WeakValueDictionary[Any, CurrentDelivery] = WeakValueDictionary()
         """Current deliveries of the workers, by their tasks."""
         self.low_water = 0
         """Workers request more rows when no more than this number wait."""
-        self.wants_room = False
+        self.is_capacity_requested = False
         """True if the fetch loop waits for signal `capacity_free`."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """True if nothing is held, and nothing waits to be written.
 
         Quarantined outcomes do not count: they stay for an unknown time, and if the process died,
@@ -93,13 +93,14 @@ class Inflight(Outcomes):
         if self.running or self.queued:
             return False
         if any(
-            b.state is State.WRITING and b.origin in (State.QUEUED, State.RUNNING)
+            b.state is DeliveryState.WRITING
+            and b.origin in (DeliveryState.QUEUED, DeliveryState.RUNNING)
             for b in self.batches
         ):
             return False
-        return len(self.held) <= self.apart_count - len(self._overtaken)
+        return len(self.held) <= self.quarantined_count - len(self._overtaken)
 
-    def stages(self) -> dict[str, int]:
+    def count_stages(self) -> dict[str, int]:
         """Count the messages by stage, for metrics."""
         waiting = self.waiting.qsize()
         settling = len(self.queued) + sum(len(batch.parts) for batch in self.batches)
@@ -118,16 +119,20 @@ class Inflight(Outcomes):
             self._pending_batches.remove(batch)
 
     @property
-    def first_gathering(self) -> PendingBatch | None:
+    def first_pending_batch(self) -> PendingBatch | None:
         """The batch that gets the next messages."""
         return self._pending_batches[0] if self._pending_batches else None
 
     @property
-    def missing(self) -> int:
+    def missing_count(self) -> int:
         """Number of messages that batches wait for. They start at once though no worker is free."""
-        return sum(batch.missing for batch in self._pending_batches) if self._pending_batches else 0
+        return (
+            sum(batch.missing_count for batch in self._pending_batches)
+            if self._pending_batches
+            else 0
+        )
 
-    def prefetched(self) -> tuple[int, int]:
+    def measure_prefetched(self) -> tuple[int, int]:
         """Return the bytes and the number of messages that wait for a worker or inside a batch."""
         items = self.waiting.items
         size = count_body_bytes(items)
@@ -147,37 +152,37 @@ class Inflight(Outcomes):
         """Send signal `capacity_free` as soon as there may be capacity: the fetch loop has found
         none.
         """
-        self.wants_room = True
+        self.is_capacity_requested = True
 
     def set_low_water(self, count: int) -> None:
         """Let workers request more rows when no more than `count` rows wait."""
         self.low_water = count
 
-    def made_room(self) -> None:
+    def on_capacity(self) -> None:
         """Send signal `capacity_free` if the fetch loop waits for capacity."""
-        if self.wants_room:
-            self.wants_room = False
-            self.signals.room()
+        if self.is_capacity_requested:
+            self.is_capacity_requested = False
+            self.signals.capacity_free()
 
-    def give_back(self, rows: Iterable[ClaimedMessage]) -> None:
+    def release(self, rows: Iterable[ClaimedMessage]) -> None:
         """Queue the release of unstarted rows, and flush soon. Lost rows are skipped."""
         for row in rows:
-            self.slots.tell(row)
+            self.slots.record_end(row)
             if not row.lease_lost:
-                self.finish(create_release(row))
+                self.queue_outcome(create_release(row))
         self.signals.flush_now()
 
     @override
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
         rows = list(rows)
         for row in rows:
-            self.slots.tell(row)
+            self.slots.record_end(row)
         super().drop(rows)
 
     @override
     def _lose(self, rows: Sequence[ClaimedMessage], phase: str, consequence: str) -> None:
         for row in rows:
-            self.slots.tell(row)
+            self.slots.record_end(row)
         super()._lose(rows, phase, consequence)
 
     def _remove_waiting(self, is_removed: Callable[[ClaimedMessage], bool]) -> list[ClaimedMessage]:
@@ -195,34 +200,34 @@ class Inflight(Outcomes):
         """Remove `row` from the rows that wait for a worker. The outcome follows."""
         self._remove_waiting(lambda waiting_row: waiting_row is row)
 
-    def give_back_waiting(self) -> None:
+    def release_waiting(self) -> None:
         """Release all rows that wait for a worker."""
         self.finish_batches()
         items = self.waiting.items
         rows = [row for row in items if row is not None and not row.lease_lost]
         items.clear()
-        self.give_back(rows)
+        self.release(rows)
 
-    def give_back_surplus(self, surplus: Collection[ClaimedMessage]) -> None:
+    def release_surplus(self, surplus: Collection[ClaimedMessage]) -> None:
         """Release the rows of `surplus` that still wait for a worker; no row of `surplus` has
         started.
         """
         ids = set(map(id, surplus))
         removed = self._remove_waiting(lambda row: id(row) in ids)
-        self.give_back(removed)
+        self.release(removed)
         for row in removed:
             # The rows are held until the release is written, and their size is the problem.
             row.payload = b""
 
-    def give_back_stale(self, max_wait: float) -> None:
+    def release_stale(self, max_wait: float) -> None:
         """Release rows that have waited for a worker too long: other processes may start these
         sooner.
         """
         waiting_before = self.clock.monotonic() - max_wait
         if stale := self._remove_waiting(lambda row: _get_waiting_since(row) < waiting_before):
-            self.give_back(stale)
+            self.release(stale)
 
-    def stale_in(self, max_wait: float) -> float | None:
+    def get_stale_wait(self, max_wait: float) -> float | None:
         """Return the seconds until a row has waited for `max_wait`; None if none waits."""
         items = self.waiting.items
         first = items[0] if items else None
@@ -230,13 +235,15 @@ class Inflight(Outcomes):
             return None
         return max(0.0, _get_waiting_since(first) + max_wait - self.clock.monotonic())
 
-    def keep_waiting(self, queues: Container[str]) -> None:
+    def release_other_queues(self, queues: Container[str]) -> None:
         """Release waiting rows of queues that are not in `queues`."""
         self.finish_batches()
         if other_rows := self._remove_waiting(lambda row: row.queue not in queues):
-            self.give_back([row for row in other_rows if not row.lease_lost])
+            self.release([row for row in other_rows if not row.lease_lost])
 
-    def nack_denied(self, batch: Batch, denied: Collection[Unit], error: BaseException) -> None:
+    def nack_denied(
+        self, batch: OutcomeBatch, denied: Collection[Unit], error: BaseException
+    ) -> None:
         """Queue failed attempts for the units `denied`, whose answers may not be published."""
         self._drop_overtaken(batch)
         units = dict.fromkeys(s.unit for s in batch.parts if s.unit in denied)
@@ -245,9 +252,9 @@ class Inflight(Outcomes):
         get_next_state(batch.state, OutcomeEvent.ANSWER_DENIED)
         for unit in units:
             if unit is not None and unit.fallback is not None:
-                self.finish_all(unit.fallback(error))
+                self.queue_outcomes(unit.fallback(error))
 
-    def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
+    def list_due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
         """Return rows held longer than a third of their lease, or two thirds while being written.
 
         A row that another transaction has locked is due again after a quarter of a third: the lock
@@ -259,7 +266,7 @@ class Inflight(Outcomes):
         now = self.clock.monotonic()
         being_written = self.get_writing()
         third = lease / 3
-        prefetch_third = prefetch_lease(lease) / 3
+        prefetch_third = get_prefetch_lease(lease) / 3
 
         def is_old(row: ClaimedMessage) -> bool:
             age = now - row.renewed_monotonic

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import AccessError, StoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.prefetch import PREFETCH_LEASE, prefetch_lease
+from faststream_sqlbroker.flow.deliver.prefetch import PREFETCH_LEASE, get_prefetch_lease
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.fleet.lookout import LONGEST_TRUST, NOTIFIED_INTERVAL, Lookout
+from faststream_sqlbroker.flow.fleet.lookout import (
+    MAX_LEASE_INFO_AGE,
+    NOTIFIED_INTERVAL,
+    SharedPoller,
+)
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 
@@ -46,10 +50,10 @@ class LeaseKeeper:
 
         Rows that wait for a worker get the shorter prefetch lease.
         """
-        prefetch_lease_seconds = prefetch_lease(self._lease)
-        if self._inflight.metrics.on:
+        prefetch_lease_seconds = get_prefetch_lease(self._lease)
+        if self._inflight.metrics.is_enabled:
             self._record_margin(prefetch_lease_seconds)
-        if due := self._inflight.due_for_renewal(self._lease, self._max_lease):
+        if due := self._inflight.list_due_for_renewal(self._lease, self._max_lease):
             waiting = {id(row) for row in self._inflight.waiting.items}
             waiting_rows = [row for row in due if row.prefetched and id(row) in waiting]
             # Skip rows that are locked elsewhere: their transaction may last for long, and its lock
@@ -100,7 +104,7 @@ class LeaseKeeper:
                 renewed, locked = await self._store.renew_free(leases, lease)
             for row in chunk:
                 if row.id in renewed:
-                    row.renewed(started_at, shorter=lease < self._lease)
+                    row.record_renewal(started_at, shorter=lease < self._lease)
                 elif row.id in locked:
                     row.locked_monotonic = started_at
             lost_rows = [row for row in chunk if row.id not in renewed and row.id not in locked]
@@ -120,7 +124,7 @@ class LeaseKeeper:
                 long.
         """
         started_at = self._clock.monotonic()
-        transaction = current.get()
+        transaction = current_transaction.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]
         if transaction is not None:
             held_ids = await transaction.hold(leases, max(seconds, self._lease))
@@ -132,7 +136,7 @@ class LeaseKeeper:
             # Inside a transaction nothing was written: the lock keeps the lease until the
             # transaction ends.
             if row.id in held_ids and transaction is None:
-                row.renewed(started_at, shorter=False)
+                row.record_renewal(started_at, shorter=False)
                 row.held_until = max(row.held_until, started_at + seconds)
         lost_rows = [row for row in rows if row.id not in held_ids]
         self._inflight.lose(lost_rows, "renew", _LOST)
@@ -143,7 +147,7 @@ BATCH = 1_000
 """Maximum rows that one transaction releases: it locks them until it commits."""
 SEARCH_INTERVAL = 5.0
 """Maximum seconds between two searches while leases are held in the queues."""
-IDLE_INTERVAL = PREFETCH_LEASE - LONGEST_TRUST
+IDLE_INTERVAL = PREFETCH_LEASE - MAX_LEASE_INFO_AGE
 """Maximum seconds between two searches while no lease is held. A lease that begins right after the
 shared poll's last result ends about then.
 """
@@ -167,8 +171,8 @@ class StuckReleaser:
         interval: float,
         archive: bool = True,
         notify_only: bool = False,
-        released: Callable[[], None],
-        lookout: Lookout,
+        on_released: Callable[[], None],
+        poller: SharedPoller,
         housekeeping: Housekeeping,
         metrics: SubscriberMetrics | None = None,
     ) -> None:
@@ -184,19 +188,19 @@ class StuckReleaser:
         self._interval = interval
         self._archive = archive
         self._notify_only = notify_only
-        self._on_released = released
-        self._poller = lookout
+        self._on_released = on_released
+        self._poller = poller
         self._housekeeping = housekeeping
         self._metrics = SubscriberMetrics() if metrics is None else metrics
 
     async def tick(self) -> float:
         """Search and release up to a batch; return 0 after a release, as there may be more."""
         count = cancelled = 0
-        ends_in = await self._poller.lease_ends_in(self._queues, told=self._notify_only)
+        ends_in = await self._poller.lease_ends_in(self._queues, notify_only=self._notify_only)
         if ends_in is not None and ends_in <= 0:
             # A lease that ends during the search for cancels may belong to a cancelled message: it
             # waits for the next search.
-            search_started_at = await self._store.server.now()
+            search_started_at = await self._store.server.read_now()
             cancelled = await self._discard_cancelled()
             count = await self._store.release_stuck(self._queues, BATCH, search_started_at)
         if count:
@@ -205,7 +209,7 @@ class StuckReleaser:
             )
             self._metrics.record_released(count)
         if count or cancelled:
-            self._poller.released()
+            self._poller.forget_leases()
             self._on_released()
             return 0.0  # there may be more, and the end of the next lease is unknown
         clean_interval = (
@@ -258,7 +262,7 @@ class ProgressWriter:
         now = self._clock.monotonic()
         if now - self._written.get(row.id, float("-inf")) < PROGRESS_INTERVAL:
             return True
-        if current.get() is not None and self._store.dialect.one_writer:
+        if current_transaction.get() is not None and self._store.dialect.one_writer:
             # SQLite: the handler's transaction is the only writer, and hides what it writes.
             return True
         # Older entries have no effect any more, so the dictionary stays small.
@@ -266,7 +270,7 @@ class ProgressWriter:
         self._written[row.id] = now
         info = {"fraction": fraction, "text": text}
         try:
-            return await self._store.messages.note_progress(row.id, row.lease_token, info)
+            return await self._store.messages.record_progress(row.id, row.lease_token, info)
         except StoreError as error:
             self._log(logging.DEBUG, f"the progress of message {row.id} is not written: {error}")
             return True

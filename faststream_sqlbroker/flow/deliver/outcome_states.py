@@ -13,17 +13,17 @@ from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 DeliveryKey = tuple[int, UUID]
 """Key of a delivery: message id and lease token."""
 
-FEW_PARTS = 8
+MAX_PARTS = 8
 """Maximum parts of a batch while nothing else can be written: enough to find one culprit among 100.
 
 """
-CUT_ANYWAY = 10
+SPLIT_AFTER = 10
 """Failures, in about 40 seconds, after which a batch is split although nothing else can be written.
 
 """
 
 
-class State(Enum):
+class DeliveryState(Enum):
     """State of a delivery."""
 
     WAITING = "claimed, waits for a worker"
@@ -56,14 +56,14 @@ class OutcomeEvent(Enum):
     LOST = "lease lost"
 
 
-_W = State.WAITING
-_R = State.RUNNING
-_Q = State.QUEUED
-_SENT = State.WRITING
-_QUARANTINED = State.SET_APART
-_REFUSED = State.REFUSED
+_W = DeliveryState.WAITING
+_R = DeliveryState.RUNNING
+_Q = DeliveryState.QUEUED
+_SENT = DeliveryState.WRITING
+_QUARANTINED = DeliveryState.SET_APART
+_REFUSED = DeliveryState.REFUSED
 
-TRANSITIONS: tuple[tuple[State | None, OutcomeEvent, State], ...] = (
+TRANSITIONS: tuple[tuple[DeliveryState | None, OutcomeEvent, DeliveryState], ...] = (
     (None, OutcomeEvent.CLAIMED, _W),
     (_W, OutcomeEvent.TAKEN, _R),
     (_W, OutcomeEvent.GIVEN_BACK, _Q),
@@ -71,7 +71,7 @@ TRANSITIONS: tuple[tuple[State | None, OutcomeEvent, State], ...] = (
     (_R, OutcomeEvent.SENT_BY_WORKER, _SENT),
     (_SENT, OutcomeEvent.ROLLED_BACK, _R),
     (_Q, OutcomeEvent.SENT, _SENT),
-    (_SENT, OutcomeEvent.ANSWERED, State.WRITTEN),
+    (_SENT, OutcomeEvent.ANSWERED, DeliveryState.WRITTEN),
     (_SENT, OutcomeEvent.PUT_BACK, _Q),
     (_SENT, OutcomeEvent.FAILED, _QUARANTINED),
     (_SENT, OutcomeEvent.REFUSED, _REFUSED),
@@ -80,7 +80,7 @@ TRANSITIONS: tuple[tuple[State | None, OutcomeEvent, State], ...] = (
     (_REFUSED, OutcomeEvent.SENT_AGAIN, _SENT),
     *((state, OutcomeEvent.BROKEN, _Q) for state in (_Q, _SENT, _QUARANTINED, _REFUSED)),
     *(
-        (state, OutcomeEvent.LOST, State.LOST)
+        (state, OutcomeEvent.LOST, DeliveryState.LOST)
         for state in (_W, _R, _Q, _SENT, _QUARANTINED, _REFUSED)
     ),
 )
@@ -92,7 +92,7 @@ _NEXT = {(source, event): target for source, event, target in TRANSITIONS}
 QUARANTINE_STATES = (_QUARANTINED, _REFUSED)
 
 
-def get_next_state(state: State, event: OutcomeEvent) -> State:
+def get_next_state(state: DeliveryState, event: OutcomeEvent) -> DeliveryState:
     """Return the state to which `event` leads from `state`.
 
     Raises:
@@ -106,13 +106,13 @@ def get_next_state(state: State, event: OutcomeEvent) -> State:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class OutcomeBatch:
     """Outcomes that are sent together, and wait together to be sent again; units are whole."""
 
     parts: list[Settlement]
     """Outcomes that the database has not dealt with."""
-    state: State
-    origin: State
+    state: DeliveryState
+    origin: DeliveryState
     """State before the batch was sent."""
     tries: int = 0
     """Number of failures since the batch was quarantined."""
@@ -177,22 +177,22 @@ def _has_extras(settlement: Settlement) -> bool:
     )
 
 
-def find_least_tried(batches: Iterable[Batch], now: float) -> Batch | None:
+def find_least_tried(batches: Iterable[OutcomeBatch], now: float) -> OutcomeBatch | None:
     """Return the due quarantined batch with the fewest tries, which may not hang like the rest."""
     due = [b for b in batches if b.state in QUARANTINE_STATES and b.due <= now]
     return min(due, key=lambda b: (b.tries, any(map(_has_extras, b.parts)), b.due), default=None)
 
 
-def can_split(batch: Batch, batches: Iterable[Batch], settled_count: int) -> bool:
+def can_split(batch: OutcomeBatch, batches: Iterable[OutcomeBatch], settled_count: int) -> bool:
     """Return True if `batch`, which has failed once more, may be split in spite of a possible
     outage.
 
     That is so if other batches have been written since, if there are few parts yet, or if the batch
     has failed for long.
     """
-    if settled_count > batch.settled_count or batch.tries + 1 >= CUT_ANYWAY:
+    if settled_count > batch.settled_count or batch.tries + 1 >= SPLIT_AFTER:
         return True
-    return sum([State.SET_APART in (b.origin, b.state) for b in batches]) < FEW_PARTS
+    return sum([DeliveryState.SET_APART in (b.origin, b.state) for b in batches]) < MAX_PARTS
 
 
 Units = dict[Unit, set[int]]
@@ -219,7 +219,7 @@ class LostLeaseLog:
         self.lost_count = 0
         self.unknown_count = 0
 
-    def tell(
+    def report(
         self,
         delivery: Settlement | ClaimedMessage,
         row: ClaimedMessage | None,

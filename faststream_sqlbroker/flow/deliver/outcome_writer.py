@@ -25,9 +25,13 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import Batch, State, find_unit_end
+from faststream_sqlbroker.flow.deliver.outcome_states import (
+    DeliveryState,
+    OutcomeBatch,
+    find_unit_end,
+)
 from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
-from faststream_sqlbroker.flow.loop import Log, Outages, is_told
+from faststream_sqlbroker.flow.loop import Log, Outages, is_logged
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
@@ -36,7 +40,9 @@ if TYPE_CHECKING:
 Refused = list[tuple[Settlement, StoreError]]
 
 
-async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked: bool) -> Refused:
+async def write_batch(
+    store: "Store", outcomes: Outcomes, batch: OutcomeBatch, *, skip_locked: bool
+) -> Refused:
     """Write `batch`; settlements without an answer of the database stay in the batch.
 
     Args:
@@ -56,21 +62,21 @@ async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked
 
     async def settle(parts: list[Settlement]) -> None:
         answer = await store.settle(parts, skip_locked=skip_locked)
-        result.settled |= answer.settled
-        result.lost |= answer.lost
+        result.settled_ids |= answer.settled_ids
+        result.lost_ids |= answer.lost_ids
 
     try:
         await write_in_halves(batch.parts, settle, partial(_iterate_smaller, refused))
     except BaseException as error:
         # Do not write a half again that was written before the failure.
-        outcomes.answered(batch, result)
+        outcomes.apply_result(batch, result)
         mark_unanswered(outcomes, batch, error)
         raise
-    outcomes.answered(batch, result)
+    outcomes.apply_result(batch, result)
     return refused
 
 
-def mark_unanswered(outcomes: Outcomes, batch: Batch, error: BaseException) -> None:
+def mark_unanswered(outcomes: Outcomes, batch: OutcomeBatch, error: BaseException) -> None:
     """Mark the rest of `batch` as possibly written after `error`.
 
     A batch that was cancelled in the middle may have been committed too.
@@ -122,7 +128,7 @@ def _iterate_halves(
 REFUSED_TEXT = "(the text of the error was refused by the database)"
 REDUCE_AFTER = 5
 """Refusals after which a reduced outcome is tried, too."""
-DEAD_AFTER = 10
+DEAD_LETTER_AFTER = 10
 """Refusals after which a message becomes a dead letter: after about 40 s, so that a transient fault
 costs no message.
 """
@@ -131,7 +137,7 @@ costs no message.
 OnDenied = Callable[[bool], None]
 
 
-class Repeater:
+class QuarantineWriter:
     """Sends refused and quarantined outcomes again, with growing pauses."""
 
     def __init__(
@@ -164,23 +170,23 @@ class Repeater:
     def healthy(self) -> bool:
         """True if nothing is quarantined, or an outcome was written since the last failure."""
         return (
-            not self._inflight.apart_count
+            not self._inflight.quarantined_count
             or self._inflight.settled_count != self._settled_count_at_failure
         )
 
-    def add_refused(self, batch: Batch, refused: Refused) -> None:
+    def add_refused(self, batch: OutcomeBatch, refused: Refused) -> None:
         """Quarantine the `refused` units of `batch`."""
         refused = self._nack_denied_answers(batch, refused)
         if not refused:
             return
-        self._inflight.refuse(batch, [settlement for settlement, _ in refused])
+        self._inflight.quarantine_refused(batch, [settlement for settlement, _ in refused])
         if any(isinstance(error, AccessError) and s.unit is None for s, error in refused):
             self._on_denied(True)
-        self._tell(
+        self._log_kept(
             logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1]
         )
 
-    def _nack_denied_answers(self, batch: Batch, refused: Refused) -> Refused:
+    def _nack_denied_answers(self, batch: OutcomeBatch, refused: Refused) -> Refused:
         """Nack units that were refused for their answer alone; return the other refused units.
 
         No repetition could write such a unit without a GRANT.
@@ -204,16 +210,16 @@ class Repeater:
             self._log(logging.ERROR, text, message_id=nacked[0].id)
         return [(s, error) for s, error in refused if s.unit not in denied]
 
-    def quarantine(self, batch: Batch, error: BaseException) -> None:
+    def quarantine(self, batch: OutcomeBatch, error: BaseException) -> None:
         """Quarantine `batch`, which fails again and again for a transient reason."""
         parts = list(batch.parts)
         self._inflight.quarantine(batch)
-        self._tell(logging.WARNING, parts, "could not be written", error)
+        self._log_kept(logging.WARNING, parts, "could not be written", error)
 
-    def _tell(
+    def _log_kept(
         self, level: int, parts: Sequence[Settlement], failure: str, error: BaseException
     ) -> None:
-        if isinstance(error, TransientStoreError) and self._outages.stops_all:
+        if isinstance(error, TransientStoreError) and self._outages.is_general:
             return  # an outage, not caused by these messages
         text = (
             f"the outcomes of {len(parts)} messages {failure} ({_format_ids(parts)}); they are "
@@ -231,27 +237,27 @@ class Repeater:
             self._on_denied(False)
         return None if due is None else max(0.0, due - self._inflight.clock.monotonic())
 
-    async def _send(self, batch: Batch) -> None:
+    async def _send(self, batch: OutcomeBatch) -> None:
         inflight = self._inflight
         try:
-            if batch.origin is State.REFUSED:
+            if batch.origin is DeliveryState.REFUSED:
                 failed = await self._write_refused(batch)
             else:
-                refused = await write(self._store, inflight, batch, skip_locked=True)
+                refused = await write_batch(self._store, inflight, batch, skip_locked=True)
                 self.add_refused(batch, refused)
                 failed = False
         except TransientStoreError as error:
             self._settled_count_at_failure = inflight.settled_count
-            if batch.parts and is_told(batch.tries):
-                self._tell(logging.WARNING, batch.parts, "could not be written", error)
-            inflight.retry_later(batch, has_failed=batch.origin is not State.REFUSED)
+            if batch.parts and is_logged(batch.tries):
+                self._log_kept(logging.WARNING, batch.parts, "could not be written", error)
+            inflight.retry_later(batch, has_failed=batch.origin is not DeliveryState.REFUSED)
         except BaseException:
             inflight.retry_later(batch, has_failed=True)
             raise
         else:
             inflight.retry_later(batch, has_failed=failed)
 
-    async def _write_refused(self, batch: Batch) -> bool:
+    async def _write_refused(self, batch: OutcomeBatch) -> bool:
         """Write the refused unit or a reduced version; return True if all versions were refused."""
         parts = batch.parts
         # The original first, every time: the cause of the refusal may be gone by now.
@@ -263,15 +269,17 @@ class Repeater:
             result = await self._try_settle(batch, version)
             if result is None:
                 continue
-            self._inflight.answered(batch, result)
-            if result.settled and reduction:
+            self._inflight.apply_result(batch, result)
+            if result.settled_ids and reduction:
                 self._log_reduced(version, batch.tries)
-            elif result.settled and parts[0].unit is None:
+            elif result.settled_ids and parts[0].unit is None:
                 self._on_denied(False)
             return False
         return True
 
-    async def _try_settle(self, batch: Batch, version: Sequence[Settlement]) -> SettleResult | None:
+    async def _try_settle(
+        self, batch: OutcomeBatch, version: Sequence[Settlement]
+    ) -> SettleResult | None:
         """Write `version` of `batch`; return None after a refusal."""
         try:
             return await self._store.settle(version, skip_locked=True)
@@ -329,9 +337,9 @@ def _iterate_reduced_single(
         yield [replace(settlement, lookup=None)]
     if settlement.error is not None:
         yield [replace(settlement, error=REFUSED_TEXT)]
-    if settlement.leaves and settlement.reason is not None:
+    if settlement.is_final and settlement.reason is not None:
         yield [replace(settlement, error=REFUSED_TEXT, reason=SETTLE_ERROR)]
-    if settlement.queue is not None and archive and tries >= DEAD_AFTER:
+    if settlement.queue is not None and archive and tries >= DEAD_LETTER_AFTER:
         yield [
             replace(
                 settlement,

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.ended import EndedCounts
 from faststream_sqlbroker.core.rows import (
-    Acked,
+    AckSettlement,
     ClaimedMessage,
-    Holder,
+    HandlerServices,
     Settlement,
     SettleResult,
-    note_claimed,
+    record_claim,
 )
-from faststream_sqlbroker.core.settle import sent_back
+from faststream_sqlbroker.core.settle import build_fallback_settlement
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.outcome_states import (
     CLAIMED_AGAIN,
     QUARANTINE_STATES,
-    Batch,
     DeliveryKey,
+    DeliveryState,
     LostLeaseLog,
+    OutcomeBatch,
     OutcomeEvent,
-    State,
     Units,
     add_unit,
     can_split,
@@ -47,7 +47,7 @@ from faststream_sqlbroker.flow.publish_on_ack import get_filled_queues
 if TYPE_CHECKING:
     from faststream_sqlbroker.flow.debug_log import DebugLog
 
-MOST_APART = 1_000
+MAX_QUARANTINED = 1_000
 """Quarantined outcomes at which claims stop: no other process can have their messages."""
 
 
@@ -75,7 +75,7 @@ class Outcomes:
         """Deliveries in state WAITING, and the sentinels that end workers."""
         self.queued: list[Settlement] = []
         """Outcomes in state QUEUED."""
-        self.batches: list[Batch] = []
+        self.batches: list[OutcomeBatch] = []
         """Batches in state WRITING, SET_APART or REFUSED."""
         self._overtaken: dict[DeliveryKey, ClaimedMessage] = {}
         """Deliveries in state WRITING whose messages were claimed again: the database's answer
@@ -105,10 +105,10 @@ class Outcomes:
     @property
     def writing_count(self) -> int:
         """Number of outcomes that were sent and not answered yet."""
-        return sum([len(b.parts) for b in self.batches if b.state is State.WRITING])
+        return sum([len(b.parts) for b in self.batches if b.state is DeliveryState.WRITING])
 
     @property
-    def apart_count(self) -> int:
+    def quarantined_count(self) -> int:
         """Number of quarantined outcomes, including outcomes being sent again.
 
         An outcome is quarantined when it was set apart after transient failures, or refused.
@@ -130,40 +130,49 @@ class Outcomes:
 
     def get_writing(self) -> set[DeliveryKey]:
         """Return the keys of the deliveries in state WRITING."""
-        return {mark for b in self.batches if b.state is State.WRITING for mark in b.delivery_keys}
+        return {
+            mark
+            for b in self.batches
+            if b.state is DeliveryState.WRITING
+            for mark in b.delivery_keys
+        }
 
     def has_no_outcome(self, row: ClaimedMessage) -> bool:
         """Return True if `row` is held, and WAITING or RUNNING."""
-        return self.state(row) in (State.WAITING, State.RUNNING)
+        return self.find_state(row) in (DeliveryState.WAITING, DeliveryState.RUNNING)
 
-    def state(self, row: ClaimedMessage) -> State:
+    def find_state(self, row: ClaimedMessage) -> DeliveryState:
         """Return the state of `row`; too slow to be called for each message."""
         mark = row.id, row.lease_token
         for batch in self.batches:
             if mark in batch.delivery_keys:
                 return batch.state
         if row.lease_lost:
-            return State.LOST
+            return DeliveryState.LOST
         if any((s.id, s.lease_token) == mark for s in self.queued):
-            return State.QUEUED
+            return DeliveryState.QUEUED
         if self.held.get(row.id) is not row:
-            return State.WRITTEN
-        return State.WAITING if any(item is row for item in self.waiting.items) else State.RUNNING
+            return DeliveryState.WRITTEN
+        return (
+            DeliveryState.WAITING
+            if any(item is row for item in self.waiting.items)
+            else DeliveryState.RUNNING
+        )
 
     # -- to WAITING and QUEUED ---------------------------------------------------------------------
 
     def add(
         self,
         rows: Sequence[ClaimedMessage],
-        holder: Holder | None = None,
-        asked: float | None = None,
+        holder: HandlerServices | None = None,
+        requested_at: float | None = None,
     ) -> None:
         """Add freshly claimed rows, which wait for a worker.
 
         `holder` is given to each row, for the requests of its handler. The claim was sent at
         `requested_at` (monotonic seconds; None: now).
         """
-        note_claimed(rows, self.clock.monotonic(), holder, asked)
+        record_claim(rows, self.clock.monotonic(), holder, requested_at)
         self._hold_rows(rows)
         self.waiting.extend(rows)
 
@@ -196,7 +205,7 @@ class Outcomes:
         """Send signal `outcome_added` when `count` outcomes wait, and for each later outcome."""
         self._notify_count = count
 
-    def finish(self, settlement: Settlement) -> None:
+    def queue_outcome(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
         if self.debug is not None:
             self.debug.log_settled((settlement,))
@@ -204,7 +213,7 @@ class Outcomes:
         if len(self.queued) >= self._notify_count:
             self.signals.outcome_added()
 
-    def finish_all(self, settlements: Sequence[Settlement]) -> None:
+    def queue_outcomes(self, settlements: Sequence[Settlement]) -> None:
         """Queue settlements that belong together."""
         if self.debug is not None:
             self.debug.log_settled(settlements)
@@ -214,20 +223,22 @@ class Outcomes:
 
     # -- to WRITING --------------------------------------------------------------------------------
 
-    def take(self, size: int) -> Batch:
+    def start_batch(self, size: int) -> OutcomeBatch:
         """Move the first `size` outcomes of the queue to a new batch in state WRITING.
 
         The batch may be larger, so that units stay whole.
         """
         parts = self.queued[: find_unit_end(self.queued, size)]
         del self.queued[: len(parts)]
-        batch = Batch(parts, get_next_state(State.QUEUED, OutcomeEvent.SENT), State.QUEUED)
+        batch = OutcomeBatch(
+            parts, get_next_state(DeliveryState.QUEUED, OutcomeEvent.SENT), DeliveryState.QUEUED
+        )
         self.batches.append(batch)
         if self.debug is not None:
             self.debug.log_writing(batch.parts)
         return batch
 
-    def start_due_batch(self, now: float) -> Batch | None:
+    def start_due_batch(self, now: float) -> OutcomeBatch | None:
         """Restart the due quarantined batch with the fewest tries, the least likely to hang."""
         batch = find_least_tried(self.batches, now)
         if batch is None:
@@ -240,15 +251,15 @@ class Outcomes:
         return min([b.due for b in self.batches if b.state in QUARANTINE_STATES], default=None)
 
     @contextmanager
-    def writing(self, settlements: Sequence[Settlement]) -> Iterator[Batch]:
+    def track_writing(self, settlements: Sequence[Settlement]) -> Iterator[OutcomeBatch]:
         """Track outcomes that a worker writes itself.
 
         Outcomes without an answer at the end are in the worker's hands again.
         """
-        batch = Batch(
+        batch = OutcomeBatch(
             list(settlements),
-            get_next_state(State.RUNNING, OutcomeEvent.SENT_BY_WORKER),
-            State.RUNNING,
+            get_next_state(DeliveryState.RUNNING, OutcomeEvent.SENT_BY_WORKER),
+            DeliveryState.RUNNING,
         )
         self.batches.append(batch)
         try:
@@ -259,7 +270,7 @@ class Outcomes:
         finally:
             self._finish_writing(batch, OutcomeEvent.ROLLED_BACK)
 
-    def mark_unanswered(self, batch: Batch) -> None:
+    def mark_unanswered(self, batch: OutcomeBatch) -> None:
         """Mark the rest of `batch` as possibly written.
 
         If its rows are not found later, that does not count as a lost lease.
@@ -268,9 +279,9 @@ class Outcomes:
 
     # -- from WRITING ------------------------------------------------------------------------------
 
-    def answered(
+    def apply_result(
         self,
-        batch: Batch,
+        batch: OutcomeBatch,
         result: SettleResult,
         phase: str = "flush",
         consequence: str = "its outcome was not written now",
@@ -286,20 +297,22 @@ class Outcomes:
         parts: Sequence[Settlement] = batch.parts
         if self.debug is not None:
             self.debug.log_written(parts, result)
-        if self.metrics.on and result.settled:
-            self.metrics.settled(parts, result.settled, self.held)
-        if self.ended is not None and result.settled:
-            self.ended.settled(parts, result.settled, self.held)
-        if len(result.settled) == len(parts) and not self.lost_leases.unanswered:
+        if self.metrics.is_enabled and result.settled_ids:
+            self.metrics.record_settled(parts, result.settled_ids, self.held)
+        if self.ended is not None and result.settled_ids:
+            self.ended.record_settled(parts, result.settled_ids, self.held)
+        if len(result.settled_ids) == len(parts) and not self.lost_leases.unanswered:
             parts = self._remove_written_acks(parts)
-        done = result.settled | result.lost
+        done = result.settled_ids | result.lost_ids
         batch.set_parts([s for s in parts if s.id not in done])
-        changed_queues = self._remove_written([s for s in parts if s.id in result.settled])
-        if result.lost:
-            self._handle_lost(batch, [s for s in parts if s.id in result.lost], phase, consequence)
+        changed_queues = self._remove_written([s for s in parts if s.id in result.settled_ids])
+        if result.lost_ids:
+            self._handle_lost(
+                batch, [s for s in parts if s.id in result.lost_ids], phase, consequence
+            )
         if not batch.parts:
             self.batches.remove(batch)
-        if result.settled:
+        if result.settled_ids:
             self.signals.settled()
         if changed_queues:
             self.signals.chained(changed_queues)
@@ -316,7 +329,7 @@ class Outcomes:
         return filled
 
     def _handle_lost(
-        self, batch: Batch, lost_settlements: list[Settlement], phase: str, consequence: str
+        self, batch: OutcomeBatch, lost_settlements: list[Settlement], phase: str, consequence: str
     ) -> None:
         units: Units = {}
         for settlement in lost_settlements:
@@ -339,7 +352,7 @@ class Outcomes:
         for settlement in batch:
             row = held_rows.pop(settlement.id, None)
             if (
-                settlement.__class__ is Acked
+                settlement.__class__ is AckSettlement
                 and row is not None
                 and row.lease_token is settlement.lease_token
             ):
@@ -350,19 +363,19 @@ class Outcomes:
         self.settled_count += len(batch) - len(other_settlements)
         return other_settlements
 
-    def put_back(self, batch: Batch, *, first: bool) -> None:
+    def requeue(self, batch: OutcomeBatch, *, first: bool) -> None:
         """Queue the rest of `batch`, to be written `first` or last."""
         self._finish_writing(batch, OutcomeEvent.PUT_BACK)
         position = 0 if first else len(self.queued)
         self.queued[position:position] = batch.parts
 
-    def quarantine(self, batch: Batch) -> None:
+    def quarantine(self, batch: OutcomeBatch) -> None:
         """Quarantine `batch`, which has failed again and again for a transient reason."""
         self._finish_writing(batch, OutcomeEvent.FAILED)
         for part in split_parts(batch.parts):
-            self._add_quarantined(Batch(part, batch.state, State.QUEUED))
+            self._add_quarantined(OutcomeBatch(part, batch.state, DeliveryState.QUEUED))
 
-    def refuse(self, batch: Batch, refused: Collection[Settlement]) -> None:
+    def quarantine_refused(self, batch: OutcomeBatch, refused: Collection[Settlement]) -> None:
         """Quarantine the units `refused` of `batch`, each by itself; the batch keeps the rest."""
         self._drop_overtaken(batch)
         ids = {s.id for s in refused}
@@ -371,10 +384,12 @@ class Outcomes:
         state = get_next_state(batch.state, OutcomeEvent.REFUSED)
         while refused_settlements:
             end = find_unit_end(refused_settlements, 1)
-            self._add_quarantined(Batch(refused_settlements[:end], state, State.QUEUED))
+            self._add_quarantined(
+                OutcomeBatch(refused_settlements[:end], state, DeliveryState.QUEUED)
+            )
             del refused_settlements[:end]
 
-    def retry_later(self, batch: Batch, *, has_failed: bool) -> None:
+    def retry_later(self, batch: OutcomeBatch, *, has_failed: bool) -> None:
         """Schedule the rest of a repeated batch again, a little later after a failure.
 
         A batch that failed for a transient reason is split in two to find the culprit, while other
@@ -383,20 +398,23 @@ class Outcomes:
         """
         is_split = (
             has_failed
-            and batch.origin is State.SET_APART
+            and batch.origin is DeliveryState.SET_APART
             and can_split(batch, self.batches, self.settled_count)
         )
         self._finish_writing(
-            batch, OutcomeEvent.REFUSED if batch.origin is State.REFUSED else OutcomeEvent.FAILED
+            batch,
+            OutcomeEvent.REFUSED if batch.origin is DeliveryState.REFUSED else OutcomeEvent.FAILED,
         )
         parts = split_parts(batch.parts) if is_split else [batch.parts]
         for part in parts:
             self._add_quarantined(
-                Batch(part, batch.state, batch.origin, batch.tries if len(parts) == 1 else 0),
+                OutcomeBatch(
+                    part, batch.state, batch.origin, batch.tries if len(parts) == 1 else 0
+                ),
                 has_failed=has_failed,
             )
 
-    def _add_quarantined(self, batch: Batch, *, has_failed: bool = True) -> None:
+    def _add_quarantined(self, batch: OutcomeBatch, *, has_failed: bool = True) -> None:
         if not batch.parts:
             return
         batch.tries += has_failed
@@ -405,7 +423,7 @@ class Outcomes:
         self.batches.append(batch)
         self.signals.outcome_quarantined()
 
-    def _finish_writing(self, batch: Batch, event: OutcomeEvent) -> None:
+    def _finish_writing(self, batch: OutcomeBatch, event: OutcomeEvent) -> None:
         """Remove `batch` from state WRITING; `event` determines the next state."""
         if batch in self.batches:
             self._drop_overtaken(batch)
@@ -436,7 +454,7 @@ class Outcomes:
         The caller has logged why.
         """
         for row in rows:
-            row.lose()
+            row.mark_lease_lost()
             self.lost_leases.unanswered.discard((row.id, row.lease_token))
             if self.held.get(row.id) is row:
                 del self.held[row.id]
@@ -448,7 +466,7 @@ class Outcomes:
             self.debug.log_lost(rows, phase)
         keys = {(row.id, row.lease_token) for row in rows}
         for row in rows:
-            self.lost_leases.tell(row, row, phase, consequence)
+            self.lost_leases.report(row, row, phase, consequence)
         self.drop(rows)
         self._remove_outcomes(keys)
 
@@ -464,7 +482,7 @@ class Outcomes:
                 self._break_units(batch, units)
         self.batches = [b for b in self.batches if b.parts or b not in quarantined]
 
-    def _drop_overtaken(self, batch: Batch) -> None:
+    def _drop_overtaken(self, batch: OutcomeBatch) -> None:
         """Lose deliveries of `batch` that were not written and have been claimed again."""
         if not self._overtaken:
             return
@@ -476,23 +494,25 @@ class Outcomes:
         batch.set_parts([s for s in batch.parts if (s.id, s.lease_token) not in overtaken])
         self._break_units(batch, units)
 
-    def _break_units(self, batch: Batch, units: Units) -> None:
+    def _break_units(self, batch: OutcomeBatch, units: Units) -> None:
         """Send back the outcomes of `batch` that belong to `units`.
 
         Each unit has lost some ids, and must not be written without them.
         """
         broken = [s for s in batch.parts if s.unit in units]
-        if broken and batch.origin is not State.RUNNING:
+        if broken and batch.origin is not DeliveryState.RUNNING:
             get_next_state(batch.state, OutcomeEvent.BROKEN)
             batch.set_parts([s for s in batch.parts if s.unit not in units])
             self.lost_leases.report_broken(broken, units)
-            self.finish_all([sent_back(s) for s in broken])
+            self.queue_outcomes([build_fallback_settlement(s) for s in broken])
 
     def _break_queued(self, units: Units) -> None:
         broken = [s for s in self.queued if s.unit in units]
         if broken:
             self.lost_leases.report_broken(broken, units)
-            self.queued[:] = [sent_back(s) if s.unit in units else s for s in self.queued]
+            self.queued[:] = [
+                build_fallback_settlement(s) if s.unit in units else s for s in self.queued
+            ]
 
     def _remove_held(self, settlement: Settlement) -> ClaimedMessage | None:
         """Remove and return the delivery of `settlement`."""
@@ -509,9 +529,9 @@ class Outcomes:
         self, settlement: Settlement, phase: str, consequence: str, units: Units
     ) -> None:
         row = self._remove_held(settlement)
-        self.lost_leases.tell(settlement, row, phase, consequence)
+        self.lost_leases.report(settlement, row, phase, consequence)
         if row is not None:
-            row.lose()
+            row.mark_lease_lost()
         add_unit(units, settlement)
 
 

@@ -23,18 +23,18 @@ from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.parts.once import Verdict
+from faststream_sqlbroker.database.parts.once import OnceStatus
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
-from faststream_sqlbroker.flow.loop import Log, backoff, is_told
+from faststream_sqlbroker.flow.loop import Log, backoff, is_logged
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
-Verdicts = dict[int, tuple[Verdict, int | None]]
+Verdicts = dict[int, tuple[OnceStatus, int | None]]
 """The verdict by message id, and the id of the message that has its key."""
 
 
@@ -45,7 +45,7 @@ class _ClaimRequest:
     """The answer; None tells this request to send the next transaction."""
 
 
-class KeyClaims:
+class KeyClaimer:
     """Claims keys for all workers of a subscriber, with shared transactions.
 
     One transaction runs at a time. Workers that need keys while it runs share the next one, which
@@ -97,7 +97,7 @@ class KeyClaims:
         remaining = [request for request in requests if request.rows[0].id not in claimed_ids]
         answers = dict(zip(map(id, remaining), await self._send_remaining(remaining), strict=True))
         return [
-            answers.get(id(request)) or {row.id: (Verdict.START, row.id) for row in request.rows}
+            answers.get(id(request)) or {row.id: (OnceStatus.START, row.id) for row in request.rows}
             for request in requests
         ]
 
@@ -136,10 +136,10 @@ class KeyClaims:
             return error
 
 
-def key_claims_of(store: "Store", policies: Sequence[Policy]) -> KeyClaims | None:
+def create_key_claimer(store: "Store", policies: Sequence[Policy]) -> KeyClaimer | None:
     """Create the key claimer that a subscriber's workers share; None without policy Once."""
     once = next((policy for policy in policies if isinstance(policy, Once)), None)
-    return None if once is None else KeyClaims(store, once.ttl / MICROSECONDS)
+    return None if once is None else KeyClaimer(store, once.ttl / MICROSECONDS)
 
 
 Rows = list[ClaimedMessage]
@@ -174,7 +174,7 @@ def _can_run_again(row: ClaimedMessage) -> bool:
     return isinstance(outcome, Release | Defer | NotReady)
 
 
-class PolicyStarts:
+class PolicyRunner:
     """Applies the policies of a subscriber around each handler call."""
 
     def __init__(
@@ -185,7 +185,7 @@ class PolicyStarts:
         policies: Sequence[Policy],
         log: Log,
         stopping: Callable[[], bool],
-        keys: KeyClaims | None,
+        keys: KeyClaimer | None,
     ) -> None:
         """End a rest when `stopping` returns True. The workers of a subscriber share `keys`."""
         self._settlements = settlements
@@ -211,12 +211,12 @@ class PolicyStarts:
         if (wait := get_slot_wait(row, self._clock)) <= 0:
             return
         self._inflight.metrics.record_policy_wait("slot", wait)
-        self._inflight.times.begins(self._clock.monotonic() + wait)
+        self._inflight.times.record_start(self._clock.monotonic() + wait)
         with self._mark_busy():
             try:
                 await self._clock.sleep(wait)
             except BaseException:
-                self._inflight.give_back([row])
+                self._inflight.release([row])
                 raise
 
     @contextmanager
@@ -263,13 +263,13 @@ class PolicyStarts:
         for row in rows:
             if has_missed_slot(row, self._clock):
                 slots.start(row)  # counts it as missed
-            row.settle_as(Release())
+            row.record_outcome(Release())
         return False
 
     def report_slots(self, rows: Rows) -> None:
         """Report whether the handler of `rows` has started, and when."""
         for row in rows:
-            self._inflight.slots.tell(row)
+            self._inflight.slots.record_end(row)
 
     def retain_keys(self, rows: Rows) -> None:
         """Keep the keys of the other rows of a batch that an operator has cancelled.
@@ -278,7 +278,7 @@ class PolicyStarts:
         """
         for row in self._filter_keyed(rows):
             if row.cancelled is None:
-                row.settle_as(Abandon())
+                row.record_outcome(Abandon())
 
     def _filter_keyed(self, rows: Rows) -> Rows:
         """Return the rows that may run once."""
@@ -296,21 +296,23 @@ class PolicyStarts:
         self._failures = 0
         for row in keyed:
             verdict, other_id = verdicts[row.id]
-            if verdict is Verdict.LOST:
+            if verdict is OnceStatus.LOST:
                 self._inflight.lose([row], "claim of its key", "it does not run here")
-            elif verdict is Verdict.DUPLICATE:
+            elif verdict is OnceStatus.DUPLICATE:
                 self._finish(row, Discard(DUPLICATE, other_id))
-            elif verdict is Verdict.UNKNOWN:
+            elif verdict is OnceStatus.UNKNOWN:
                 self._finish(row, Reject(UNKNOWN_OUTCOME))
-        settled_ids = {row.id for row in keyed if verdicts[row.id][0] is not Verdict.START}
+        settled_ids = {row.id for row in keyed if verdicts[row.id][0] is not OnceStatus.START}
         return [row for row in rows if row.id not in settled_ids]
 
     def _finish(self, row: ClaimedMessage, outcome: Outcome) -> None:
-        row.settle_as(outcome)
+        row.record_outcome(outcome)
         if not row.lease_lost:  # lost while its key was claimed
-            self._inflight.finish(self._settlements.settle_row(row, row.outcome, attempted=False))
+            self._inflight.queue_outcome(
+                self._settlements.settle_row(row, row.outcome, attempted=False)
+            )
 
-    async def _claim_with_retry(self, keys: KeyClaims, rows: Rows) -> Verdicts | StoreError:
+    async def _claim_with_retry(self, keys: KeyClaimer, rows: Rows) -> Verdicts | StoreError:
         """Claim keys, and repeat after an unanswered COMMIT; return the verdicts or the error.
 
         Errors are returned, so that a cancelled caller releases the rows after an error, too. Only
@@ -337,13 +339,13 @@ class PolicyStarts:
         The next process to get them would otherwise find the keys claimed, and not run them.
         """
         await self._release_keys(keyed)
-        self._inflight.give_back(row for row in rows if not row.lease_lost)
+        self._inflight.release(row for row in rows if not row.lease_lost)
 
     async def _handle_claim_error(self, rows: Rows, error: StoreError) -> None:
         """Release `rows`: nothing runs whose key is not known to be claimed."""
         self._failures += 1
         pause = backoff(self._failures, self._clock)
-        if is_told(self._failures):
+        if is_logged(self._failures):
             self._log(
                 logging.WARNING,
                 f"the keys of messages {[row.id for row in rows]} cannot be claimed, so they do "
@@ -385,7 +387,7 @@ class PolicyStarts:
             if _can_run_again(row):
                 retry_rows.append(row)
             elif isinstance(row.outcome, Nack):
-                row.settle_anew(Reject(FAILED_ONCE, row.outcome.error))
+                row.replace_outcome(Reject(FAILED_ONCE, row.outcome.error))
         return retry_rows
 
     async def _release_keys(self, rows: Rows) -> bool:
@@ -393,7 +395,7 @@ class PolicyStarts:
         failures = 0
         while rows:
             try:
-                await self._store.policies.give_back_keys(rows)
+                await self._store.policies.release_keys(rows)
             except StoreError as error:
                 failures += 1
                 last = failures >= MAX_KEY_TRIES and self._stopping()

@@ -22,7 +22,7 @@ from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 HORIZON = 0.2
 """Seconds within which the workers will start the waiting rows."""
-REMEMBERED_RUNS = 128
+MAX_REMEMBERED_RUNS = 128
 """Number of recent handler runs from which the duration is estimated."""
 PREFETCH_LEASE = 20.0
 """Seconds for which a waiting row is leased: rows that a dead process had not started are back
@@ -30,7 +30,7 @@ soon.
 """
 MIN_REMAINING_LEASE = 10.0
 """Seconds that must remain of such a lease when its row starts; otherwise it is renewed first."""
-LONGEST_WAIT = 1.0
+MAX_PREFETCH_WAIT = 1.0
 """Seconds after which a row that waits behind running handlers is released."""
 
 
@@ -39,29 +39,29 @@ class HandlerTimes:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or Clock()
-        self.recent: deque[float] = deque(maxlen=REMEMBERED_RUNS)
+        self.recent: deque[float] = deque(maxlen=MAX_REMEMBERED_RUNS)
         """Durations in seconds, the oldest run first."""
         self.ended_at = float("-inf")
         """Time when the last run ended (monotonic seconds)."""
-        self.begins_at = float("-inf")
+        self.starts_at = float("-inf")
         """Start of the last run that a worker waits or has waited for (monotonic seconds)."""
 
-    def ended(self, started_at: float, now: float) -> None:
+    def record_end(self, started_at: float, now: float) -> None:
         """Record a run from `started_at` to `now`."""
         self.recent.append(now - started_at)
         self.ended_at = now
 
-    def begins(self, at: float) -> None:
+    def record_start(self, at: float) -> None:
         """Record that a worker waits until `at` to start a run: no run can end before."""
-        self.begins_at = max(self.begins_at, at)
+        self.starts_at = max(self.starts_at, at)
 
-    def starts_ahead(self, workers: int, free: int, horizon: float = HORIZON) -> int:
+    def count_upcoming_starts(self, workers: int, free: int, horizon: float = HORIZON) -> int:
         """Return how many runs the `workers` will start within `horizon` seconds; `free` are idle.
 
         The estimate uses the 90th percentile of the remembered durations. Without any, or while no
         run has ended for `horizon` though all workers are busy, only free workers count.
         """
-        active_at = max(self.ended_at, self.begins_at)
+        active_at = max(self.ended_at, self.starts_at)
         is_stuck = free <= 0 and self._clock.monotonic() - active_at > horizon
         if not self.recent or is_stuck:
             return max(0, free)
@@ -74,19 +74,19 @@ class HandlerTimes:
         return times[ceil(0.9 * len(times)) - 1] if times else 0.0
 
 
-def prefetch_lease(lease: float) -> float:
+def get_prefetch_lease(lease: float) -> float:
     """Return the lease of a row that waits, for a subscriber whose leases last `lease` seconds."""
     return min(lease, PREFETCH_LEASE)
 
 
-def least_left(lease: float) -> float:
+def get_min_remaining(lease: float) -> float:
     """Return the seconds that must remain of the prefetch lease when a row starts."""
-    return min(MIN_REMAINING_LEASE, prefetch_lease(lease) / 2)
+    return min(MIN_REMAINING_LEASE, get_prefetch_lease(lease) / 2)
 
 
 DECAY = 0.5
 """Share of the recorded sizes that still counts with the next claim."""
-TOLD_EVERY = 600.0
+LOG_INTERVAL = 600.0
 """Seconds between two log lines about released messages."""
 
 
@@ -95,7 +95,7 @@ def count_body_bytes(rows: Iterable[ClaimedMessage | None]) -> int:
     return sum(len(row.payload) for row in rows if row is not None)
 
 
-class PrefetchBytes:
+class PrefetchLimiter:
     """Enforces `max_prefetch_bytes` of a subscriber."""
 
     def __init__(self, settings: ConsumerSettings | None = None) -> None:
@@ -108,9 +108,9 @@ class PrefetchBytes:
             self._max_waiting_rows = waiting + settings.run_size
         self._bytes = 0.0
         self._count = 0.0
-        self.counts = False
+        self.is_counting = False
         """True once bodies were so large that the limit may be reached."""
-        self.drains = False
+        self.is_draining = False
         """True if the first due message is so large that it must wait until no other message does.
         """
         self._logged_at = float("-inf")
@@ -122,19 +122,19 @@ class PrefetchBytes:
         return self._bytes / self._count if self._count else 0.0
 
     @property
-    def most_rows(self) -> float:
+    def max_rows(self) -> float:
         """Maximum number of waiting rows of the mean size, at least 1."""
-        return max(1, self.limit // max(1.0, self.mean_bytes)) if self.counts else inf
+        return max(1, self.limit // max(1.0, self.mean_bytes)) if self.is_counting else inf
 
-    def room(self, held: Sequence[int]) -> float:
+    def get_capacity(self, held: Sequence[int]) -> float:
         """Return how many rows of the mean size may be claimed; `held` is (bytes, rows)."""
         size, count = held
         if not count:
-            self.drains = False
-            return self.most_rows
-        return 0 if self.drains else (self.limit - size) // max(1.0, self.mean_bytes)
+            self.is_draining = False
+            return self.max_rows
+        return 0 if self.is_draining else (self.limit - size) // max(1.0, self.mean_bytes)
 
-    def note(self, rows: Sequence[ClaimedMessage]) -> None:
+    def record_claim(self, rows: Sequence[ClaimedMessage]) -> None:
         """Record the sizes of claimed `rows`."""
         sizes = [len(row.payload) for row in rows]
         if not sizes:
@@ -142,22 +142,22 @@ class PrefetchBytes:
         self._bytes = DECAY * self._bytes + sum(sizes)
         self._count = DECAY * self._count + len(sizes)
         # Never reset: counting is cheap, and a queue with large bodies will have others.
-        self.counts = self.counts or max(sizes) * self._max_waiting_rows > self.limit
+        self.is_counting = self.is_counting or max(sizes) * self._max_waiting_rows > self.limit
 
-    def keeps(self, rows: Sequence[ClaimedMessage], held: Sequence[int]) -> int:
+    def count_fitting(self, rows: Sequence[ClaimedMessage], held: Sequence[int]) -> int:
         """Return how many of `rows` fit into the limit, at least 1 if nothing is held."""
         size, count = held
         for position, row in enumerate(rows):
             size += len(row.payload)
             if size > self.limit and position + count:
-                self.drains = not position
+                self.is_draining = not position
                 return position
         return len(rows)
 
-    def tell(self, log: Log, surplus: Sequence[ClaimedMessage], now: float) -> None:
+    def log_surplus(self, log: Log, surplus: Sequence[ClaimedMessage], now: float) -> None:
         """Log that `surplus` is released, every ten minutes at most."""
         self._released_count += len(surplus)
-        if now - self._logged_at < TOLD_EVERY:
+        if now - self._logged_at < LOG_INTERVAL:
             return
         self._logged_at = now
         log(
@@ -219,7 +219,7 @@ class Buffer(Generic[T]):
             await self._wait_among(self._getters)
         return self.items.popleft()
 
-    async def coming(self) -> None:
+    async def wait_nonempty(self) -> None:
         """Wait for an item or `interrupt`; tasks that wait here are woken before tasks in `get`."""
         if not self.items:
             await self._wait_among(self._watchers)

@@ -35,7 +35,7 @@ class Mode(Enum):
     BLIND = "claims from all known pairs: looks are slow, and go on in the background"
 
 
-class Event(Enum):
+class ModeEvent(Enum):
     """Event that changes the mode."""
 
     WOKEN = "wake-up"
@@ -50,21 +50,21 @@ class Event(Enum):
 
 
 # The mode is FOLLOW from the moment a poll is sent, so that events during the poll count.
-TRANSITIONS: tuple[tuple[Mode, Event, Mode], ...] = (
-    (Mode.START, Event.QUICK, Mode.FOLLOW),
-    (Mode.START, Event.SLOW, Mode.BLIND),
-    (Mode.LOOK, Event.LOOKING, Mode.FOLLOW),
-    (Mode.IDLE, Event.LOOKING, Mode.FOLLOW),
-    (Mode.IDLE, Event.WOKEN, Mode.GUESS),
+TRANSITIONS: tuple[tuple[Mode, ModeEvent, Mode], ...] = (
+    (Mode.START, ModeEvent.QUICK, Mode.FOLLOW),
+    (Mode.START, ModeEvent.SLOW, Mode.BLIND),
+    (Mode.LOOK, ModeEvent.LOOKING, Mode.FOLLOW),
+    (Mode.IDLE, ModeEvent.LOOKING, Mode.FOLLOW),
+    (Mode.IDLE, ModeEvent.WOKEN, Mode.GUESS),
     # Not twice without a poll in between: an unknown pair may have a higher priority.
-    (Mode.GUESS, Event.GUESSED, Mode.LOOK),
-    (Mode.FOLLOW, Event.FEWER, Mode.IDLE),
-    (Mode.FOLLOW, Event.WOKEN, Mode.GUESS),
-    *((mode, Event.CHANGED, Mode.LOOK) for mode in (Mode.IDLE, Mode.GUESS, Mode.FOLLOW)),
-    *((mode, Event.SLOW, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
-    *((mode, Event.UNANSWERED, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
-    *((mode, Event.BROKEN, Mode.LOOK) for mode in (Mode.GUESS, Mode.FOLLOW)),
-    (Mode.BLIND, Event.QUICK, Mode.FOLLOW),
+    (Mode.GUESS, ModeEvent.GUESSED, Mode.LOOK),
+    (Mode.FOLLOW, ModeEvent.FEWER, Mode.IDLE),
+    (Mode.FOLLOW, ModeEvent.WOKEN, Mode.GUESS),
+    *((mode, ModeEvent.CHANGED, Mode.LOOK) for mode in (Mode.IDLE, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, ModeEvent.SLOW, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, ModeEvent.UNANSWERED, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, ModeEvent.BROKEN, Mode.LOOK) for mode in (Mode.GUESS, Mode.FOLLOW)),
+    (Mode.BLIND, ModeEvent.QUICK, Mode.FOLLOW),
 )
 """(from, event, to); any other event leaves the mode as it is. The diagram in
 docs/explanation/fetching.md is generated from it.
@@ -73,14 +73,14 @@ docs/explanation/fetching.md is generated from it.
 _NEXT = {(source, event): target for source, event, target in TRANSITIONS}
 
 
-def after(mode: Mode, event: Event) -> Mode:
+def get_next_mode(mode: Mode, event: ModeEvent) -> Mode:
     """Return the mode to which `event` leads from `mode`."""
     return _NEXT.get((mode, event), mode)
 
 
 SCAN_INTERVAL = 1.0
 """Seconds for which known pairs are trusted under load."""
-SLOW_LOOK = 0.005
+SLOW_POLL = 0.005
 """Seconds of server time from which a poll of one queue counts as slow."""
 SLOW_POLL_PER_QUEUE = 0.00005
 """Seconds that are added to `SLOW_POLL` for each queue."""
@@ -88,7 +88,7 @@ SLOW_SHARE = 20
 """Pause after a slow poll, as a multiple of its duration, but no longer than `MAX_SCAN_INTERVAL`.
 
 """
-LONGEST_SCAN_INTERVAL = 10.0
+MAX_SCAN_INTERVAL = 10.0
 """Maximum seconds between two polls, however slow: only a poll finds new priorities."""
 LATE_COMMITS = timedelta(seconds=1)
 """Claims begin this long before the last claimed row. A row that is due earlier, and committed
@@ -110,7 +110,7 @@ class PendingHint:
     """Time when the first of several wake-ups came (monotonic seconds)."""
 
 
-class Ready:
+class ReadyTracker:
     """Known pairs of a subscriber's queues, and the mode of the next claim."""
 
     def __init__(
@@ -129,28 +129,28 @@ class Ready:
         self._queues = queues
         self._clock = clock or Clock()
         self._polled_pairs = ReadyPairs()
-        self._known: dict[Pair, None] = {(queue, 0): None for queue in queues}
+        self._known_pairs: dict[Pair, None] = {(queue, 0): None for queue in queues}
         self._begin_at: dict[Pair, datetime] = {}
-        self.looked_at = float("-inf")
+        self.polled_at = float("-inf")
         """Time when the last poll ended (monotonic seconds)."""
         self._poll_duration = 0.0
         self._turn = 0
         self._restriction_count = 0
         self._hint: PendingHint | None = None
-        self._wake_up_event = Event.WOKEN if can_guess else Event.CHANGED
+        self._wake_up_event = ModeEvent.WOKEN if can_guess else ModeEvent.CHANGED
         self.mode = Mode.START
         """Mode of the next claim."""
 
     @property
     def age(self) -> float:
         """Seconds since the last poll."""
-        return self._clock.monotonic() - self.looked_at
+        return self._clock.monotonic() - self.polled_at
 
-    def apply_event(self, event: Event) -> None:
+    def apply_event(self, event: ModeEvent) -> None:
         """Change the mode by `event`."""
-        self.mode = after(self.mode, event)
+        self.mode = get_next_mode(self.mode, event)
 
-    def woken(self, queues: frozenset[str]) -> None:
+    def add_hint(self, queues: frozenset[str]) -> None:
         """Record a wake-up: messages may have arrived in `queues`."""
         previous = self._hint if self.mode is Mode.GUESS else None
         self.apply_event(self._wake_up_event)
@@ -168,14 +168,14 @@ class Ready:
         None if the first wake-up is older than `max_age` seconds, or if there was none.
         """
         hint, self._hint = self._hint, None
-        self.apply_event(Event.GUESSED)
+        self.apply_event(ModeEvent.GUESSED)
         if hint is None or self._clock.monotonic() - hint.at > max_age:
             return None
         return hint.queues
 
     def record_fewer(self) -> None:
         """Record that a claim found fewer rows than requested."""
-        self.apply_event(Event.FEWER)
+        self.apply_event(ModeEvent.FEWER)
 
     @property
     def queues(self) -> Sequence[str]:
@@ -189,8 +189,8 @@ class Ready:
 
     def apply_poll_result(self, result: ReadyPairs) -> None:
         """Apply the result of another subscriber's poll, which has just covered `queues`."""
-        self.apply_event(Event.LOOKING)
-        self.looked_at = self._clock.monotonic()
+        self.apply_event(ModeEvent.LOOKING)
+        self.polled_at = self._clock.monotonic()
         self._update_pairs(result, self._restriction_count)
 
     async def scan(self, poll: Poll | None = None) -> None:
@@ -204,12 +204,12 @@ class Ready:
 
     def _update_pairs(self, result: ReadyPairs, restriction_count: int) -> None:
         self._polled_pairs = result
-        self._poll_duration = result.took
+        self._poll_duration = result.duration
         is_current = restriction_count == self._restriction_count
         if not is_current:
             self._remove_other_pairs()
-        is_slow = self._poll_duration > SLOW_LOOK + SLOW_POLL_PER_QUEUE * len(self._queues)
-        self.apply_event(Event.SLOW if is_slow else Event.QUICK)
+        is_slow = self._poll_duration > SLOW_POLL + SLOW_POLL_PER_QUEUE * len(self._queues)
+        self.apply_event(ModeEvent.SLOW if is_slow else ModeEvent.QUICK)
         for pair in self._polled_pairs:
             self._add_known((pair.queue, pair.priority))
         if is_slow and is_current:
@@ -219,28 +219,28 @@ class Ready:
 
     async def _query(self, poll: Poll | None) -> ReadyPairs:
         started_at = self._clock.monotonic()
-        self.apply_event(Event.LOOKING)
+        self.apply_event(ModeEvent.LOOKING)
         try:
-            result = await (self._store.ready_pairs(self._queues) if poll is None else poll())
+            result = await (self._store.find_ready_pairs(self._queues) if poll is None else poll())
         except TransientStoreError:
             # Perhaps the poll is slow. Claims go on without it; the next poll decides.
-            self.looked_at = self._clock.monotonic()
-            self._poll_duration = self.looked_at - started_at
-            is_hanging = self._poll_duration >= LONGEST_SCAN_INTERVAL
-            self.apply_event(Event.SLOW if is_hanging else Event.UNANSWERED)
+            self.polled_at = self._clock.monotonic()
+            self._poll_duration = self.polled_at - started_at
+            is_hanging = self._poll_duration >= MAX_SCAN_INTERVAL
+            self.apply_event(ModeEvent.SLOW if is_hanging else ModeEvent.UNANSWERED)
             raise
         except BaseException:
-            self.apply_event(Event.BROKEN)
+            self.apply_event(ModeEvent.BROKEN)
             raise
-        self.looked_at = self._clock.monotonic()
+        self.polled_at = self._clock.monotonic()
         return result
 
     def _set_begin(self, result: ReadyPairs) -> None:
         """Let claims begin at the first row that the poll has found."""
         if (at := result.at) is None:
             return
-        first = {(pair.queue, pair.priority): pair.due for pair in result}
-        for pair in self._known:
+        first = {(pair.queue, pair.priority): pair.due_at for pair in result}
+        for pair in self._known_pairs:
             begin = min(first.get(pair) or at, at - LATE_COMMITS)
             self._begin_at[pair] = min(begin, self._begin_at.get(pair, begin))
 
@@ -262,18 +262,17 @@ class Ready:
 
     def _get_poll_wait(self) -> float:
         return (
-            min(max(SCAN_INTERVAL, SLOW_SHARE * self._poll_duration), LONGEST_SCAN_INTERVAL)
-            - self.age
+            min(max(SCAN_INTERVAL, SLOW_SHARE * self._poll_duration), MAX_SCAN_INTERVAL) - self.age
         )
 
-    def due(self) -> list[ReadyPair]:
+    def list_due(self) -> list[ReadyPair]:
         """Return the pairs that had due rows at the last poll, queues in rotation."""
         return [pair for pair in self._sort_in_turn(self._polled_pairs) if pair.due_in <= 0]
 
-    def known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
+    def list_known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
         """Return all known pairs (of `queues`) that ever had rows, queues in rotation."""
         begin = self._begin_at.get
-        pairs = [pair for pair in self._known if queues is None or pair[0] in queues]
+        pairs = [pair for pair in self._known_pairs if queues is None or pair[0] in queues]
         return self._sort_in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in pairs])
 
     def rotate_queues(self) -> list[str]:
@@ -281,7 +280,7 @@ class Ready:
         self._turn = (self._turn + 1) % max(1, len(self._queues))
         return [*self._queues[self._turn :], *self._queues[: self._turn]]
 
-    def next_due(self) -> list[float]:
+    def list_next_due(self) -> list[float]:
         """Return the waits until rows become due that were not due at the last poll (seconds)."""
         age = self.age
         waits = [pair.due_in - age for pair in self._polled_pairs if pair.due_in > 0]
@@ -292,7 +291,7 @@ class Ready:
             else [max(0.0, wait) for wait in waits]
         )
 
-    def claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
+    def record_claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
         """Record claimed `rows`: all rows of each pair that were due before the last row."""
         if self.mode is not Mode.BLIND:
             return
@@ -303,35 +302,37 @@ class Ready:
             if pair in last_rows and self._begin_at.get(pair) == claimed_pair.since:
                 self._begin_at[pair] = last_rows[pair].next_attempt_at - LATE_COMMITS
 
-    def restrict(self, queues: Sequence[str]) -> None:
+    def set_queues(self, queues: Sequence[str]) -> None:
         """Set the queues from which the subscriber claims from now on."""
         self._hint = None
-        self.apply_event(Event.CHANGED)
-        known_queues = {queue for queue, _ in self._known}
+        self.apply_event(ModeEvent.CHANGED)
+        known_queues = {queue for queue, _ in self._known_pairs}
         self._queues, self._restriction_count = queues, self._restriction_count + 1
-        self._known |= {(queue, 0): None for queue in queues if queue not in known_queues}
+        self._known_pairs |= {(queue, 0): None for queue in queues if queue not in known_queues}
         self._remove_other_pairs()
 
     def _remove_other_pairs(self) -> None:
         queues = set(self._queues)
         self._polled_pairs[:] = [pair for pair in self._polled_pairs if pair.queue in queues]
-        self._known = {pair: None for pair in self._known if pair[0] in queues}
+        self._known_pairs = {pair: None for pair in self._known_pairs if pair[0] in queues}
         self._begin_at = {
             pair: begin for pair, begin in self._begin_at.items() if pair[0] in queues
         }
 
-    def begin_anew(self) -> None:
+    def reset_begin(self) -> None:
         """Let the next claim read from the beginning, because rows with old due times were
         released.
         """
         self._begin_at.clear()
 
     def _add_known(self, pair: Pair) -> None:
-        self._known.pop(pair, None)
-        self._known[pair] = None
-        while len(self._known) > max(MAX_PAIRS, 4 * len(self._queues), len(self._polled_pairs)):
-            forgotten = next(iter(self._known))
-            del self._known[forgotten]
+        self._known_pairs.pop(pair, None)
+        self._known_pairs[pair] = None
+        while len(self._known_pairs) > max(
+            MAX_PAIRS, 4 * len(self._queues), len(self._polled_pairs)
+        ):
+            forgotten = next(iter(self._known_pairs))
+            del self._known_pairs[forgotten]
             self._begin_at.pop(forgotten, None)
 
     def _sort_in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:

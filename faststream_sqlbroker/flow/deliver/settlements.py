@@ -17,9 +17,9 @@ from faststream_sqlbroker.core.outcome import (
     Relocate,
 )
 from faststream_sqlbroker.core.reasons import CANCELLED, EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES
-from faststream_sqlbroker.core.retry import attempts_limit
+from faststream_sqlbroker.core.retry import get_strategy_limit
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
-from faststream_sqlbroker.core.settle import SettleRules, acked, settle
+from faststream_sqlbroker.core.settle import SettleRules, build_ack_settlement, settle
 from faststream_sqlbroker.exceptions import AccessError, PublishError
 from faststream_sqlbroker.flow.deliver.outcome_states import format_broken
 from faststream_sqlbroker.flow.loop import Log
@@ -38,7 +38,7 @@ def get_refusal(
         return row.outcome  # unreadable, or decided by a policy
     if row.deliveries_count - row.attempts_count > max_deliveries:
         return Reject(MAX_DELIVERIES)
-    attempts = attempts_limit(rules.retry_strategy)
+    attempts = get_strategy_limit(rules.retry_strategy)
     if attempts is not None and row.attempts_count >= attempts:
         return Reject(MAX_ATTEMPTS)
     if row.expires_at is not None:
@@ -91,7 +91,7 @@ class Settlements:
         if not on_ack and all(type(row.outcome) is Ack for row in rows):
             now = self._clock.monotonic()
             return [
-                acked(row, self._rules, ended_after=now - row.claimed_monotonic)
+                build_ack_settlement(row, self._rules, ended_after=now - row.claimed_monotonic)
                 for row in rows
                 if not row.lease_lost
             ]
@@ -139,7 +139,7 @@ class Settlements:
         if not lost_ids:
             return unit
         for row in unit:
-            row.settle_anew(Abandon())
+            row.replace_outcome(Abandon())
         if held_ids := [row.id for row in unit if not row.lease_lost]:
             self._log(logging.WARNING, format_broken(held_ids, lost_ids), message_id=held_ids[0])
         return []

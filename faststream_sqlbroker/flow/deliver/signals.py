@@ -19,7 +19,7 @@ class Signals:
     A signal that is sent more than once before its listener acts counts once.
     """
 
-    room: Callable[[], None] = _ignore
+    capacity_free: Callable[[], None] = _ignore
     """Few claimed rows wait for workers: claim more."""
     shared_poll_done: Callable[[], None] = _ignore
     """Another subscriber's poll has covered this one, too: claim what it found."""

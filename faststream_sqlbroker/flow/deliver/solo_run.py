@@ -19,7 +19,7 @@ from enum import Enum
 
 from faststream_sqlbroker.core.suspects import Suspect
 
-ALONE = 10.0
+MAX_SOLO_TIME = 10.0
 """Seconds a suspect may keep everything else waiting; a message that kills its process does so
 soon.
 """
@@ -35,7 +35,7 @@ delivery.
 """
 
 
-class Turn(Enum):
+class ClaimTarget(Enum):
     """Purpose of the next claim."""
 
     ANY = "whatever is due"
@@ -45,14 +45,14 @@ class Turn(Enum):
     DRAIN = "nothing: give back what has not started, so that a suspect can run"
 
 
-class SoloRuns:
+class SoloScheduler:
     """Decides whether the next claim is for suspects or for other messages.
 
     Times are seconds of the monotonic clock.
     """
 
     def __init__(self) -> None:
-        self._known: dict[
+        self._suspects: dict[
             int, tuple[Suspect, float]
         ] = {}  # id → the suspect, when it was first seen
         self._started_at: float | None = None
@@ -66,64 +66,68 @@ class SoloRuns:
         if self._started_at is None:
             return False
         elapsed = now - self._started_at
-        if not is_alone and elapsed < ALONE:
+        if not is_alone and elapsed < MAX_SOLO_TIME:
             return True
         self._started_at = None
-        self._others_until = now + max(MIN_OTHERS_TIME, min(elapsed, ALONE))
+        self._others_until = now + max(MIN_OTHERS_TIME, min(elapsed, MAX_SOLO_TIME))
         return False
 
-    def turn(self, *, alone: bool, now: float) -> Turn:
+    def choose_target(self, *, is_alone: bool, now: float) -> ClaimTarget:
         """Return the purpose of the next claim; `is_alone` is True if the process holds nothing."""
-        if self._is_blocked(is_alone=alone, now=now):
-            return Turn.NONE
-        if not self._known:
-            return Turn.ANY
+        if self._is_blocked(is_alone=is_alone, now=now):
+            return ClaimTarget.NONE
+        if not self._suspects:
+            return ClaimTarget.ANY
         if now < self._others_until:
-            return Turn.OTHERS
-        if alone or self._list_overdue(now):
+            return ClaimTarget.OTHERS
+        if is_alone or self._list_overdue(now):
             self._drain_until = None
-            return Turn.SUSPECT
+            return ClaimTarget.SUSPECT
         if self._drain_until is None:
             self._drain_seconds = 2 * self._drain_seconds if self._list_old(now) else SOLO_WAIT
             self._drain_until = now + self._drain_seconds
         if now < self._drain_until:
-            return Turn.DRAIN
+            return ClaimTarget.DRAIN
         self._drain_until = None
         self._others_until = now + max(SOLO_PAUSE, self._drain_seconds)
-        return Turn.OTHERS
+        return ClaimTarget.OTHERS
 
-    def waits(self, now: float) -> bool:
+    def has_waiting(self, now: float) -> bool:
         """Return True if a suspect waits, and other messages have had their time."""
-        return bool(self._known) and now >= self._others_until
+        return bool(self._suspects) and now >= self._others_until
 
-    def next_suspect(self, now: float, *, alone: bool) -> int:
+    def pop_suspect(self, now: float, *, is_alone: bool) -> int:
         """Remove the suspect with the fewest lost leases and return the id; old suspects come
         first.
         """
-        candidates = (self._list_old(now) or self._known) if alone else self._list_overdue(now)
-        message_id = min(candidates, key=lambda i: self._known[i])
-        del self._known[message_id]
+        candidates = (
+            (self._list_old(now) or self._suspects) if is_alone else self._list_overdue(now)
+        )
+        message_id = min(candidates, key=lambda i: self._suspects[i])
+        del self._suspects[message_id]
         return message_id
 
-    def started(self, *, alone: bool, now: float) -> None:
+    def record_start(self, *, is_alone: bool, now: float) -> None:
         """Record that a suspect was claimed."""
-        if alone:
+        if is_alone:
             self._started_at = now
             self._drain_seconds = SOLO_WAIT
 
-    def met(self, suspects: Mapping[int, Suspect], now: float) -> None:
+    def add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> None:
         """Add the `suspects` that a claim has reported."""
         for message_id, suspect in suspects.items():
-            _, first_seen = self._known.get(message_id, (suspect, now))
-            self._known[message_id] = (suspect, first_seen)
+            _, first_seen = self._suspects.get(message_id, (suspect, now))
+            self._suspects[message_id] = (suspect, first_seen)
 
-    def nothing_else(self, now: float) -> None:
+    def skip_others(self, now: float) -> None:
         """End the time of other messages, because only suspects are due."""
         self._others_until = now
 
     def _list_old(self, now: float) -> list[int]:
-        return [i for i, (_, first_seen) in self._known.items() if now - first_seen >= SOLO_LIMIT]
+        return [
+            i for i, (_, first_seen) in self._suspects.items() if now - first_seen >= SOLO_LIMIT
+        ]
 
     def _list_overdue(self, now: float) -> list[int]:
         """Return the suspects that may run together with other messages by now."""
-        return [i for i in self._list_old(now) if not self._known[i][0].last]
+        return [i for i in self._list_old(now) if not self._suspects[i][0].is_last]

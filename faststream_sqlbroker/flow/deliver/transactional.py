@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Reject, Release, Relocate
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import (
     StoreError,
     TransientStoreError,
@@ -25,8 +25,8 @@ from faststream_sqlbroker.exceptions import (
 from faststream_sqlbroker.flow.deliver.ended_transactions import EndedTransactions
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_states import format_broken
-from faststream_sqlbroker.flow.deliver.prefetch import prefetch_lease
-from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
+from faststream_sqlbroker.flow.deliver.prefetch import get_prefetch_lease
+from faststream_sqlbroker.flow.loop import Log, backoff, is_logged, is_task_cancelled
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ class TransactionalDeliveries:
 
         After that time, an outcome that waits for the flush needs a renewal.
         """
-        lease = prefetch_lease(self._lease) if any(row.prefetched for row in rows) else self._lease
+        lease = (
+            get_prefetch_lease(self._lease) if any(row.prefetched for row in rows) else self._lease
+        )
         return min(row.renewed_monotonic for row in rows) + lease / 3
 
     async def _handle_failure(self, block: "_TransactionRun", error: BaseException) -> None:
@@ -154,19 +156,19 @@ class TransactionalDeliveries:
     ) -> None:
         if not block.rows:
             return
-        token = current.set(transaction)
+        token = current_transaction.set(transaction)
         try:
             await run(block.rows)
         except asyncio.CancelledError as error:
-            if cancelled():
+            if is_task_cancelled():
                 raise
             for row in block.rows:  # the handler cancelled itself, which is its failure
-                row.settle_as(Nack(error=error))
+                row.record_outcome(Nack(error=error))
         finally:
-            current.reset(token)
+            current_transaction.reset(token)
         for row in block.rows:
             if isinstance(row.outcome, Nack | Reject) and row.outcome.error is not None:
-                transaction.note(row.outcome.error)
+                transaction.handle_error(row.outcome.error)
 
     async def _lock(self, block: "_TransactionRun", transaction: "HandlerTransaction") -> None:
         """Lock the rows whose lease is still held; the other rows do not start."""
@@ -178,7 +180,7 @@ class TransactionalDeliveries:
         block.lost_rows = [row for row in rows if row.id not in locked_ids]
         self._report_lost(block.lost_rows)
         for row in block.lost_rows:
-            row.settle_anew(Release())
+            row.replace_outcome(Release())
         block.is_started = True
         self._failures = 0
 
@@ -193,13 +195,13 @@ class TransactionalDeliveries:
             return  # the flush finds out which rows are lost
         for row in rows:
             if row.id in renewed_ids:
-                row.renewed(started_at, shorter=False)
+                row.record_renewal(started_at, shorter=False)
 
     async def _release_not_started(self, rows: Rows, error: Exception) -> Rows:
         self._failures += 1
         pause = backoff(self._failures, self._clock)
         is_store_error = isinstance(error, StoreError)
-        if not is_store_error or is_told(self._failures):
+        if not is_store_error or is_logged(self._failures):
             self._log(
                 logging.WARNING if is_store_error else logging.ERROR,
                 f"no transaction for the handler of messages {[row.id for row in rows]}, which "
@@ -209,7 +211,7 @@ class TransactionalDeliveries:
                 message_id=rows[0].id,
             )
         for row in rows:
-            row.settle_anew(Release())
+            row.replace_outcome(Release())
         await self._clock.sleep(pause)
         return rows
 
@@ -222,7 +224,7 @@ class TransactionalDeliveries:
         """Commit if the handler acked; return the rows whose outcome the flush writes."""
         if not rows:
             return []
-        await transaction.shut()
+        await transaction.stop_publishing()
         if not any(map(_is_committing, rows)):
             await transaction.prove()
             return rows
@@ -231,14 +233,14 @@ class TransactionalDeliveries:
         later_rows = list(filter(self._has_pending_key, rows))
         batch = settlements([row for row in rows if row not in later_rows])
         try:
-            with self._inflight.writing(batch) as writing:
+            with self._inflight.track_writing(batch) as writing:
                 result = await transaction.commit(batch)
-                if not result.lost:
-                    self._inflight.answered(writing, result)
+                if not result.lost_ids:
+                    self._inflight.apply_result(writing, result)
         except Exception as error:  # noqa: BLE001 - a constraint, checked at the session's flush
             return self._handle_failed_commit(transaction, rows, error)
-        self._report_lost([row for row in rows if row.id in result.lost])
-        return self._abandon_unit(rows) if result.lost else later_rows
+        self._report_lost([row for row in rows if row.id in result.lost_ids])
+        return self._abandon_unit(rows) if result.lost_ids else later_rows
 
     def _has_pending_key(self, row: ClaimedMessage) -> bool:
         """Return True if `row` has a key of policy Once and no final outcome.
@@ -258,7 +260,7 @@ class TransactionalDeliveries:
             return []
         if not isinstance(error, TransientStoreError):
             return _nack_committing(rows, error)
-        transaction.note(error)
+        transaction.handle_error(error)
         # The handler sent nothing for so long that the server ended its session. It may do that
         # every time, so it counts as an attempt.
         if transaction.was_silent(error):
@@ -281,7 +283,7 @@ class TransactionalDeliveries:
         lost_ids = [row.id for row in rows if row.lease_lost]
         abandoned_rows = [row for row in rows if row.outcome is None or _is_committing(row)]
         for row in abandoned_rows:
-            row.settle_anew(Abandon())
+            row.replace_outcome(Abandon())
         if held_ids := [row.id for row in abandoned_rows if not row.lease_lost]:
             self._log(logging.WARNING, format_broken(held_ids, lost_ids), message_id=held_ids[0])
         return rows
@@ -298,7 +300,7 @@ class TransactionalDeliveries:
         pause = backoff(FIRST_PAUSE + deliveries - 1, self._clock)
         for row in rows:
             if row.outcome is None or _is_committing(row):
-                row.settle_anew(Abandon(pause, error))
+                row.replace_outcome(Abandon(pause, error))
         return rows
 
     async def _add_missing_rights(self, transaction: "HandlerTransaction", rows: Rows) -> None:
@@ -313,7 +315,7 @@ class TransactionalDeliveries:
         error = await transaction.explain(denied)
         for row in rows:
             if isinstance(row.outcome, Nack) and row.outcome.error is denied:
-                row.settle_anew(replace(row.outcome, error=error))
+                row.replace_outcome(replace(row.outcome, error=error))
 
     def _log_abandoned(self, rows: Rows) -> None:
         abandoned = [
@@ -355,19 +357,19 @@ def _is_final(row: ClaimedMessage) -> bool:
 def _release_unstarted(rows: Rows) -> None:
     """Release `rows`, whose handler has not started."""
     for row in rows:
-        row.settle_as(Release())
+        row.record_outcome(Release())
 
 
 def _abandon_committing(rows: Rows) -> None:
     """Abandon the acked rows, because the work of their handler is rolled back."""
     for row in rows:
         if _is_committing(row):
-            row.settle_anew(Abandon())
+            row.replace_outcome(Abandon())
 
 
 def _nack_committing(rows: Rows, error: Exception) -> Rows:
     """Nack the acked rows, whose work is rolled back; the retry strategy decides what follows."""
     for row in rows:
         if row.outcome is None or _is_committing(row):
-            row.settle_anew(Nack(error=error))
+            row.replace_outcome(Nack(error=error))
     return rows

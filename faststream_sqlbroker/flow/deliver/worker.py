@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
-from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
+from faststream_sqlbroker.core.rows import AckSettlement, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
+from faststream_sqlbroker.flow.deliver.ack_first import AckFirstTracker
 from faststream_sqlbroker.flow.deliver.batching import BatchFiller
 from faststream_sqlbroker.flow.deliver.delivery import DeliveryRunner, Handle
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.policies import KeyClaims, PolicyStarts, has_missed_slot
-from faststream_sqlbroker.flow.deliver.prefetch import least_left, prefetch_lease
+from faststream_sqlbroker.flow.deliver.policies import KeyClaimer, PolicyRunner, has_missed_slot
+from faststream_sqlbroker.flow.deliver.prefetch import get_min_remaining, get_prefetch_lease
 from faststream_sqlbroker.flow.deliver.settlements import Settlements, format_refusal, get_refusal
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
-from faststream_sqlbroker.flow.loop import Log, cancelled
+from faststream_sqlbroker.flow.loop import Log, is_task_cancelled
 from faststream_sqlbroker.flow.own_context import start_coroutine
 from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -54,12 +54,12 @@ class Worker(DeliveryRunner):
         log: Log,
         *,
         rules: SettleRules,
-        hold: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
-        first: FirstAcks | None,
+        renew: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
+        first: AckFirstTracker | None,
         stopping: Callable[[], bool],
         must_end: "Callable[[asyncio.Task[Any] | None], bool]",
         on_idle: Callable[[], None],
-        keys: KeyClaims | None = None,
+        keys: KeyClaimer | None = None,
     ) -> None:
         """Run FastStream's pipeline by `handle`; afterwards each row's `outcome` is set, or None.
 
@@ -73,7 +73,7 @@ class Worker(DeliveryRunner):
         self._handle = handle
         self._log = log
         self._rules = rules
-        self._renew = hold
+        self._renew = renew
         self._clock = inflight.clock
         self._stopping = stopping
         self._must_end = must_end
@@ -82,8 +82,8 @@ class Worker(DeliveryRunner):
         # A row may wait until `get_min_remaining` seconds of its lease remain; then it is renewed
         # first.
         lease = settings.release_stuck_timeout
-        self._max_full_wait = lease - least_left(lease)
-        self._max_prefetch_wait = prefetch_lease(lease) - least_left(lease)
+        self._max_full_wait = lease - get_min_remaining(lease)
+        self._max_prefetch_wait = get_prefetch_lease(lease) - get_min_remaining(lease)
         self._transactional = None
         if settings.transactional:
             self._transactional = TransactionalDeliveries(
@@ -92,7 +92,7 @@ class Worker(DeliveryRunner):
         self._ack_first = first
         self._policies = None
         if settings.policies:
-            self._policies = PolicyStarts(
+            self._policies = PolicyRunner(
                 store, inflight, self._settlements, settings.policies, log, stopping, keys
             )
         self._batches = BatchFiller(inflight, settings) if settings.batch else None
@@ -122,8 +122,8 @@ class Worker(DeliveryRunner):
         while True:
             # While enough rows wait, take the row without a call: `_get_next` suspends or requests
             # more.
-            needs_more = inflight.wants_room and len(waiting) <= inflight.low_water + 1
-            row = waiting.popleft() if waiting and not needs_more else await self._next()
+            needs_more = inflight.is_capacity_requested and len(waiting) <= inflight.low_water + 1
+            row = waiting.popleft() if waiting and not needs_more else await self._get_next()
             if row is None:
                 return
             try:
@@ -161,7 +161,9 @@ class Worker(DeliveryRunner):
                 self._policies.acquire_slots, must=self._ack_first is not None
             )
         current_delivery.set(delivery)
-        current.set(None)  # a handler with a transaction may have started this subscriber
+        current_transaction.set(
+            None
+        )  # a handler with a transaction may have started this subscriber
         self._inflight.current_deliveries[delivery.worker] = delivery
         return delivery
 
@@ -186,7 +188,7 @@ class Worker(DeliveryRunner):
             except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log(startable, error)
             now = self._clock.monotonic()
-            self._inflight.times.ended(started_at, now)
+            self._inflight.times.record_end(started_at, now)
             return now
         finally:
             self._inflight.busy -= 1
@@ -231,11 +233,11 @@ class Worker(DeliveryRunner):
             finally:
                 # Set before the outcome is queued: a task that the handler left behind may publish
                 # later, and its messages would not be written.
-                row.no_chain = ENDED
+                row.no_chain_reason = ENDED
                 inflight.running -= 1
-                inflight.slots.tell(row)
+                inflight.slots.record_end(row)
                 now = monotonic()
-                inflight.times.ended(started_at, now)
+                inflight.times.record_end(started_at, now)
                 if (
                     row.outcome.__class__ is Ack
                     and not row.chained
@@ -243,26 +245,26 @@ class Worker(DeliveryRunner):
                     and row.cancelled is None
                 ):
                     keep = self._rules.retain_on_ack
-                    inflight.finish(
-                        Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep)
+                    inflight.queue_outcome(
+                        AckSettlement(row.id, row.lease_token, now - row.claimed_monotonic, keep)
                     )
                 else:
-                    current_delivery.end_cancel()
-                    inflight.finish_all(self._settlements([row]))
+                    current_delivery.clear_cancel()
+                    inflight.queue_outcomes(self._settlements([row]))
         except BaseException as error:  # noqa: BLE001 - raised again, or logged
             self._raise_or_log([row], error)
         return now
 
-    async def _next(self) -> ClaimedMessage | None:
+    async def _get_next(self) -> ClaimedMessage | None:
         """Return the next row or the sentinel; request more rows where few are left."""
         waiting = self._inflight.waiting
         if waiting.empty():
             self._on_idle()
-            self._inflight.made_room()
+            self._inflight.on_capacity()
             return await waiting.get()
         row = waiting.get_nowait()
         if waiting.qsize() <= self._inflight.low_water:
-            self._inflight.made_room()
+            self._inflight.on_capacity()
         return row
 
     async def _renew_old(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
@@ -283,10 +285,10 @@ class Worker(DeliveryRunner):
             await self._renew(old_rows)
         except BaseException as error:
             # It is unknown whether the leases are still held, so the rows must not start.
-            self._inflight.give_back(old_rows)
+            self._inflight.release(old_rows)
             other_rows = [row for row in rows if row not in old_rows]
             if _must_raise(error):
-                self._inflight.give_back(other_rows)
+                self._inflight.release(other_rows)
                 raise
             if not isinstance(error, StoreError):
                 self._handle_error(old_rows, error)
@@ -326,7 +328,7 @@ class Worker(DeliveryRunner):
         for row in unsettled:
             settlement = settle(row, Abandon(), self._rules, ended_after=0.0, attempted=False)
             settlement.delay = ERROR_PAUSE
-            self._inflight.finish(settlement)
+            self._inflight.queue_outcome(settlement)
         self._log(
             logging.CRITICAL,
             f"messages {[row.id for row in rows]}: {error!r} outside of the handler; those "
@@ -343,11 +345,13 @@ class Worker(DeliveryRunner):
             return True
         if has_missed_slot(row, self._clock):
             self._inflight.slots.start(row)  # counts it as missed
-        self._inflight.slots.tell(row)
+        self._inflight.slots.record_end(row)
         if isinstance(outcome, Reject):
             self._log(logging.ERROR, format_refusal(row, outcome), message_id=row.id)
         if not row.lease_lost:
-            self._inflight.finish(self._settlements.settle_row(row, outcome, attempted=False))
+            self._inflight.queue_outcome(
+                self._settlements.settle_row(row, outcome, attempted=False)
+            )
         return False
 
     def _get_refusal(self, row: ClaimedMessage) -> Outcome | None:
@@ -371,4 +375,4 @@ def _is_single_message(settings: ConsumerSettings) -> bool:
 
 def _must_raise(error: BaseException) -> bool:
     """Return True if `error`, or the cancellation of the worker's task, ends the worker."""
-    return isinstance(error, KeyboardInterrupt | SystemExit) or cancelled()
+    return isinstance(error, KeyboardInterrupt | SystemExit) or is_task_cancelled()

@@ -15,11 +15,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.ended import WINDOW
-from faststream_sqlbroker.core.orders import CancelRequest, Orders
-from faststream_sqlbroker.core.rows import ClaimedMessage, SignOfLife
-from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.ended import WINDOW_SECONDS
+from faststream_sqlbroker.core.orders import CancelRequest, OperatorRequests
+from faststream_sqlbroker.core.rows import ClaimedMessage, HeartbeatData
+from faststream_sqlbroker.core.status import MIXED_HINT, LiveSubscriber, format_names, group_by_mode
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import SetupError, StoreError
@@ -59,12 +59,12 @@ class PiggybackHeartbeat:
     The owner of that transaction calls either `mark_committed` or `mark_failed`.
     """
 
-    sign: SignOfLife
-    orders: Orders | None = None
+    sign: HeartbeatData
+    orders: OperatorRequests | None = None
     """The orders of operators; None before the commit."""
     has_failed: bool = False
 
-    def mark_committed(self, orders: Orders) -> None:
+    def mark_committed(self, orders: OperatorRequests) -> None:
         """Record that the transaction is committed and returned these `orders`."""
         self.orders = orders
 
@@ -105,7 +105,7 @@ class Heartbeat:
         self._written_descriptions: dict[str, Mapping[str, Any]] = {}
         self._loop: Loop | None = None
         self._lock = LoopSemaphore()
-        self.turn = LoopSemaphore()
+        self.change_lock = LoopSemaphore()
         """Held while pausing or resuming, until `apply_paused` was called: of two answers the older
         must not be applied last."""
         self._change_count = 0
@@ -114,7 +114,7 @@ class Heartbeat:
         """Time when the last heartbeat was committed (monotonic seconds)."""
         self._is_requested = True
         """True if the next heartbeat must not wait for a poll that carries it."""
-        self._compared: set[str] = set()
+        self._compared_names: set[str] = set()
         """Names of subscribers that were compared with the other subscribers of their queues."""
         self._removed_policies = RemovedPolicies(store, log, self._clock)
         self.destinations = Destinations(self._interval, self._clock)
@@ -131,7 +131,7 @@ class Heartbeat:
             self._loop.start(self._outages)
         self.wake()
 
-    def know(self, registration: Registration) -> None:
+    def add_passive(self, registration: Registration) -> None:
         """Notify `registration` of pauses by this process, without announcing it."""
         self._registrations[registration.name] = registration
 
@@ -145,22 +145,23 @@ class Heartbeat:
             StoreError: nobody was notified; call again.
         """
         registrations = list(self._registrations.values())
-        if not any(registration.keeps_closed for registration in registrations):
+        if not any(registration.has_closed_queues for registration in registrations):
             return None
-        paused = await self._store.live_subscribers.paused()
+        paused = await self._store.live_subscribers.list_paused()
         self._notify(
-            registrations, Orders(frozenset(pause.queue for pause in paused), drained=None)
+            registrations,
+            OperatorRequests(frozenset(pause.queue for pause in paused), drained=None),
         )
         return min((pause.until for pause in paused if pause.until is not None), default=None)
 
-    def forget(self, registration: Registration) -> None:
+    def remove_passive(self, registration: Registration) -> None:
         """Undo `add_passive`."""
         self._registrations.pop(registration.name, None)
 
     async def leave(self, registration: Registration) -> None:
         """Remove `registration`, which has ended. Never fails; takes about two seconds at most."""
         self._registrations.pop(registration.name, None)
-        self._compared.discard(registration.name)
+        self._compared_names.discard(registration.name)
         loop = self._loop
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT):
@@ -170,7 +171,7 @@ class Heartbeat:
                 # Under the lock: a heartbeat in progress may contain this name, and must not write
                 # it again after its removal.
                 async with self._lock:
-                    await self._store.live_subscribers.leave([registration.name])
+                    await self._store.live_subscribers.remove([registration.name])
         except (StoreError, TimeoutError) as error:
             text = (
                 f"the end of the subscriber {registration.name} is not written, it is known when "
@@ -178,17 +179,17 @@ class Heartbeat:
             )
             self._log(logging.INFO, text)
 
-    def heard(self, paused: frozenset[str]) -> None:
+    def apply_paused(self, paused: frozenset[str]) -> None:
         """Notify all registrations that exactly the queues `paused` are paused now.
 
         Called after this process itself has paused, resumed or drained.
         """
         # A heartbeat in progress may have read the orders before this change: it drops them.
         self._change_count += 1
-        self._notify(list(self._registrations.values()), Orders(paused, drained=None))
+        self._notify(list(self._registrations.values()), OperatorRequests(paused, drained=None))
         self.wake()  # another process may have changed something since, or ours are drained
 
-    def asked(self, request: CancelRequest) -> None:
+    def request_cancel(self, request: CancelRequest) -> None:
         """Pass on a request of this process to cancel a message, which a local subscriber may
         hold.
         """
@@ -229,11 +230,11 @@ class Heartbeat:
             # A snapshot: `join` requests another heartbeat for subscribers that join meanwhile.
             registrations = dict(self._registrations)
             sign = self._build_sign()
-            descriptions = sign.known
+            descriptions = sign.descriptions
             change_count = self._change_count
             try:
-                orders = await self._store.live_subscribers.announce(
-                    descriptions, set(sign.changed), sign.lease, clean=clean
+                orders = await self._store.live_subscribers.write_heartbeat(
+                    descriptions, set(sign.changed_names), sign.lease_seconds, clean=clean
                 )
             except BaseException:
                 # Also when cancelled: it is unknown whether the heartbeat was written.
@@ -259,13 +260,13 @@ class Heartbeat:
 
     async def _compare_new(self, names: AbstractSet[str]) -> None:
         """Compare new subscribers with those of other processes."""
-        new_names = names - self._compared
+        new_names = names - self._compared_names
         if new_names or self.destinations.has_due:
             # Read after the commit: of two subscribers that start together, at least one finds the
             # other.
-            live_subscribers = await self._store.live_subscribers.living()
+            live_subscribers = await self._store.live_subscribers.list_live()
             self._compare(new_names, live_subscribers)
-            self._compared |= new_names & self._registrations.keys()
+            self._compared_names |= new_names & self._registrations.keys()
             self.destinations.compare(live_subscribers)
 
     @property
@@ -286,7 +287,7 @@ class Heartbeat:
         """
         registrations = self._registrations.values()
         return bool(registrations) and all(
-            registration.notify_only and not registration.keeps_closed
+            registration.notify_only and not registration.has_closed_queues
             for registration in registrations
         )
 
@@ -301,8 +302,8 @@ class Heartbeat:
         max_interval = self._current_interval * (1 + PIGGYBACK_WAIT)
         return self._last_written_at + max_interval - self._clock.monotonic()
 
-    def _build_sign(self) -> SignOfLife:
-        is_frequent = self._current_interval <= WINDOW
+    def _build_sign(self) -> HeartbeatData:
+        is_frequent = self._current_interval <= WINDOW_SECONDS
         descriptions = {
             name: registration.describe(is_frequent=is_frequent)
             for name, registration in self._registrations.items()
@@ -313,10 +314,10 @@ class Heartbeat:
             if self._written_descriptions.get(name) != description
         }
         intervals = SLEEPING_LEASE_INTERVALS if self._is_sleeping else LEASE_INTERVALS
-        return SignOfLife(descriptions, frozenset(changed), self._current_interval * intervals)
+        return HeartbeatData(descriptions, frozenset(changed), self._current_interval * intervals)
 
-    def _record_written(self, sign: SignOfLife) -> None:
-        self._written_descriptions = dict(sign.known)
+    def _record_written(self, sign: HeartbeatData) -> None:
+        self._written_descriptions = dict(sign.descriptions)
         self._last_written_at = self._clock.monotonic()
 
     @asynccontextmanager
@@ -350,23 +351,23 @@ class Heartbeat:
             subscriber for subscriber in live_subscribers if subscriber.worker in new_names
         ):
             for queue in local_subscriber.queues:
-                for mode, subscribers in by_way(queue, live_subscribers).items():
+                for mode, subscribers in group_by_mode(queue, live_subscribers).items():
                     pair = queue, min(local_subscriber.way, mode), max(local_subscriber.way, mode)
                     if mode == local_subscriber.way or pair in self._reported_conflicts:
                         continue
                     self._reported_conflicts.add(pair)
                     description = (
                         f"{local_subscriber.worker} ({local_subscriber.way}), "
-                        f"{names_text(subscribers)} ({mode})"
+                        f"{format_names(subscribers)} ({mode})"
                     )
-                    text = f"subscribers of queue {queue!r} differ: {description}; {MIXED}"
+                    text = f"subscribers of queue {queue!r} differ: {description}; {MIXED_HINT}"
                     self._log(logging.WARNING, text)
 
-    def _notify(self, registrations: list[Registration], orders: Orders) -> None:
+    def _notify(self, registrations: list[Registration], orders: OperatorRequests) -> None:
         drained = orders.drained
         for registration in registrations:
             is_drained = None if drained is None else registration.name in drained
-            registration.told(orders.paused, is_drained)
+            registration.update_paused(orders.paused, is_drained)
             registration.request_cancels(orders.cancels)
 
 
@@ -420,7 +421,8 @@ class Destinations:
             if queue not in live_queues:
                 text = (
                     f"message {first.message_id} of queue {first.queue!r} named the destination "
-                    f"{short(queue)}, and no live subscriber has a queue of this name: what is "
+                    f"{format_value(queue)}, and no live subscriber has a queue of this name: "
+                    "what is "
                     "moved there waits until one comes. destinations= says which names are meant"
                 )
                 first.log(logging.WARNING, text, message_id=first.message_id)

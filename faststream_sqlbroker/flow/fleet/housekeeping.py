@@ -52,7 +52,7 @@ class JobRunner:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def look(self) -> None:
+    def run_due(self) -> None:
         """Start a task that runs the due jobs, unless a task runs already. Returns at once."""
         # A running task handles all jobs, including those that were added after its start.
         if self._is_open and (self._task is None or self._task.done()):
@@ -70,11 +70,11 @@ class JobRunner:
 
     async def _run_step(self) -> float | None:
         """Run a batch of a due job; return the seconds until the next step, None without jobs."""
-        due_in = await self._store.job_due_in()
+        due_in = await self._store.get_seconds_to_next_job()
         if due_in is None or due_in > 0 or not await self._has_rights():
             return due_in if self._is_allowed is not False else None
         try:
-            step = await self._store.jobs.step()
+            step = await self._store.jobs.run_step()
         except TransientStoreError:
             raise
         except StoreError as error:
@@ -95,12 +95,12 @@ class JobRunner:
         """Return True if this process may run jobs; checked once, before the first job."""
         if self._is_allowed is None:
             # Most processes never have a job to run.
-            from faststream_sqlbroker.database.bulk.store import ALL  # noqa: PLC0415
+            from faststream_sqlbroker.database.bulk.store import ALL_ACTIVITIES  # noqa: PLC0415
 
             # Checked, not tried: a refused statement would make the whole process unhealthy.
-            access = await self._store.access.find_lacks(ALL)
-            self._is_allowed = not access.lacks
-            if access.lacks:
+            access = await self._store.access.find_missing_rights(ALL_ACTIVITIES)
+            self._is_allowed = not access.missing
+            if access.missing:
                 text = f"jobs of operators are left to others: {access.describe()}"
                 self._log(logging.INFO, text)
         return self._is_allowed
@@ -148,14 +148,14 @@ class Housekeeping:
     async def _clean(self) -> bool:
         """Return True if nothing expired is left."""
         if self._jobs is not None:
-            self._jobs.look()
-        if ended := await self._store.silent.end():
+            self._jobs.run_due()
+        if ended := await self._store.dead_sessions.end_dead_sessions():
             text = (
                 f"database sessions {ended} were ended: their clients had been silent for long in "
                 "the middle of a statement, and they kept rows of the broker locked"
             )
             self._log(logging.WARNING, text)
-        return await self._store.forget_expired(BATCH) < BATCH
+        return await self._store.remove_expired_states(BATCH) < BATCH
 
 
 CLOCK_INTERVAL = 60.0
@@ -210,15 +210,16 @@ class RemovedPolicies:
         """
         now = self._clock.monotonic()
         self._next_check_at = now + CLOCK_INTERVAL
-        holds = await self._store.policy_holds.read(sorted(queues))
+        holds = await self._store.policy_holds.load_holds(sorted(queues))
         done = [
             await self._repair_clock_step(queue)
-            for queue in {hold.queue for hold in holds if hold.ahead}
+            for queue in {hold.queue for hold in holds if hold.is_ahead}
         ]
         if now >= self._next_removal_at:
             self._next_removal_at = now + REMOVED_START_INTERVAL
             freed = [
-                await self._free(hold) for hold in await self._store.policy_holds.removed(holds)
+                await self._free(hold)
+                for hold in await self._store.policy_holds.find_removed(holds)
             ]
             if all(freed) and now >= self._frequent_until:
                 self._next_removal_at = now + REMOVED_INTERVAL
@@ -239,7 +240,7 @@ class RemovedPolicies:
         return freed is not None
 
     async def _repair_clock_step(self, queue: str) -> bool:
-        step = await self._store.policy_holds.mend_clock_step(queue)
+        step = await self._store.policy_holds.repair_clock_step(queue)
         if step is not None and step.back:
             text = (
                 f"the database's clock was set back by about {step.back / MICROSECONDS:.0f} s: "

@@ -12,8 +12,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.orders import Orders
-from faststream_sqlbroker.core.rows import Around, ReadyPairs
+from faststream_sqlbroker.core.orders import OperatorRequests
+from faststream_sqlbroker.core.rows import PollResult, ReadyPairs
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
 
@@ -24,7 +24,7 @@ MAX_SILENCE = 1.0
 """Maximum seconds between polls of a notified subscriber while it could not claim a due message: no
 wake-up announces when it can.
 """
-LONGEST_TRUST = 5.0
+MAX_LEASE_INFO_AGE = 5.0
 """Seconds for which the known end of the first lease is trusted: a newer lease may end sooner."""
 LEASED_INTERVAL = 5.0
 """Seconds between polls of a notified subscriber while leases exist. Neither their ends nor the end
@@ -74,7 +74,7 @@ class LeaseExpiry:
     ends_in: float | None
 
 
-class Lookout:
+class SharedPoller:
     """Polls for all subscribers of a broker in this process."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Lookout:
         clock: Clock,
         heartbeat: Heartbeat | None = None,
         *,
-        is_told: Callable[[], bool] = lambda: False,
+        has_notifications: Callable[[], bool] = lambda: False,
     ) -> None:
         """Send due heartbeats of `heartbeat` with polls.
 
@@ -92,7 +92,7 @@ class Lookout:
         self._store = store
         self._clock = clock
         self._heartbeat = heartbeat
-        self._has_notifications = is_told
+        self._has_notifications = has_notifications
         self._members: dict[PollMember, Callable[[], None]] = {}
         self._sharing_members: dict[PollMember, Sequence[str]] = {}
         """Members for which the current poll was sent, each with the queues polled for it."""
@@ -111,14 +111,14 @@ class Lookout:
         self._members.pop(member, None)
         self._sharing_members.pop(member, None)
 
-    def looks_for(self, member: PollMember) -> bool:
+    def is_polling_for(self, member: PollMember) -> bool:
         """Return True if a poll in progress covers `member`, which need not poll itself."""
         # Do not wait for a poll that hangs: another connection may answer.
         max_wait = min(member.max_poll_interval, MAX_POLL_WAIT)
         is_recent = self._clock.monotonic() - self._polled_at < max_wait
         return is_recent and self._sharing_members.get(member) == member.open_queues
 
-    async def look(self, requester: PollMember) -> ReadyPairs:
+    async def poll_for(self, requester: PollMember) -> ReadyPairs:
         """Poll the queues of `requester`, which is idle, and of all other idle members.
 
         Raises:
@@ -161,7 +161,9 @@ class Lookout:
             return MAX_SILENCE
         return NOTIFIED_INTERVAL if self._leases.ends_in is None else LEASED_INTERVAL
 
-    async def lease_ends_in(self, queues: Sequence[str], *, told: bool = False) -> float | None:
+    async def lease_ends_in(
+        self, queues: Sequence[str], *, notify_only: bool = False
+    ) -> float | None:
         """Return the seconds until the first lease of any process ends, or None without leases.
 
         Leases in `queues` count, and those in other queues of this broker. The answer comes from
@@ -174,17 +176,19 @@ class Lookout:
         """
         leases = self._leases
         age = self._clock.monotonic() - leases.at
-        max_age = NOTIFIED_INTERVAL if told and leases.ends_in is None else LONGEST_TRUST
+        max_age = (
+            NOTIFIED_INTERVAL if notify_only and leases.ends_in is None else MAX_LEASE_INFO_AGE
+        )
         if age > max_age or not leases.queues >= set(queues):
             started_at = self._clock.monotonic()
             lease_queues = self._list_lease_queues(queues)
-            ends_in = await self._store.lease_ends_in(lease_queues)
+            ends_in = await self._store.get_seconds_to_lease_end(lease_queues)
             leases = LeaseExpiry(started_at, frozenset(lease_queues), ends_in)
             self._record_leases(leases)
             age = self._clock.monotonic() - started_at
         return None if leases.ends_in is None else leases.ends_in - age
 
-    def released(self) -> None:
+    def forget_leases(self) -> None:
         """Forget when the first lease ends, because leases were released."""
         self._leases = LeaseExpiry(float("-inf"), frozenset(), None)
 
@@ -192,12 +196,12 @@ class Lookout:
         member_queues = (queue for member in self._members for queue in member.all_queues)
         return list(dict.fromkeys((*queues, *member_queues)))
 
-    async def _query(self, queues: Sequence[str]) -> Around:
+    async def _query(self, queues: Sequence[str]) -> PollResult:
         started_at = self._clock.monotonic()
         lease_queues = self._list_lease_queues(queues)
         result = await self._poll_with_heartbeat(queues, lease_queues)
         if result is None:
-            result = await self._store.look_around(queues, lease_queues)
+            result = await self._store.poll_all(queues, lease_queues)
         self._record_leases(LeaseExpiry(started_at, frozenset(lease_queues), result.lease_ends_in))
         return result
 
@@ -215,7 +219,7 @@ class Lookout:
 
     async def _poll_with_heartbeat(
         self, queues: Sequence[str], lease_queues: Sequence[str]
-    ) -> Around | None:
+    ) -> PollResult | None:
         """Poll and send a heartbeat; return None if no heartbeat is due, or if the statement
         failed.
         """
@@ -225,12 +229,12 @@ class Lookout:
             if heartbeat is None:
                 return None
             try:
-                result = await self._store.look_around(queues, lease_queues, heartbeat.sign)
+                result = await self._store.poll_all(queues, lease_queues, heartbeat.sign)
             except StoreError:
                 # Polls do not depend on heartbeats, for which a right may be missing.
                 heartbeat.mark_failed()
                 return None
-            heartbeat.mark_committed(result.orders or Orders())
+            heartbeat.mark_committed(result.requests or OperatorRequests())
             return result
 
 
@@ -238,6 +242,6 @@ def _select_queues(pairs: ReadyPairs, queues: Sequence[str], member_count: int) 
     """Return the pairs of `queues`, and an equal share of the server time among `member_count`."""
     requested = set(queues)
     selected = ReadyPairs(pair for pair in pairs if pair.queue in requested)
-    selected.took = pairs.took / member_count
+    selected.duration = pairs.duration / member_count
     selected.at = pairs.at
     return selected

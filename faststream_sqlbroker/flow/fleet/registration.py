@@ -8,8 +8,8 @@ from uuid import UUID
 from faststream_sqlbroker.core.clock import Clock, Timer
 from faststream_sqlbroker.core.ended import EndedCounts
 from faststream_sqlbroker.core.orders import CancelRequest
-from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
-from faststream_sqlbroker.database.parts.policy_state import process_name
+from faststream_sqlbroker.core.status import HOLDER_BYTES, build_description, build_worker_name
+from faststream_sqlbroker.database.parts.policy_state import get_process_name
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 FIRST_WAIT = 5.0
@@ -53,11 +53,11 @@ class Registration:
         self._holds: set[str] = set()
         self._paused_queues: frozenset[str] | None = frozenset()
         self._timer: Timer | None = None
-        self.name = worker_name(process_name(), self._holder)
+        self.name = build_worker_name(get_process_name(), self._holder)
         self.ended = EndedCounts(settings.queues, self._clock.monotonic())
-        self.open: tuple[str, ...] = self._find_open()
+        self.open_queues: tuple[str, ...] = self._find_open()
 
-    def token(self) -> UUID:
+    def create_token(self) -> UUID:
         """Create a lease token: the holder's id and 8 random bytes."""
         # Half of the token identifies the subscriber, so that `explain` finds the holder of a
         # lease. The other half makes each claim's token new, which is the fence.
@@ -69,7 +69,7 @@ class Registration:
         With `often`, which means several times a minute, it includes the counts of ended messages.
         """
         settings = self._settings
-        description = describe(
+        description = build_description(
             queues=settings.queues,
             max_workers=settings.max_workers,
             ordered=settings.ordered,
@@ -79,10 +79,10 @@ class Registration:
             transactional=settings.transactional,
         )
         if is_frequent:
-            description["ended"] = self.ended.tell(self._clock.monotonic())
+            description["ended"] = self.ended.to_json(self._clock.monotonic())
         return description
 
-    def begin(self, *, known: bool) -> None:
+    def start(self, *, pauses_known: bool) -> None:
         """Start a new life of the subscriber.
 
         Unless `pauses_known` says that nothing is paused, the heartbeat calls `update_paused`
@@ -90,16 +90,16 @@ class Registration:
         """
         self.stopping = False
         self.ended = EndedCounts(self._settings.queues, self._clock.monotonic())
-        self._paused_queues = frozenset() if known else None
+        self._paused_queues = frozenset() if pauses_known else None
         self._drained = False
         self._holds.clear()
-        if not known:
+        if not pauses_known:
             # The heartbeat may fail for as long as the database does. Noticing a pause late is
             # better than a subscriber that never claims.
-            self._timer = self._clock.call_later(FIRST_WAIT, self.told, frozenset())
+            self._timer = self._clock.call_later(FIRST_WAIT, self.update_paused, frozenset())
         self._update_open()
 
-    def told(self, paused: frozenset[str], drained: bool | None = None) -> None:
+    def update_paused(self, paused: frozenset[str], drained: bool | None = None) -> None:
         """Set the queues that are paused for everybody.
 
         `drained` is True if an operator has drained the subscriber; None leaves that as it was.
@@ -130,7 +130,7 @@ class Registration:
         """True if there is a reason why outcomes cannot be written."""
         return bool(self._holds)
 
-    def end(self) -> None:
+    def mark_stopping(self) -> None:
         """Mark the subscriber as stopping."""
         self.stopping = True
         self._cancel_timer()
@@ -143,10 +143,10 @@ class Registration:
     @property
     def notify_only(self) -> bool:
         """True if the subscriber polls only when notified."""
-        return self._settings.told_only
+        return self._settings.notify_only
 
     @property
-    def keeps_closed(self) -> bool:
+    def has_closed_queues(self) -> bool:
         """True if a queue is paused for everybody, or the subscriber is drained."""
         return self._drained or bool(self._paused_queues)
 
@@ -166,6 +166,6 @@ class Registration:
 
     def _update_open(self) -> None:
         open_queues = self._find_open()
-        if open_queues != self.open and not self.stopping:
-            self.open = open_queues
+        if open_queues != self.open_queues and not self.stopping:
+            self.open_queues = open_queues
             self._on_change()

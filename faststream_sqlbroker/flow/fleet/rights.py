@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_RIGHTS_INTERVAL = 5.0
 """Maximum seconds between two checks while something is missing."""
-ONE_OFF = 60.0
+DENIAL_TTL = 60.0
 """Seconds for which a refusal of an undeclared activity counts. Code that needs the activity tries
 it again; other code may never do so.
 """
@@ -88,9 +88,9 @@ class Rights:
         """
         if activities <= self._checked:
             return
-        access = await self._store.access.find_lacks(activities)
-        if access.denied:
-            raise RightsError(access.describe(access.denied))
+        access = await self._store.access.find_missing_rights(activities)
+        if access.missing_grants:
+            raise RightsError(access.describe(access.missing_grants))
         self._checked |= activities
 
     def join(self, registration: Registration, activities: Activities) -> None:
@@ -109,7 +109,9 @@ class Rights:
         `DENIAL_TTL` seconds after its last refusal. Publishing counts without a limit.
         """
         for activity in activities - self._checked:
-            self._denied[activity] = self._clock.monotonic() + _DENIAL_TTLS.get(activity, ONE_OFF)
+            self._denied[activity] = self._clock.monotonic() + _DENIAL_TTLS.get(
+                activity, DENIAL_TTL
+            )
         self._is_healthy = False
         with contextlib.suppress(RuntimeError):  # synchronous code publishes without an event loop
             self._start_check()
@@ -126,7 +128,7 @@ class Rights:
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             await asyncio.wait((task,))
-        self._outages.left(self)
+        self._outages.remove_part(self)
         self._is_healthy = True
         self._access = Access("")
         self._checked = frozenset()
@@ -143,32 +145,33 @@ class Rights:
                 await self._clock.sleep(min(MAX_RIGHTS_INTERVAL, backoff(failures, self._clock)))
 
     async def _check_once(self) -> None:
-        activities = self._wanted()
+        activities = self._find_activities()
         try:
-            access = await self._store.access.find_lacks(activities)
+            access = await self._store.access.find_missing_rights(activities)
         except StoreError as error:
-            self._outages.failed(self, "question which right or table is missing", error)
+            self._outages.record_failure(self, "question which right or table is missing", error)
             return
         except Exception as error:  # noqa: BLE001 - a bug, but no reason to stay unhealthy for good
             text = f"it cannot be asked which right or table is missing: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)
             return
-        self._outages.worked(self)
+        self._outages.record_success(self)
         self._checked_at = self._clock.monotonic()
         self._last_checked = activities
-        if access.lacks:
+        if access.missing:
             if access != self._access:
                 is_held = any(
-                    access.of(activities).lacks for activities in self._registrations.values()
+                    access.restrict_to(activities).missing
+                    for activities in self._registrations.values()
                 )
                 end = (
                     "\nsubscribers that need it claim nothing until it is there" if is_held else ""
                 )
                 self._log(logging.ERROR, access.describe() + end)
-        elif self._access.lacks:
+        elif self._access.missing:
             self._log(logging.WARNING, "the database user lacks nothing any more: all goes on")
         if (
-            not access.lacks and activities >= self._wanted()
+            not access.missing and activities >= self._find_activities()
         ):  # otherwise more was refused meanwhile
             self._is_healthy = True
             self._denied.clear()
@@ -189,26 +192,26 @@ class Rights:
                     activities <= self._last_checked
                     and self._clock.monotonic() - self._checked_at < RESULT_TTL
                 )
-                if not (is_fresh and self._access.of(activities).lacks):
+                if not (is_fresh and self._access.restrict_to(activities).missing):
                     await self._check_once()
         except TimeoutError as error:
             msg = f"no answer within {RIGHTS_TIMEOUT} seconds"
             raise StoreError(msg) from error
-        return self._access.of(activities)
+        return self._access.restrict_to(activities)
 
-    def _wanted(self) -> Activities:
+    def _find_activities(self) -> Activities:
         """Return the declared activities, and undeclared activities that were refused."""
         now = self._clock.monotonic()
         self._denied = {activity: until for activity, until in self._denied.items() if until > now}
         return self._checked | self._denied.keys()
 
     def _update_holds(self) -> None:
-        lacked = self._access.stopped
+        lacked = self._access.impossible_activities
         for registration, activities in self._registrations.items():
             registration.hold("lacks", bool(lacked & activities))
 
 
-def activities_of(settings: ConsumerSettings, *, ack_first: bool, archive: bool) -> Activities:
+def get_activities(settings: ConsumerSettings, *, ack_first: bool, archive: bool) -> Activities:
     """Return the activities of a subscriber with `settings`, with or without an `archive`."""
     return get_required_activities(settings, ack_first=ack_first, archive=archive) | {
         Activity.STATE

@@ -19,27 +19,27 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.metrics import (
     DELAYED,
     FINDINGS,
+    FLEET_GAUGES,
     HEALTHY,
     HELD,
     IN_FLIGHT,
     LIVE_SUBSCRIBERS,
-    OF_FLEET,
-    OF_PROCESS,
     OLDEST_DUE,
     POOL_LIMIT,
     POOL_USED,
+    PROCESS_GAUGES,
     READY,
-    STANDING,
-    STANDING_OVERDUE,
+    STANDBY,
+    STANDBY_OVERDUE,
     WRITABLE,
     Labels,
     Metric,
     QueueState,
     Recorder,
 )
-from faststream_sqlbroker.core.overview import LATE_STANDING
+from faststream_sqlbroker.core.overview import MAX_STANDBY_DELAY
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.loop import FleetLoop, Log, is_told
+from faststream_sqlbroker.flow.loop import FleetLoop, Log, is_logged
 from faststream_sqlbroker.flow.metrics import format_subscriber_name
 
 if TYPE_CHECKING:
@@ -93,12 +93,12 @@ class Sampler(FleetLoop):
         self._warned_queues = set[str]()
         """Queues with a logged warning that nothing claims their standing messages."""
         self._pause = 0.0
-        self._look_at = float("-inf")
+        self._sample_at = float("-inf")
 
     @override
     def forget(self) -> None:
         """Clear all gauges."""
-        for metric in (*OF_PROCESS, *OF_FLEET):
+        for metric in (*PROCESS_GAUGES, *FLEET_GAUGES):
             self._recorder.gauge(metric, {})
 
     @override
@@ -112,7 +112,7 @@ class Sampler(FleetLoop):
             self._record_fleet(
                 (), {}
             )  # a process that only publishes may lack the rights to read and lock
-        elif self._clock.monotonic() >= self._look_at:
+        elif self._clock.monotonic() >= self._sample_at:
             if (states := await self._sample_queues()) is None:
                 self._record_fleet((), {})
             else:
@@ -126,7 +126,7 @@ class Sampler(FleetLoop):
         for queues, consumer in running:
             name = format_subscriber_name(queues)
             healthy[name,] = min(healthy.get((name,), 1.0), float(consumer.healthy))
-            for stage, count in consumer.inflight.stages().items():
+            for stage, count in consumer.inflight.count_stages().items():
                 stages[name, stage] = stages.get((name, stage), 0) + count
         self._recorder.gauge(HELD, stages)
         self._recorder.gauge(HEALTHY, healthy)
@@ -141,18 +141,18 @@ class Sampler(FleetLoop):
         started_at = self._clock.monotonic()
         try:
             is_owner = await self.acquire(lease)
-            states = await self._store.queue_states.read() if is_owner else []
+            states = await self._store.queue_states.read_all() if is_owner else []
         except StoreError as error:
             # A missing value says more than an old one.
             self._failures += 1
-            if is_told(self._failures):
+            if is_logged(self._failures):
                 text = f"the queues could not be looked at for metrics, again soon: {error}"
                 self._log(logging.WARNING, text)
             return None
         self._failures = 0
         now = self._clock.monotonic()
         self._pause = _get_pause(now - started_at) if is_owner else 0.0
-        self._look_at = now + self._pause
+        self._sample_at = now + self._pause
         self._warn_of_standing(states)
         if not is_owner:
             self._findings = {}
@@ -180,7 +180,7 @@ class Sampler(FleetLoop):
             self._recorder.gauge(FINDINGS, self._findings)
 
     def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
-        overdue = {s.queue: s for s in states if s.standing_overdue >= LATE_STANDING}
+        overdue = {s.queue: s for s in states if s.standing_overdue >= MAX_STANDBY_DELAY}
         for queue in overdue.keys() - self._warned_queues:
             state = overdue[queue]
             self._log(
@@ -197,8 +197,8 @@ class Sampler(FleetLoop):
             DELAYED: {(s.queue,): float(s.delayed) for s in states},
             IN_FLIGHT: {(s.queue,): float(s.in_flight) for s in states},
             OLDEST_DUE: {(s.queue,): s.oldest_due_age for s in states},
-            STANDING: {(s.queue,): float(s.standing) for s in states},
-            STANDING_OVERDUE: {(s.queue,): s.standing_overdue for s in states},
+            STANDBY: {(s.queue,): float(s.standing) for s in states},
+            STANDBY_OVERDUE: {(s.queue,): s.standing_overdue for s in states},
             LIVE_SUBSCRIBERS: {(s.queue,): float(s.live_subscribers) for s in states},
             FINDINGS: findings,
         }

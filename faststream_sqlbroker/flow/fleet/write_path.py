@@ -56,11 +56,11 @@ class WritePath:
         """Repeat failed probes until `stop`; before that, a probe serves only its callers."""
         self._is_open = True
 
-    async def look(self) -> str | None:
+    async def check(self) -> str | None:
         """Return why the database takes no writes, or None, within 3 seconds."""
-        return await self.look_within(PROBE_TIMEOUT)
+        return await self.check_within(PROBE_TIMEOUT)
 
-    async def look_within(self, timeout: float | None) -> str | None:
+    async def check_within(self, timeout: float | None) -> str | None:
         """Return why the database takes no writes, or None if writes work.
 
         If nothing is known, a probe is waited for, for `timeout` seconds at most. None waits until
@@ -69,7 +69,7 @@ class WritePath:
         succeeded_at = max(self._succeeded_at, self._heartbeat.written_at)
         if self._clock.monotonic() - succeeded_at < FRESH:
             return None
-        if not self._loop.running:
+        if not self._loop.is_running:
             self._answered = asyncio.Event()  # the old event may belong to another event loop
             self._start_probe()
             self._loop.start(self._outages)

@@ -11,7 +11,7 @@ BY_CONFIGURATION = "configuration"
 """Name in the audit for objects that were created by the configuration."""
 
 
-class Configured:
+class ConfiguredSetup:
     """Creates configured objects once, at the first use.
 
     After a failure it is tried again with growing pauses, not by each request.
@@ -27,7 +27,7 @@ class Configured:
         self._retry_at = 0.0
         self._lock = asyncio.Lock()
 
-    async def begin(self) -> None:
+    async def run_once(self) -> None:
         """Create the objects, unless that is done.
 
         Raises:

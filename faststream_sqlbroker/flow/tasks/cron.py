@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from faststream_sqlbroker.core.status import Missed
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.status import MissedRuns
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import find_zone
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
@@ -14,7 +14,7 @@ ON_TIME = timedelta(seconds=60)
 """A fire time counts as missed when it is this late: a deployment or a failover is no reason to
 skip one.
 """
-MOST_MISSED = 1_000
+MAX_MISSED = 1_000
 """Maximum fire times that are published after a time without a process (missed="all"): the latest
 ones.
 """
@@ -39,13 +39,13 @@ class Cron:
         self._simulate, refusal = _import_cronsim()
         if not isinstance(expression, str) or len(expression) > MAX_EXPRESSION_LENGTH:
             raise SetupError(
-                f"a schedule's cron expression cannot be {short(expression)}: {_EXPRESSION}"
+                f"a schedule's cron expression cannot be {format_value(expression)}: {_EXPRESSION}"
             )
         self.expression = " ".join(expression.split())
         self.tz = tz
         self.zone = find_zone(tz, "a schedule's")
         try:
-            is_empty = self.after(_SOME_DAY) is None
+            is_empty = self.find_next(_SOME_DAY) is None
         except (
             refusal,
             ArithmeticError,
@@ -55,12 +55,12 @@ class Cron:
             ValueError,
         ) as error:
             raise SetupError(
-                f"a schedule's cron expression cannot be {short(expression)} ({error}): "
+                f"a schedule's cron expression cannot be {format_value(expression)} ({error}): "
                 f"{_EXPRESSION}"
             ) from error
         if is_empty:
             raise SetupError(
-                f"the cron expression {short(expression)} never comes true: {_EXPRESSION}"
+                f"the cron expression {format_value(expression)} never comes true: {_EXPRESSION}"
             )
 
     @property
@@ -68,7 +68,7 @@ class Cron:
         """Expression and time zone."""
         return self.expression, self.tz
 
-    def after(self, timestamp: datetime) -> datetime | None:
+    def find_next(self, timestamp: datetime) -> datetime | None:
         """Return the first fire time after `timestamp` (UTC); None if there is none within 50
         years.
         """
@@ -83,7 +83,7 @@ class Cron:
                 timestamp = fire_at
                 yield fire_at
 
-    def newest(self, first: datetime, until: datetime, limit: int) -> list[datetime]:
+    def find_latest(self, first: datetime, until: datetime, limit: int) -> list[datetime]:
         """Return the latest `limit` fire times from `first` (included) to `until`, ascending.
 
         The search starts at the end, so that a long time costs no more than a short one.
@@ -100,19 +100,19 @@ class Cron:
                 return list(fire_times)
             span *= 4
 
-    def due(self, first: datetime, until: datetime, missed: Missed) -> list[datetime]:
+    def find_due(self, first: datetime, until: datetime, missed: MissedRuns) -> list[datetime]:
         """Return the fire times to publish from `first` (included) to `until`, in order."""
         if missed == "all":
-            return self.newest(first, until, MOST_MISSED)
+            return self.find_latest(first, until, MAX_MISSED)
         on_time = until - ON_TIME + _TICK
         if first >= on_time:
-            return self.newest(first, until, MOST_MISSED)
+            return self.find_latest(first, until, MAX_MISSED)
         fire_times = [
             fire_at
-            for fire_at in self.newest(first, until, round(ON_TIME.total_seconds()))
+            for fire_at in self.find_latest(first, until, round(ON_TIME.total_seconds()))
             if fire_at >= on_time
         ]
-        return fire_times if fire_times or missed == "skip" else self.newest(first, until, 1)
+        return fire_times if fire_times or missed == "skip" else self.find_latest(first, until, 1)
 
 
 _EXPRESSION = (

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.outcome import Ack, Reject
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_claimed
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, record_claim
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
@@ -23,7 +23,7 @@ from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replaced
+    from faststream_sqlbroker.database.messages.direct_claim import Replacement
     from faststream_sqlbroker.database.store import Store
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class DirectClaimRequest:
     lease: float
     """Seconds."""
     rules: SettleRules
-    most_deliveries: float
+    max_deliveries: float
     remove: bool
     """True if messages are removed at once, as acked."""
     listen: bool = False
@@ -55,7 +55,7 @@ class DirectClaimRequest:
     """Maximum number of messages."""
 
 
-async def as_claimed(claimed: T) -> T:
+async def return_claimed(claimed: T) -> T:
     """Return `claimed` unchanged, for callers that do not convert messages."""
     return claimed
 
@@ -83,7 +83,7 @@ class DirectClaimer:
         self._rotation = count()
         self._released_at: dict[tuple[str, ...], float] = {}
 
-    async def take(
+    async def claim(
         self,
         request: DirectClaimRequest,
         wait: float | None,
@@ -123,7 +123,7 @@ class DirectClaimer:
                     return result
                 step = inf if retry_in is None else retry_in
                 if self.polls:
-                    step = min(clock.jitter(pause), LAST_PAUSE, step)
+                    step = min(clock.add_jitter(pause), LAST_PAUSE, step)
                 end = clock.monotonic() + step
                 pause = min(LAST_PAUSE, pause * 1.5)
                 with suppress(TimeoutError):
@@ -191,10 +191,10 @@ class DirectClaimer:
         started_at = self.clock.monotonic()
 
         def decide(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
-            note_claimed([row], started_at)
-            outcome = get_refusal(row, request.rules, request.most_deliveries, self.clock)
+            record_claim([row], started_at)
+            outcome = get_refusal(row, request.rules, request.max_deliveries, self.clock)
             if outcome is not None:
-                row.settle_anew(outcome)
+                row.replace_outcome(outcome)
                 settlement = settle(row, outcome, request.rules, ended_after=0.0, attempted=False)
                 return settlement, False
             if request.remove:
@@ -204,7 +204,7 @@ class DirectClaimer:
         release = (
             started_at - self._released_at.get(request.queues, float("-inf")) >= RELEASE_INTERVAL
         )
-        claimed = await self._store.takes.take(
+        claimed = await self._store.direct_claims.claim(
             queues,
             request.lease,
             token,
@@ -222,9 +222,11 @@ class DirectClaimer:
         for row in claimed.refused:
             if isinstance(row.outcome, Reject):
                 self._log(logging.ERROR, format_refusal(row, row.outcome), message_id=row.id)
-        return claimed.rows, claimed.again
+        return claimed.rows, claimed.retry_in
 
-    async def settle(self, settlement: Settlement, replaced: "Replaced | None", queue: str) -> bool:
+    async def settle(
+        self, settlement: Settlement, replaced: "Replacement | None", queue: str
+    ) -> bool:
         """Write the outcome of a reservation from `queue`; return True if the lease was still held.
 
         Raises:
@@ -234,8 +236,8 @@ class DirectClaimer:
         refuse_in_handler(self._store.dialect, self._store.engine, "settling a reservation")
 
         async def write() -> Settlement | None:
-            result = await self._store.takes.settle(settlement, replaced)
-            return settlement if result.settled else None
+            result = await self._store.direct_claims.settle(settlement, replaced)
+            return settlement if result.settled_ids else None
 
         return await self.write_settlement(write, settlement.id, queue) is not None
 
@@ -267,8 +269,8 @@ class DirectClaimer:
             self._metrics.record_lost(queue, unknown=False)
             return None
         self._metrics.record_settled(written, queue)
-        if not written.leaves and not written.delay:
-            self._wakeups.published([written.queue or queue])
+        if not written.is_final and not written.delay:
+            self._wakeups.notify_published([written.queue or queue])
         return written
 
     async def extend(self, rows: Sequence[ClaimedMessage], lease: float) -> set[int]:
@@ -283,5 +285,5 @@ class DirectClaimer:
         started_at = self.clock.monotonic()
         held_ids = await self._store.renew([(row.id, row.lease_token) for row in rows], lease)
         for row in rows:
-            row.renewed(started_at)
+            row.record_renewal(started_at)
         return held_ids

@@ -14,13 +14,13 @@ from faststream_sqlbroker.flow.loop import Log, Loop, Outages
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replaced
+    from faststream_sqlbroker.database.messages.direct_claim import Replacement
 
 STOP_LIMIT = 3.0
 """Maximum seconds that a stop waits for a running renewal, before it is cancelled."""
 
 
-class Held:
+class HeldMessage:
     """A leased message, which is settled or released once.
 
     Every write names the lease, so it changes nothing once another worker has the message.
@@ -37,7 +37,7 @@ class Held:
         """Hold `row`, which `claimer` has leased for `request`; `hint` says how to keep a lease."""
         self.row = row
         self.lease = request.lease
-        self.ended: Outcome | None = None
+        self.outcome: Outcome | None = None
         """The outcome that was written."""
         self._rules = request.rules
         self._claimer = claimer
@@ -46,9 +46,9 @@ class Held:
         self._lock = asyncio.Lock()
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """True if the message can be settled, as far as is known."""
-        return self.ended is None and not self.row.lease_lost
+        return self.outcome is None and not self.row.lease_lost
 
     @property
     def is_settling(self) -> bool:
@@ -56,9 +56,9 @@ class Held:
         return self._lock.locked()
 
     @property
-    def leased(self) -> bool:
+    def is_leased(self) -> bool:
         """True if the lease still runs, by this process's clock; the database is not queried."""
-        return self.open and self._claimer.clock.monotonic() < self._leased_until
+        return self.is_open and self._claimer.clock.monotonic() < self._leased_until
 
     async def extend(self, seconds: float) -> None:
         """Extend the lease to `seconds` from now, never to an earlier time."""
@@ -67,7 +67,7 @@ class Held:
         self._leased_until = max(self._leased_until, self.row.renewed_monotonic + seconds)
 
     async def settle(
-        self, outcome: Outcome, replaced: "Replaced | None" = None, error: str | None = None
+        self, outcome: Outcome, replaced: "Replacement | None" = None, error: str | None = None
     ) -> bool:
         """Write `outcome`, even if the caller is cancelled; return False if another was written
         before.
@@ -77,45 +77,45 @@ class Held:
         return await self._claimer.shielded.run(self._settle(outcome, replaced, error))
 
     async def _settle(
-        self, outcome: Outcome, replaced: "Replaced | None", error: str | None
+        self, outcome: Outcome, replaced: "Replacement | None", error: str | None
     ) -> bool:
         async with self._lock:
             row = self.row
             if row.lease_lost:
                 raise self._create_lost_error()
-            if self.ended is not None:
+            if self.outcome is not None:
                 return False
             ended_after = self._claimer.clock.monotonic() - row.claimed_monotonic
             settlement = settle(row, outcome, self._rules, ended_after=ended_after)
             settlement.error = settlement.error if error is None else error
             if not await self._claimer.settle(settlement, replaced, row.queue):
                 raise self._create_lost_error()
-            self.ended = outcome
+            self.outcome = outcome
             if isinstance(outcome, Abandon):
                 # A later outcome must not seem to be written.
-                row.lose()
+                row.mark_lease_lost()
         return True
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Release the message, unless the outcome is written or being written.
 
         The delivery is charged, but no attempt. If the database fails, the lease expires.
         """
-        if self.open and not self.is_settling:
+        if self.is_open and not self.is_settling:
             with suppress(StoreError, LeaseLostError):
                 await self.settle(Abandon())
 
     def lose(self) -> str:
         """Mark the lease as lost; return a message that says so."""
         row = self.row
-        row.lose()
+        row.mark_lease_lost()
         return f"lease lost: message {row.id} of queue {row.queue!r} may have another worker"
 
     def _create_lost_error(self) -> LeaseLostError:
         return LeaseLostError(f"{self.lose()}, so nothing was written; {self._hint}")
 
 
-class Renewal:
+class LeaseRenewal:
     """Renews the leases of messages that the application has claimed and still refers to."""
 
     def __init__(
@@ -127,13 +127,13 @@ class Renewal:
         self._log = log
         self._lease = lease
         self._max_lease = max_lease
-        self._messages: WeakSet[Held] = WeakSet()
+        self._messages: WeakSet[HeldMessage] = WeakSet()
         self._loop = Loop("lease renewal", self.tick, log, claimer.clock)
 
-    def add(self, message: Held) -> None:
+    def add(self, message: HeldMessage) -> None:
         """Renew `message` as long as it is referenced and not settled."""
         self._messages.add(message)
-        if not self._loop.running:
+        if not self._loop.is_running:
             self._loop.start(self._outages)
         self._loop.wake()
 
@@ -164,12 +164,12 @@ class Renewal:
         if due:
             ids = await self._claimer.extend([message.row for message in due], self._lease)
             for message in due:
-                if message.row.id not in ids and message.open and not message.is_settling:
+                if message.row.id not in ids and message.is_open and not message.is_settling:
                     self._log(logging.WARNING, message.lose(), message_id=message.row.id)
         return max(0.01, third / 4) if self._list_open() else None
 
-    def _list_open(self) -> list[Held]:
-        return [message for message in self._messages if message.open]
+    def _list_open(self) -> list[HeldMessage]:
+        return [message for message in self._messages if message.is_open]
 
     async def stop(self) -> None:
         """Stop all renewals."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.times import Duration, lease_seconds
+from faststream_sqlbroker.core.times import Duration, parse_lease
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import (
     LockLostError,
@@ -58,7 +58,7 @@ class Lock:
         self._fence = fence
         self._lease = lease
         self._since = since
-        self._until = since + lease
+        self._held_until = since + lease
         self._is_lost = self._is_ended = False
         self._changed = asyncio.Event()
         self._extend_lock = asyncio.Lock()
@@ -84,7 +84,7 @@ class Lock:
         The expiry is by this process's clock, so the lock may still be held: `extend` asks the
         database. False after the block.
         """
-        return not (self._is_lost or self._is_ended) and self._clock.monotonic() < self._until
+        return not (self._is_lost or self._is_ended) and self._clock.monotonic() < self._held_until
 
     def check(self) -> None:
         """Raise an error unless `held`, without asking the database.
@@ -108,7 +108,7 @@ class Lock:
             StoreError: the database refused or could not be reached; the lease is as it was, or
                 after an `UnknownOutcomeError` as it was or extended.
         """
-        seconds = self._lease if lease is None else lease_seconds(lease)
+        seconds = self._lease if lease is None else parse_lease(lease)
         async with self._extend_lock:
             await self._extend(seconds)
         self._changed.set()
@@ -118,23 +118,23 @@ class Lock:
             raise self._create_lost_error()
         started_at = self._clock.monotonic()
         previous_lease = self._lease
-        previous_until = self._until
+        previous_until = self._held_until
         # Set before the statement: the lease may become shorter, and the answer may be lost.
         self._lease = lease
-        self._until = min(previous_until, started_at + lease)
+        self._held_until = min(previous_until, started_at + lease)
         try:
             is_extended = await self._store.locks.extend(self._key, self._token, lease)
         except UnknownOutcomeError:
             raise
         except StoreError:
             self._lease = previous_lease
-            self._until = previous_until
+            self._held_until = previous_until
             raise
         if not is_extended:
             self._is_lost = True
             raise self._create_lost_error()
         self._since = started_at
-        self._until = started_at + lease
+        self._held_until = started_at + lease
 
     async def keep(self) -> None:
         """Renew the lease after each third until `end`, or until the lock is lost."""
@@ -224,7 +224,7 @@ class _LockQueue:
         self.waiting = 0
 
 
-class Locks:
+class LockManager:
     """Acquires locks for the application."""
 
     def __init__(
@@ -239,7 +239,7 @@ class Locks:
         self._log = log
         self._clock = clock or Clock()
         # Event loops of one process share no asyncio locks.
-        self._places: dict[tuple[int, str], _LockQueue] = {}
+        self._queues: dict[tuple[int, str], _LockQueue] = {}
 
     @asynccontextmanager
     async def hold(self, key: str, lease: float, wait: float | None) -> AsyncIterator[Lock]:
@@ -261,7 +261,7 @@ class Locks:
         """Release `lock`; return an error if the block may have run unprotected."""
         was_held = lock.held
         is_released = await self._shielded.run(lock.end(keeper))
-        if queue := self._places.get((id(asyncio.get_running_loop()), lock.key)):
+        if queue := self._queues.get((id(asyncio.get_running_loop()), lock.key)):
             queue.released.set()
         if is_released or (is_released is None and was_held):
             if is_released is None:
@@ -285,7 +285,7 @@ class Locks:
             if lock is None:
                 raise _create_not_acquired_error(key, wait)
             return lock
-        queue = self._places.setdefault(queue_key, _LockQueue())
+        queue = self._queues.setdefault(queue_key, _LockQueue())
         queue.waiting += 1
         try:
             return await self._wait_for_lock(queue, key, token, lease, deadline)
@@ -294,7 +294,7 @@ class Locks:
         finally:
             queue.waiting -= 1
             if not queue.waiting:
-                self._places.pop(queue_key, None)
+                self._queues.pop(queue_key, None)
 
     async def _wait_for_lock(
         self, queue: _LockQueue, key: str, token: UUID, lease: float, deadline: float | None
@@ -323,7 +323,7 @@ class Locks:
                     return lock
                 if is_late:
                     raise TimeoutError
-                step = backoff(failures, clock) if failures else clock.jitter(pause)
+                step = backoff(failures, clock) if failures else clock.add_jitter(pause)
                 pause = min(LAST_PAUSE, pause * 1.5)
                 end = clock.monotonic() + step
                 with suppress(TimeoutError):

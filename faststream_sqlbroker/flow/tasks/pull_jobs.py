@@ -9,22 +9,22 @@ from uuid import UUID, uuid4
 from faststream_sqlbroker.core.channels import (
     MESSAGE_ID,
     Channels,
-    JobState,
     PullJob,
-    Registered,
-    channel_id,
-    consumer_type,
-    is_id,
-    queue_of,
+    PullJobState,
+    RegisteredEndpoint,
+    build_queue_name,
+    is_valid_id,
+    validate_consumer_type,
+    validate_id,
 )
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.pull import Changed, ChangeRequest
+from faststream_sqlbroker.database.pull import ChangeRequest, ChangeResult
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping, RemovedPolicies
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
-from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, Configured
+from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, ConfiguredSetup
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ LATE_CLAIM_PAUSES = (0.0, 0.05, 0.25)
 """Seconds before each search for jobs that were claimed in spite of a consumer's change to push."""
 CLEAN_INTERVAL = 60.0
 """Seconds between two removals of expired state, such as lookup values."""
-MOST_ROUNDS = 4
+MAX_ROUNDS = 4
 """Times that one request ends expired jobs and reads again; then it skips the rest."""
 
 
@@ -91,34 +91,34 @@ class PullJobs:
         self._subscribed = subscribed
         self._metrics = DirectMetrics(recorder)
         self._loop = Loop("pull jobs", self._tick, log, wakeups.clock)
-        self._configured = Configured(self._configure, wakeups.clock)
+        self._configured = ConfiguredSetup(self._configure, wakeups.clock)
         self._housekeeping = Housekeeping(store, log, wakeups.clock)
         self._removed_policies = RemovedPolicies(store, log, wakeups.clock)
         for channel, of_channel in options.channels.items():
             for name, consumer in of_channel.consumers.items():
-                if consumer_type(consumer.type) == "pull":
-                    refuse_subscriber(queue_of(channel, name), subscribed())
+                if validate_consumer_type(consumer.type) == "pull":
+                    refuse_subscriber(build_queue_name(channel, name), subscribed())
 
     def start(self) -> None:
         """Start the loop; no effect while running."""
-        if self._polls and not self._loop.running:
+        if self._polls and not self._loop.is_running:
             self._removed_policies.start(is_sleeping=False)
             self._loop.start(self._wakeups.outages)
 
-    async def begin(self) -> None:
+    async def setup(self) -> None:
         """Create what the configuration names, and start the loop; no effect the second time.
 
         Raises:
             SetupError: a subscriber has the queue of a pull consumer.
         """
         self.start()
-        await self._configured.begin()
+        await self._configured.run_once()
 
-    def makes_push(self, channel: str, consumer: str) -> bool:
+    def is_push(self, channel: str, consumer: str) -> bool:
         """Return True if the configuration declares the consumer as a push consumer."""
         settings = self._options.channels.get(channel)
         configured = None if settings is None else settings.consumers.get(consumer)
-        return configured is not None and consumer_type(configured.type) == "push"
+        return configured is not None and validate_consumer_type(configured.type) == "push"
 
     async def _configure(self) -> None:
         for channel, settings in self._options.channels.items():
@@ -143,31 +143,31 @@ class PullJobs:
         kind: str | None = None,
         rotate: bool = False,
         token: str | None = None,
-    ) -> Registered | None:
+    ) -> RegisteredEndpoint | None:
         """Create or change the channel or a consumer; return None if there is no such channel.
 
         Raises:
             SetupError: an id or the type is not valid, or a subscriber has the queue of a pull
                 consumer.
         """
-        channel_id(channel)
-        new_type = "" if consumer is None else consumer_type(kind)
-        queue = "" if consumer is None else queue_of(channel, channel_id(consumer))
+        validate_id(channel)
+        new_type = "" if consumer is None else validate_consumer_type(kind)
+        queue = "" if consumer is None else build_queue_name(channel, validate_id(consumer))
         if new_type == "pull":
             refuse_subscriber(queue, self._subscribed())
-            subscribers = await self.store.live_subscribers.subscribers()
+            subscribers = await self.store.live_subscribers.list_subscribers()
             refuse_subscriber(
                 queue,
                 {q: subscriber.worker for subscriber in subscribers for q in subscriber.queues},
             )
-        registered = await self.store.tokens.put_channel(
+        registered = await self.store.tokens.set_channel(
             channel, consumer, by=by, kind=new_type, rotate=rotate, token=token
         )
-        became_push = registered is not None and (registered.earlier_type, new_type) == (
+        became_push = registered is not None and (registered.previous_type, new_type) == (
             "pull",
             "push",
         )
-        if became_push and self.store.pull.takes_without_lock:
+        if became_push and self.store.pull.claims_without_lock:
             await self._requeue_claimed(queue)
         return registered
 
@@ -177,14 +177,14 @@ class PullJobs:
         """
         for pause in LATE_CLAIM_PAUSES:
             await self._wakeups.clock.sleep(pause)
-            await self.store.pull.give_up(queue)
+            await self.store.pull.release_all(queue)
 
-    async def find(self, channel: str, *consumer: str) -> list[Registered | None]:
+    async def find_channel(self, channel: str, *consumer: str) -> list[RegisteredEndpoint | None]:
         """Return the channel, and the consumer if given.
 
         None stands for an invalid id, which the database may refuse to look up.
         """
-        if not all(map(is_id, (channel, *consumer))):
+        if not all(map(is_valid_id, (channel, *consumer))):
             return [None] * (1 + len(consumer))
         return await self.store.tokens.find(channel, *consumer)
 
@@ -213,43 +213,45 @@ class PullJobs:
         encoded_headers = json.dumps(headers)
         rows = [
             NewMessage(
-                queue_of(channel, consumer.id),
+                build_queue_name(channel, consumer.id),
                 payload,
                 encoded_headers,
                 priority,
                 dedup_id=dedup_id,
             )
-            for consumer in await self.store.tokens.consumers(channel)
+            for consumer in await self.store.tokens.list_consumers(channel)
         ]
         # A channel without consumers has nothing to publish.
         ids = await self._write(rows, channel) if rows else []
         self._metrics.record_published(rows, ids)
         return Broadcast(message, len(rows), len([i for i in ids if i is not None]))
 
-    async def queued(
+    async def list_queued(
         self, queue: str, after: str | None, limit: int
     ) -> tuple[list[PullJob], str | None]:
         """Return a page of the due jobs, and the key of the next page.
 
         Raises:
-            NotACursorError: `after` does not belong to such a list.
+            InvalidCursorError: `after` does not belong to such a list.
         """
-        for rounds in range(MOST_ROUNDS + 1):
-            has_rounds = rounds < MOST_ROUNDS
-            page = await self.store.pull.queued(queue, after, limit, gone=has_rounds)
-            if page.overdue and rounds == 0:
+        for rounds in range(MAX_ROUNDS + 1):
+            has_rounds = rounds < MAX_ROUNDS
+            page = await self.store.pull.list_queued(
+                queue, after, limit, include_expired=has_rounds
+            )
+            if page.has_expired_leases and rounds == 0:
                 await self._end_leases(queue)
-            elif page.expired:
+            elif page.expired_ids:
                 # As a subscriber's claim does: nothing else ends expired jobs, and each page would
                 # read over them again.
-                await self.store.pull.end_expired(queue, page.expired)
+                await self.store.pull.end_expired(queue, page.expired_ids)
             else:
                 break
-        return page.jobs, page.following
+        return page.jobs, page.next_cursor
 
-    async def job(self, queue: str, job_id: int) -> PullJob | None:
+    async def get_job(self, queue: str, job_id: int) -> PullJob | None:
         """Return a job; an expired job is queued again first, or dead."""
-        while (job := await self.store.pull.job(queue, job_id)) is not None and job.over:
+        while (job := await self.store.pull.read_job(queue, job_id)) is not None and job.is_expired:
             await self._end_leases(queue, job=job_id)
         return job
 
@@ -257,11 +259,11 @@ class PullJobs:
         self,
         queue: str,
         job_id: int,
-        new_state: JobState,
+        new_state: PullJobState,
         *,
         longer: int | None = None,
         token: UUID | None = None,
-    ) -> Changed:
+    ) -> ChangeResult:
         """Change the job to the requested state, if that is allowed.
 
         `longer` are seconds added to the timeout of a start. `token` is the lease that the consumer
@@ -270,25 +272,27 @@ class PullJobs:
         request = ChangeRequest(
             queue=queue,
             job=job_id,
-            wanted=new_state,
+            target=new_state,
             lease=self._options.timeout + (longer or 0),
             with_timeout=longer is not None,
             token=token,
         )
-        while (changed := await self.store.pull.change(request)).verdict == "over":
+        while (changed := await self.store.pull.change(request)).status == "over":
             await self._end_leases(queue, job=job_id)
         if changed.started is not None:
             self._metrics.record_claim([changed.started], [])
         if changed.ended is not None:
             self._metrics.record_settled(changed.ended, queue)
-        if changed.verdict == "lost":
+        if changed.status == "lost":
             self._metrics.record_lost(queue, unknown=False)
         return changed
 
     async def extend(self, queue: str, job_id: int, token: UUID, *, longer: int = 0) -> bool:
         """Extend the lease by another timeout and `longer` seconds; return False if lost."""
         lease = self._options.timeout + longer
-        extended = await self.store.takes.extend_held(queue, job_id, token, lease, in_time=True)
+        extended = await self.store.direct_claims.extend_held(
+            queue, job_id, token, lease, in_time=True
+        )
         if extended is None:
             # The lease may have expired.
             await self._end_leases(queue, job=job_id)
@@ -297,14 +301,14 @@ class PullJobs:
     # Expired jobs, which no consumer ends.
 
     async def _tick(self) -> float:
-        queues = await self.store.tokens.pulled()
+        queues = await self.store.tokens.list_pulled_queues()
         if not queues:
             return MAX_PAUSE
         await self._housekeeping.clean(CLEAN_INTERVAL)
         if self._removed_policies.due_in <= 0:
             # No subscriber may claim from these queues any more.
             await self._removed_policies.free_waiting(queues, is_sleeping=False)
-        ends_in = await self.store.lease_ends_in(queues)
+        ends_in = await self.store.get_seconds_to_lease_end(queues)
         if ends_in is not None and ends_in <= 0:
             # One queue at a time: the index orders the leases of one queue, not of several.
             for queue in queues:

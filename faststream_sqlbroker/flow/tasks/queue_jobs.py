@@ -17,16 +17,16 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
-from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, Configured
+from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, ConfiguredSetup
 from faststream_sqlbroker.flow.tasks.direct_claim import (
     DirectClaimer,
     DirectClaimRequest,
-    as_claimed,
+    return_claimed,
 )
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replaced
+    from faststream_sqlbroker.database.messages.direct_claim import Replacement
     from faststream_sqlbroker.database.store import Store
 
 
@@ -66,7 +66,7 @@ class LongPolls:
         self._loop = Loop("long polls", self._tick, log, wakeups.clock)
         self._is_ended = False
         self._pause = FIRST_PAUSE
-        self._look_at = inf
+        self._poll_at = inf
         self._due_at = inf
         """Time of a due message that the last poll may not know (monotonic seconds)."""
 
@@ -94,10 +94,10 @@ class LongPolls:
         if len(line) == 1:
             self._register()
         # Requests that keep coming must not make each poll come at once.
-        self._look_at = min(self._look_at, self._clock.monotonic() + self._pause)
+        self._poll_at = min(self._poll_at, self._clock.monotonic() + self._pause)
         # After `end` no request waits, and nothing would stop a loop started now.
         has_polls = self._polls and not self._is_ended
-        if has_polls and not self._loop.running:
+        if has_polls and not self._loop.is_running:
             self._loop.start(self._wakeups.outages)
         self._loop.wake()
         return waiter
@@ -123,8 +123,8 @@ class LongPolls:
             return
         due_at = self._clock.monotonic() + max(MIN_PAUSE, seconds)
         self._due_at = min(self._due_at, due_at)
-        if due_at < self._look_at:
-            self._look_at = due_at
+        if due_at < self._poll_at:
+            self._poll_at = due_at
             self._loop.wake()
 
     async def wait_for_call(self, waiter: PollWaiter, deadline: float) -> bool:
@@ -166,14 +166,14 @@ class LongPolls:
         queues = list(self._lines)
         if not queues:
             self._pause = FIRST_PAUSE
-            self._look_at = inf
+            self._poll_at = inf
             return None
         # Each new waiter wakes the loop, which may have nothing to do yet.
-        wait = self._look_at - self._clock.monotonic()
+        wait = self._poll_at - self._clock.monotonic()
         if wait > 0:
             return wait
         self._due_at = inf
-        result = await self._store.look_around(queues, queues)
+        result = await self._store.poll_all(queues, queues)
         due = {pair.queue for pair in result.pairs if pair.due_in <= 0}
         ends_in = inf if result.lease_ends_in is None else result.lease_ends_in
         # A claim that finds nothing releases expired leases.
@@ -181,11 +181,11 @@ class LongPolls:
             self._call(queue)
         self._pause = min(LAST_PAUSE, self._pause * 1.5)
         later_waits = [pair.due_in for pair in result.pairs if pair.due_in > 0]
-        pause = min(self._clock.jitter(self._pause), ends_in, *later_waits)
+        pause = min(self._clock.add_jitter(self._pause), ends_in, *later_waits)
         pause = max(MIN_PAUSE, pause)
         now = self._clock.monotonic()
-        self._look_at = min(now + pause, self._due_at)
-        return max(MIN_PAUSE, self._look_at - now)
+        self._poll_at = min(now + pause, self._due_at)
+        return max(MIN_PAUSE, self._poll_at - now)
 
 
 MAX_BYTES = 8 * 1024 * 1024
@@ -201,7 +201,7 @@ class LeasedMessage:
     token: UUID
 
 
-class QueueJobs:
+class RemoteConsumer:
     """Leases, extends and settles messages for HTTP clients of a broker.
 
     Raises (from every operation):
@@ -231,16 +231,16 @@ class QueueJobs:
         self._rules = rules
         self._max_deliveries = max_deliveries
         self._metrics = DirectMetrics(recorder)
-        self._configured = Configured(self._configure, wakeups.clock)
+        self._configured = ConfiguredSetup(self._configure, wakeups.clock)
         self.polls = LongPolls(store, wakeups, log, polls=polls)
 
     def start(self) -> None:
         """Let requests wait again after `stop`."""
         self.polls.start()
 
-    async def begin(self) -> None:
+    async def setup(self) -> None:
         """Create the tokens that the configuration names; no effect the second time."""
-        await self._configured.begin()
+        await self._configured.run_once()
 
     async def _configure(self) -> None:
         for queue, tokens in self._options.queues.items():
@@ -250,7 +250,9 @@ class QueueJobs:
             }
             for role, token in role_tokens.items():
                 if token is not None:
-                    await self.store.tokens.put_queue(queue, role, by=BY_CONFIGURATION, token=token)
+                    await self.store.tokens.set_queue_token(
+                        queue, role, by=BY_CONFIGURATION, token=token
+                    )
 
     async def publish(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Publish `rows` together; return their ids, or None for a dedup_id that exists already."""
@@ -272,13 +274,13 @@ class QueueJobs:
             queues=(queue,),
             lease=lease,
             rules=self._rules,
-            most_deliveries=self._max_deliveries,
+            max_deliveries=self._max_deliveries,
             remove=False,
             limit=limit,
         )
         wait = min(wait, self._options.wait)
         if wait <= 0:
-            rows, _ = await self._claimer.claim_now(request, as_claimed)
+            rows, _ = await self._claimer.claim_now(request, return_claimed)
             return await self._limit_size(queue, rows or [])
         # The callers' clock: it runs even where a test stops the broker's clock.
         deadline = self._wakeups.clock.callers.monotonic() + wait
@@ -288,7 +290,7 @@ class QueueJobs:
         has_result = True
         try:
             while True:
-                rows, retry_in = await self._claimer.claim_now(request, as_claimed)
+                rows, retry_in = await self._claimer.claim_now(request, return_claimed)
                 if rows:
                     break
                 has_result = False
@@ -314,18 +316,18 @@ class QueueJobs:
                 # If the release fails, the first rows are returned all the same; the rest comes
                 # back with its leases.
                 with suppress(StoreError):
-                    await self.give_back(queue, rows[position:])
+                    await self.release(queue, rows[position:])
                 return rows[:position]
         return rows
 
-    async def give_back(self, queue: str, rows: Sequence[ClaimedMessage]) -> None:
+    async def release(self, queue: str, rows: Sequence[ClaimedMessage]) -> None:
         """Release `rows` uncharged, as before the claim: no client has seen the messages."""
         settlements = [settle(row, Release(), self._rules, ended_after=0.0) for row in rows]
         result = await self.store.settle(settlements)
         for settlement in settlements:
-            if settlement.id in result.settled:
+            if settlement.id in result.settled_ids:
                 self._metrics.record_settled(settlement, queue)
-        self._wakeups.published([queue])
+        self._wakeups.notify_published([queue])
 
     async def extend(self, message: LeasedMessage, lease: float) -> datetime | None:
         """Extend the lease to `lease` seconds from now, never to an earlier time.
@@ -333,7 +335,7 @@ class QueueJobs:
         Returns:
             The lease's end by the database's clock; None if the lease is lost.
         """
-        leased_until: datetime | None = await self.store.takes.extend_held(
+        leased_until: datetime | None = await self.store.direct_claims.extend_held(
             message.queue, message.id, message.token, lease
         )
         return leased_until
@@ -343,7 +345,7 @@ class QueueJobs:
         message: LeasedMessage,
         outcome: Outcome,
         *,
-        replaced: "Callable[[ClaimedMessage], Replaced] | None" = None,
+        replaced: "Callable[[ClaimedMessage], Replacement] | None" = None,
         error: str | None = None,
     ) -> Settlement | None:
         """Write the outcome of the message; return None if the lease is lost and nothing is
@@ -363,13 +365,13 @@ class QueueJobs:
             return settlement
 
         async def write() -> Settlement | None:
-            settlement: Settlement | None = await self.store.takes.settle_held(
+            settlement: Settlement | None = await self.store.direct_claims.settle_held(
                 message.queue, message.id, message.token, decide, replaced
             )
             return settlement
 
         written = await self._claimer.write_settlement(write, message.id, message.queue)
-        if written is not None and not written.leaves and written.delay:
+        if written is not None and not written.is_final and written.delay:
             # Messages that are due later are not notified: only the next poll of another process
             # finds them.
             self.polls.schedule_poll(message.queue, written.delay)

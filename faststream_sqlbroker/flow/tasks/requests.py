@@ -19,7 +19,7 @@ from uuid import uuid4
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.constants import MAX_REPLIES
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
@@ -45,9 +45,9 @@ POLL = 0.01
 """Seconds between two polls for replies where no wake-up comes from other processes."""
 LISTENING_POLL = 0.25
 """Seconds between two polls where wake-ups come: one may be lost."""
-LONGEST_TIMEOUT = 86_400.0
+MAX_TIMEOUT = 86_400.0
 """Maximum seconds that a request waits."""
-SHORTEST_EXPIRY = 0.001
+MIN_EXPIRY = 0.001
 """Seconds; a request cannot expire at once."""
 QUEUE_GRACE = 600.0
 """Seconds for which the reply queue stays registered after the last possible reply."""
@@ -55,15 +55,15 @@ LEAVE_TIMEOUT = 2.0
 """Maximum seconds that a stop waits to clear the queue; remaining replies expire."""
 
 
-def request_timeout(timeout: Duration | None) -> float:
+def parse_request_timeout(timeout: Duration | None) -> float:
     """Return the timeout of a request in seconds; None means `MAX_TIMEOUT`, the upper limit.
 
     Raises:
         SetupError: it is not a valid duration, or negative.
     """
     if timeout is None:
-        return LONGEST_TIMEOUT
-    return min(seconds_or_zero("timeout", timeout), LONGEST_TIMEOUT)
+        return MAX_TIMEOUT
+    return min(parse_non_negative("timeout", timeout), MAX_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ class Requests:
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._has_hint = False
         """True if a reply may have come since the last poll."""
-        self._look_at = inf
+        self._poll_at = inf
         """Time of the next poll without a hint (monotonic seconds)."""
         self._registered_until = float("-inf")
         self._register_lock = LoopSemaphore()
         self._has_unanswered = False
         """True if a reply may come that no request waits for."""
 
-    def address(self) -> ReplyAddress:
+    def create_address(self) -> ReplyAddress:
         """Create an address for the reply to a new request."""
         if self._process != os.getpid():
             self._process = os.getpid()
@@ -119,7 +119,7 @@ class Requests:
             self._queue = f"{REPLY_QUEUES}{host}.{self._process}.{uuid4().hex}"
         return ReplyAddress(self._queue, str(next(self._ids)))
 
-    async def ask(
+    async def send(
         self, row: NewMessage, address: ReplyAddress, correlation_id: str | None, timeout: float
     ) -> ClaimedMessage:
         """Publish `row` in a separate transaction, and wait for the reply.
@@ -186,12 +186,12 @@ class Requests:
 
     @property
     def _poll_interval(self) -> float:
-        return LISTENING_POLL if self._wakeups.listening else POLL
+        return LISTENING_POLL if self._wakeups.is_listening else POLL
 
     def _poll_within(self, seconds: float) -> None:
         look_at = self._clock.monotonic() + seconds
-        if look_at < self._look_at:
-            self._look_at = look_at
+        if look_at < self._poll_at:
+            self._poll_at = look_at
             self._wake()
 
     def _wake(self) -> None:
@@ -206,7 +206,7 @@ class Requests:
             now = self._clock.monotonic()
             if self._registered_until < now + timeout + QUEUE_GRACE / 2:
                 await self._rights.check(frozenset({Activity.REQUEST}))
-                await self._store.replies.note_queue(queue, timeout + QUEUE_GRACE)
+                await self._store.replies.register_queue(queue, timeout + QUEUE_GRACE)
                 self._registered_until = now + timeout + QUEUE_GRACE
 
     async def tick(self) -> float | None:
@@ -215,11 +215,11 @@ class Requests:
         Raises:
             StoreError: the replies are still there; call again.
         """
-        wait = self._look_at - self._clock.monotonic()
+        wait = self._poll_at - self._clock.monotonic()
         if not self._has_hint and (wait > 0 or not self._pending):
             return self._schedule_poll(wait)
         self._has_hint = False
-        replies = await self._store.replies.read(self._queue)
+        replies = await self._store.replies.read_replies(self._queue)
         for row in replies:
             self._hand_over(row)
         if replies:
@@ -234,9 +234,9 @@ class Requests:
     def _schedule_poll(self, seconds: float) -> float | None:
         """Schedule a poll after `seconds`; none if no request waits, or none is published yet."""
         if not self._pending or seconds == inf:
-            self._look_at = inf
+            self._poll_at = inf
             return None
-        self._look_at = self._clock.monotonic() + seconds
+        self._poll_at = self._clock.monotonic() + seconds
         return seconds
 
     def _hand_over(self, row: ClaimedMessage) -> None:
@@ -271,7 +271,9 @@ class Requests:
         # A heartbeat removes late replies, because the queue stays registered for a while.
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(LEAVE_TIMEOUT):
-                await self._store.replies.leave_queue(self._queue, forget=not self._has_unanswered)
+                await self._store.replies.clear_queue(
+                    self._queue, unregister=not self._has_unanswered
+                )
         self._forget_queue()
 
     def _forget_queue(self) -> None:

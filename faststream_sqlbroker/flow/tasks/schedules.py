@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.status import Missed, ScheduleState
+from faststream_sqlbroker.core.status import MissedRuns, ScheduleState
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from faststream_sqlbroker.flow.loop import CANCEL_LIMIT, Log, Loop, backoff, cancelled
+from faststream_sqlbroker.flow.loop import CANCEL_LIMIT, Log, Loop, backoff, is_task_cancelled
 from faststream_sqlbroker.flow.own_context import abandon_task
-from faststream_sqlbroker.flow.publish_on_ack import due_queues
+from faststream_sqlbroker.flow.publish_on_ack import get_due_queues
 from faststream_sqlbroker.flow.tasks.cron import Cron
 from faststream_sqlbroker.flow.threads import find_thread_function
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -27,7 +27,7 @@ from faststream_sqlbroker.flow.wakeup import Wakeups
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from faststream_sqlbroker.database.schedules import Seen
+    from faststream_sqlbroker.database.schedules import ScheduleSnapshot
     from faststream_sqlbroker.database.store import Store
 
 
@@ -54,12 +54,12 @@ it fails.
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class DeclaredSchedule:
     """A schedule that the application declares."""
 
     name: str
     cron: Cron
-    missed: Missed
+    missed: MissedRuns
     make: MakeMessages
 
 
@@ -85,7 +85,7 @@ class ScheduleRunner:
             self._crons[definition] = Cron(*definition)
         return self._crons[definition]
 
-    async def fire(self, planned: Planned) -> None:
+    async def fire(self, planned: DeclaredSchedule) -> None:
         """Publish the run that an operator has requested, and the due fire times of `planned`.
 
         They are published one after the other, unless another process does. A fire time whose
@@ -96,7 +96,7 @@ class ScheduleRunner:
         """
         token = uuid4()
         try:
-            state = await self._store.schedules.hold(planned.name, token, LEASE)
+            state = await self._store.schedules.claim(planned.name, token, LEASE)
             if state is None:
                 return
             async with self._hold_lease(planned.name, token):
@@ -113,40 +113,42 @@ class ScheduleRunner:
             # even if the answer was lost. What was published stays published.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(RELEASE_TIMEOUT):
-                    await self._store.schedules.give_back(planned.name, token)
+                    await self._store.schedules.release(planned.name, token)
             raise
 
-    async def _publish(self, planned: Planned, state: ScheduleState, token: UUID) -> None:
+    async def _publish(self, planned: DeclaredSchedule, state: ScheduleState, token: UUID) -> None:
         first = state.next_at
         until = state.decided_at
         assert first is not None  # noqa: S101 - a held schedule is due
         assert until is not None  # noqa: S101 - and has a decision time
         try:
             cron = self.get_cron((state.expression, state.tz))
-            following = self.get_cron(state.definition_to_come).after(until)
+            following = self.get_cron(state.next_definition).find_next(until)
             first = _skip_pause(cron, state, first, until)
             state = replace(state, skipped_until=None, next_at=first)
         except Exception as error:  # noqa: BLE001 - another version may have written it
             await self._put_off(planned, state, token, error)
             return
-        times = cron.due(first, until, planned.missed) if first <= until else []
+        times = cron.find_due(first, until, planned.missed) if first <= until else []
         if first <= until and not state.failures_count:
             self._log_missed(planned, first, until, times)
         for number, fire_at in enumerate(times, 1):
             state = replace(state, next_at=fire_at)
             is_last = number == len(times)
             next_state = (
-                state.ended(fire_at, following) if is_last else state.fired(fire_at, times[number])
+                state.end_run(fire_at, following)
+                if is_last
+                else state.record_fire(fire_at, times[number])
             )
             if not await self._publish_one(planned, state, fire_at, next_state, token):
                 return
             state = next_state
         if not times:
-            await self._write(planned, state.ended(None, following), token, ())
+            await self._write(planned, state.end_run(None, following), token, ())
 
     async def _publish_one(
         self,
-        planned: Planned,
+        planned: DeclaredSchedule,
         state: ScheduleState,
         at: datetime,
         next_state: ScheduleState,
@@ -159,19 +161,19 @@ class ScheduleRunner:
         return rows is not None and await self._write(planned, next_state, token, rows)
 
     async def _make_messages(
-        self, planned: Planned, state: ScheduleState, at: datetime, token: UUID
+        self, planned: DeclaredSchedule, state: ScheduleState, at: datetime, token: UUID
     ) -> Sequence[NewMessage] | None:
         """Create the messages of a fire time; None if that failed, and `state` was put off."""
         try:
             zone = self.get_cron((state.expression, state.tz)).zone
             return await self._call(planned, at.astimezone(zone))
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_task_cancelled():
                 raise
             await self._put_off(planned, state, token, error)
             return None
 
-    async def _call(self, planned: Planned, at: datetime) -> Sequence[NewMessage]:
+    async def _call(self, planned: DeclaredSchedule, at: datetime) -> Sequence[NewMessage]:
         # A task of its own: the function may cancel the task that it runs in.
         call = asyncio.create_task(planned.make(at))
         self.calls[planned.name] = (call, self._clock.monotonic())
@@ -179,13 +181,13 @@ class ScheduleRunner:
             messages: Sequence[NewMessage] = await call
         finally:
             del self.calls[planned.name]
-        if cancelled():  # which the function has swallowed
+        if is_task_cancelled():  # which the function has swallowed
             raise asyncio.CancelledError
         return messages
 
     async def _write(
         self,
-        planned: Planned,
+        planned: DeclaredSchedule,
         state: ScheduleState,
         token: UUID,
         rows: Sequence[NewMessage],
@@ -200,12 +202,12 @@ class ScheduleRunner:
             )
             self._log(logging.WARNING, text)
             return False
-        if queues := due_queues(rows):
-            self._wakeups.published(queues)
+        if queues := get_due_queues(rows):
+            self._wakeups.notify_published(queues)
         return True
 
     async def _put_off(
-        self, planned: Planned, state: ScheduleState, token: UUID, error: BaseException
+        self, planned: DeclaredSchedule, state: ScheduleState, token: UUID, error: BaseException
     ) -> None:
         count = state.failures_count + 1
         pause = min(MAX_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
@@ -215,12 +217,12 @@ class ScheduleRunner:
             f"({count} times in a row), again in {pause:.0f} s: {error!r}"
         )
         self._log(logging.ERROR, text, exc_info=error)
-        await self._store.schedules.put_off(
+        await self._store.schedules.postpone(
             planned.name, token, replace(state, failures_count=count), pause
         )
 
     def _log_missed(
-        self, planned: Planned, first: datetime, until: datetime, times: Sequence[datetime]
+        self, planned: DeclaredSchedule, first: datetime, until: datetime, times: Sequence[datetime]
     ) -> None:
         if times and times[0] == first:
             return
@@ -261,7 +263,7 @@ def _skip_pause(cron: Cron, state: ScheduleState, first: datetime, until: dateti
     if state.skipped_until is None:
         return first
     # An interrupted run may have got further than the end of the pause.
-    return max(first, cron.after(state.skipped_until) or until + timedelta(seconds=1))
+    return max(first, cron.find_next(state.skipped_until) or until + timedelta(seconds=1))
 
 
 MAX_CHECK_INTERVAL = 30.0
@@ -283,8 +285,8 @@ class Scheduler:
         self._wakeups = wakeups
         self._outages = wakeups.outages
         self._clock = wakeups.clock
-        self._firing = ScheduleRunner(store, wakeups, log)
-        self._planned: dict[str, Planned] = {}
+        self._runner = ScheduleRunner(store, wakeups, log)
+        self._planned: dict[str, DeclaredSchedule] = {}
         self._defined: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, int] = {}
@@ -296,13 +298,13 @@ class Scheduler:
         """True if the database answers. A function that raises is the application's business."""
         return (self._loop is None or self._loop.healthy) and not self._failures
 
-    def plan(self, schedules: Iterable[Planned]) -> None:
+    def set_schedules(self, schedules: Iterable[DeclaredSchedule]) -> None:
         """Set the schedules to fire from the next `start` on.
 
         Raises:
             SetupError: two have the same name.
         """
-        planned: dict[str, Planned] = {}
+        planned: dict[str, DeclaredSchedule] = {}
         for schedule in schedules:
             if schedule.name in planned:
                 raise SetupError(
@@ -336,7 +338,7 @@ class Scheduler:
         else:
             await self._end_functions(timeout)
         for name in self._failures:
-            self._outages.left((self, name))
+            self._outages.remove_part((self, name))
         self._failures.clear()
 
     async def _end_functions(
@@ -351,14 +353,14 @@ class Scheduler:
         try:
             await asyncio.wait(running.values(), timeout=timeout)
         finally:
-            calls = dict(self._firing.calls)
+            calls = dict(self._runner.calls)
             for name, task in running.items():
                 if name in calls and find_thread_function(calls[name][0]) is not None:
                     self._log_abandoned(name, calls[name][1], "runs in a thread")
                 task.cancel()
         await asyncio.wait(running.values(), timeout=CANCEL_LIMIT)
         abandoned = {name: task for name, task in running.items() if not task.done()}
-        calls = self._firing.calls
+        calls = self._runner.calls
         for name in abandoned.keys() & calls.keys():
             self._log_abandoned(name, calls[name][1], "swallows its cancellation")
             abandon_task(calls[name][0])
@@ -388,7 +390,7 @@ class Scheduler:
         for name in self._planned.keys() - self._defined:
             await self._store.schedules.define(name, partial(self._decide, self._planned[name]))
             self._defined.add(name)
-        now, seen = await self._store.schedules.read(list(self._planned))
+        now, seen = await self._store.schedules.read_snapshots(list(self._planned))
         return min(
             (self._check(p, seen.get(p.name), now) for p in self._planned.values()),
             default=self._max_interval,
@@ -396,7 +398,7 @@ class Scheduler:
 
     @property
     def _max_interval(self) -> float:
-        is_notified = self._wakeups.notify_only and self._wakeups.listening
+        is_notified = self._wakeups.notify_only and self._wakeups.is_listening
         return MAX_NOTIFIED_CHECK_INTERVAL if is_notified else MAX_CHECK_INTERVAL
 
     async def fire_due(self) -> datetime | None:
@@ -412,7 +414,7 @@ class Scheduler:
         while running := list(self._tasks.values()):
             await asyncio.wait(running)
             await self.tick()
-        now, seen = await self._store.schedules.read(list(self._planned))
+        now, seen = await self._store.schedules.read_snapshots(list(self._planned))
         times = [
             max(schedule.state.due_at, now + timedelta(seconds=max(0.0, schedule.busy_for)))
             for schedule in seen.values()
@@ -421,13 +423,13 @@ class Scheduler:
         return min(times, default=None)
 
     def _decide(
-        self, planned: Planned, state: ScheduleState | None, now: datetime
+        self, planned: DeclaredSchedule, state: ScheduleState | None, now: datetime
     ) -> ScheduleState | None:
         """Return the new state of `planned` at the start of this process; None to keep the old
         one.
         """
         definition = planned.cron.definition
-        if state is not None and state.definition_to_come == definition:
+        if state is not None and state.next_definition == definition:
             return None
         if (
             state is not None
@@ -438,7 +440,7 @@ class Scheduler:
         ):
             # Fire times that are due by the old definition are published first.
             return replace(state, decided_at=state.decided_at or now, becomes=definition)
-        new_state = ScheduleState(*definition, planned.cron.after(now))
+        new_state = ScheduleState(*definition, planned.cron.find_next(now))
         if state is None:
             return new_state
         return replace(
@@ -449,7 +451,9 @@ class Scheduler:
             run_at=state.run_at,
         )
 
-    def _check(self, planned: Planned, seen: "Seen | None", now: datetime) -> float:
+    def _check(
+        self, planned: DeclaredSchedule, seen: "ScheduleSnapshot | None", now: datetime
+    ) -> float:
         """Start to fire `planned` if due and free; return the seconds until the next check."""
         if planned.name in self._tasks:
             return self._max_interval  # the end of the task wakes the loop
@@ -473,33 +477,33 @@ class Scheduler:
         if self._loop is not None:
             self._loop.wake()
 
-    async def _fire(self, planned: Planned) -> None:
+    async def _fire(self, planned: DeclaredSchedule) -> None:
         name = planned.name
         started_at = self._clock.monotonic()
         try:
-            await self._firing.fire(planned)
+            await self._runner.fire(planned)
         except Exception as error:  # noqa: BLE001 - it goes on; `healthy` turns false
             failures = self._failures[name] = self._failures.get(name, 0) + 1
             pause = backoff(failures, self._clock)
             if isinstance(error, StoreError):
-                self._outages.failed((self, name), f"schedule {name!r}", error, started_at)
+                self._outages.record_failure((self, name), f"schedule {name!r}", error, started_at)
             else:
                 text = f"the schedule {name!r} could not fire, again in {pause:.1f} s: {error!r}"
                 self._log(logging.CRITICAL, text, exc_info=error)
             await self._clock.sleep(pause)
         else:
             self._failures.pop(name, None)
-            self._outages.worked((self, name))
+            self._outages.record_success((self, name))
 
-    def _can_read(self, planned: Planned, state: ScheduleState) -> bool:
+    def _can_read(self, planned: DeclaredSchedule, state: ScheduleState) -> bool:
         """Return True if this process can parse the stored definition, which another version may
         have written.
         """
         declared = planned.cron.definition
-        next_definition = state.definition_to_come
+        next_definition = state.next_definition
         try:
             for definition in {(state.expression, state.tz), next_definition}:
-                self._firing.get_cron(definition)
+                self._runner.get_cron(definition)
         except SetupError as error:
             text = (
                 f"the schedule {planned.name!r} is left to other processes, this one cannot read "

@@ -11,9 +11,9 @@ from dataclasses import replace
 from time import time
 from typing import Any
 
-from faststream_sqlbroker.core.jobs import Job, job_info, job_of
+from faststream_sqlbroker.core.jobs import Job, dump_job, parse_job
 from faststream_sqlbroker.core.orders import Repair
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
@@ -185,7 +185,7 @@ class BulkJobs:
             page_request.get_required_field("action"),
             to_search_arguments(fields, page_request.settings),
         )
-        text = json.dumps({"job": job_info(job), "made_at": time()}, sort_keys=True)
+        text = json.dumps({"job": dump_job(job), "made_at": time()}, sort_keys=True)
         values = {"job": job, "plan": text, "signature": self._sign(page_request, text)}
         return PageContent("plan.html", {**values, "search": fields})
 
@@ -203,7 +203,7 @@ class BulkJobs:
         plan = json.loads(text)
         self._mark_used(signature, plan["made_at"])
         # The plan contains the counted selection, up to the last message at that time.
-        job = replace(job_of("", from_microseconds(0), plan["job"]), created_at=None)
+        job = replace(parse_job("", from_microseconds(0), plan["job"]), created_at=None)
         started_job = await page_request.admin.run_job(job, wait=False)
         return self._follow_job(page_request, started_job.id, "begun")
 
@@ -286,7 +286,7 @@ async def _plan_action(page_request: DashboardRequest, action: str, search: dict
         return await admin.bulk_retry(**search, **options)
     if action == "move":
         return await admin.bulk_move(page_request.get_required_field("to"), **search, **options)
-    raise Problem(400, f"action must be redrive, cancel, retry or move, got {short(action)}")
+    raise Problem(400, f"action must be redrive, cancel, retry or move, got {format_value(action)}")
 
 
 def _get_job_id(page_request: DashboardRequest) -> str:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from faststream_sqlbroker.core.overview import JobCounts
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Redact, StoredMessage
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.shared import SharedQueries
@@ -163,7 +163,7 @@ def parse_number(page_request: DashboardRequest, name: str, kind: type[N]) -> N 
         return None if text is None else kind(text)
     except ValueError:
         requirement = "a whole number" if kind is int else "a number"
-        raise Problem(400, f"{name} must be {requirement}, got {short(text)}") from None
+        raise Problem(400, f"{name} must be {requirement}, got {format_value(text)}") from None
 
 
 _TEXT_FIELDS = ("queue", "state", "key", "error", "reason", "fingerprint")

@@ -6,7 +6,7 @@ Verification, lookup values and the diagnosis are only queried on request.
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.jobs import Job
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import (
@@ -18,7 +18,7 @@ from faststream_sqlbroker.http.diagnosis import LIMIT
 from faststream_sqlbroker.http.users import Role
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.http.dashboard.live import Live
+    from faststream_sqlbroker.http.dashboard.live import LiveUpdates
 
 
 PAGE_SIZE = 100
@@ -30,7 +30,7 @@ CONSUMER_PAGE_SIZE = 25
 _SEARCH_FIELDS = ("queue", "key", "error", "reason", "since", "until")
 
 
-async def load_dead_letters(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_dead_letters(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load failed messages, grouped by their errors."""
     fields = {
         name: value
@@ -43,12 +43,12 @@ async def load_dead_letters(page_request: DashboardRequest, _live: "Live") -> Pa
     return PageContent("dead_letters.html", {"found": dead_letters, "search": fields})
 
 
-async def load_schedules(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_schedules(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load all schedules of the fleet."""
     return PageContent("schedules.html", {"schedules": await page_request.admin.schedules()})
 
 
-async def load_policies(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_policies(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load the messages that wait for policies, and the end of each wait."""
     policies = await page_request.admin.policies(
         page_request.get_field("queue"), after=page_request.get_field("after"), limit=PAGE_SIZE
@@ -57,12 +57,12 @@ async def load_policies(page_request: DashboardRequest, _live: "Live") -> PageCo
     return PageContent("policies.html", {"policies": policies, "after": cursor})
 
 
-async def load_locks(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_locks(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load the locks that are held."""
     return PageContent("locks.html", {"locks": await page_request.admin.locks(limit=PAGE_SIZE)})
 
 
-async def load_workers(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_workers(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load the subscribers of all processes."""
     subscribers = await page_request.admin.subscribers(page_request.get_field("queue"))
     subscribers.sort(key=lambda subscriber: (subscriber.queues, subscriber.worker))
@@ -72,7 +72,7 @@ async def load_workers(page_request: DashboardRequest, _live: "Live") -> PageCon
     )
 
 
-async def load_jobs(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_jobs(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load bulk actions."""
     jobs = await page_request.admin.audit(
         bulk=True, limit=PAGE_SIZE, before=page_request.get_field("before")
@@ -80,17 +80,17 @@ async def load_jobs(page_request: DashboardRequest, _live: "Live") -> PageConten
     return PageContent("jobs.html", {"jobs": jobs, "after": _get_next_cursor(jobs)})
 
 
-async def load_job(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_job(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load a bulk action."""
     job = await page_request.admin.job(page_request.request.path_params["job"])
     if job is None:
-        job_id = short(page_request.request.path_params["job"])
+        job_id = format_value(page_request.request.path_params["job"])
         text = f"there is no bulk action {job_id}: it never was, or is older than a year"
         raise Problem(404, text)
     return PageContent("job.html", {"job": job})
 
 
-async def load_audit(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_audit(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load the actions of operators."""
     actions = await page_request.admin.audit(
         limit=PAGE_SIZE, before=page_request.get_field("before")
@@ -102,7 +102,7 @@ def _get_next_cursor(jobs: list[Job]) -> str | None:
     return jobs[-1].id if len(jobs) == PAGE_SIZE else None
 
 
-async def load_channels(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_channels(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load the pull consumers, and their jobs by state."""
     cursor = page_request.get_field("after") or ""
     names = sorted(name for name in await page_request.list_pull_queues() if name > cursor)
@@ -125,7 +125,7 @@ MAX_LINES = 100
 """Damaged rows, notes or records per page."""
 
 
-async def load_verify(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_verify(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Verify the tables, once the user requests a run."""
     cursor = page_request.get_field("after")
     verification = None
@@ -138,7 +138,7 @@ async def load_verify(page_request: DashboardRequest, _live: "Live") -> PageCont
     return PageContent("verify.html", {"found": verification, "meanings": MEANINGS, "notes": NOTES})
 
 
-async def load_diagnosis(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_diagnosis(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Run the diagnosis, for administrators only: the result names hosts, tables and rights.
 
     Raises:
@@ -152,7 +152,7 @@ async def load_diagnosis(page_request: DashboardRequest, _live: "Live") -> PageC
     return PageContent("diagnosis.html", {"found": diagnosis})
 
 
-async def load_mirror(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_mirror(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load live messages with a lookup value: the count for viewers, the records for operators."""
     lookup = page_request.get_field("lookup")
     info = page_request.get_field("info")

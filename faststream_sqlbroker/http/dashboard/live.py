@@ -29,7 +29,7 @@ HISTORY_TIMEOUT = 10.0
 """Seconds without a poll after which sparklines start again. Shorter gaps are normal: the stream
 of a single viewer ends and starts again.
 """
-MOST_VIEWERS = 100
+MAX_VIEWERS = 100
 """Viewers per process; more are refused."""
 MAX_STREAM_SECONDS = 20.0
 """Seconds of a stream; then the browser reconnects, and its user is authenticated again. A server
@@ -40,7 +40,7 @@ RETRY_EVENT = b"retry: 500\n\n"
 Row = Mapping[str, str]
 
 
-class Live:
+class LiveUpdates:
     """Polls the queues while there are viewers, and sends every viewer the same events."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Live:
         """Ready messages of each queue at the last polls."""
 
     @property
-    def viewers(self) -> int:
+    def viewer_count(self) -> int:
         """Number of current viewers."""
         return self._viewers
 
@@ -75,13 +75,13 @@ class Live:
         Raises:
             Problem: there are too many viewers (503).
         """
-        if self._viewers >= MOST_VIEWERS:
-            text = f"{MOST_VIEWERS} pages are live already: this one does not change by itself"
+        if self._viewers >= MAX_VIEWERS:
+            text = f"{MAX_VIEWERS} pages are live already: this one does not change by itself"
             raise Problem(503, text, {"Retry-After": "60"})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield events for a viewer: first all rows, then changed rows."""
-        if self._viewers >= MOST_VIEWERS:
+        if self._viewers >= MAX_VIEWERS:
             return  # Viewers that passed `check` at the same time were faster.
         self._viewers += 1
         try:

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.admin.findings import MAX_AGE
-from faststream_sqlbroker.core.findings import explain_late, queue_findings
+from faststream_sqlbroker.core.findings import explain_late, find_queue_problems
 from faststream_sqlbroker.core.overview import Count, QueueOverview
-from faststream_sqlbroker.core.status import error_text
+from faststream_sqlbroker.core.status import format_error
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import (
@@ -19,9 +19,9 @@ from faststream_sqlbroker.http.dashboard.asked import (
 from faststream_sqlbroker.http.dashboard.rendering import get_state_times
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.http.dashboard.live import Live
+    from faststream_sqlbroker.http.dashboard.live import LiveUpdates
 
-ERROR_PREFIX = error_text("\0").partition("\0")[0]
+ERROR_PREFIX = format_error("\0").partition("\0")[0]
 """Text before an error at the end of a sentence."""
 PAGE_SIZE = 50
 """Messages per page."""
@@ -31,7 +31,7 @@ MAX_FAILED = 100
 """Maximum dead letters that the overview counts."""
 
 
-async def load_overview(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_overview(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load findings, rates and ages."""
     result = await page_request.shared.findings.get()
     queues = list(result.queues)
@@ -42,7 +42,7 @@ async def load_overview(page_request: DashboardRequest, _live: "Live") -> PageCo
             "findings": result.findings,
             "health": result.health,
             "failed": await _count_recent_failures(page_request),
-            "totals": totals(queues),
+            "totals": compute_totals(queues),
         },
     )
 
@@ -57,7 +57,7 @@ async def _count_recent_failures(page_request: DashboardRequest) -> Count:
     return Count(len(page.messages), "exact" if page.after is None else "at least")
 
 
-def totals(queues: list[QueueOverview]) -> dict[str, Any]:
+def compute_totals(queues: list[QueueOverview]) -> dict[str, Any]:
     """Return sums and worst values of all queues."""
     rates = [queue.out_per_minute for queue in queues if queue.out_per_minute is not None]
     return {
@@ -70,13 +70,13 @@ def totals(queues: list[QueueOverview]) -> dict[str, Any]:
     }
 
 
-async def load_queues(page_request: DashboardRequest, live: "Live") -> PageContent:
+async def load_queues(page_request: DashboardRequest, live: "LiveUpdates") -> PageContent:
     """Load all queues with their counts."""
     overviews = await page_request.shared.queues.get()
     return PageContent("queues.html", {"queues": overviews, "history": live.history})
 
 
-async def load_queue(page_request: DashboardRequest, live: "Live") -> PageContent:
+async def load_queue(page_request: DashboardRequest, live: "LiveUpdates") -> PageContent:
     """Load a queue."""
     name = _get_queue_name(page_request)
     overview = (await page_request.admin.queues(name))[0]
@@ -86,7 +86,7 @@ async def load_queue(page_request: DashboardRequest, live: "Live") -> PageConten
         explain_late(finding, overview, policies[0], subscribers)
         if finding.kind == "late" and policies
         else finding
-        for finding in queue_findings(overview, MAX_AGE)
+        for finding in find_queue_problems(overview, MAX_AGE)
     ]
     values = {
         "queue": overview,
@@ -105,7 +105,7 @@ def _get_queue_name(page_request: DashboardRequest) -> str:
     return name
 
 
-async def load_messages(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_messages(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load a page of messages that match the search."""
     fields = read_search_fields(page_request.get_field)
     page = await page_request.admin.messages(
@@ -128,7 +128,7 @@ async def load_messages(page_request: DashboardRequest, _live: "Live") -> PageCo
     )
 
 
-async def load_message(page_request: DashboardRequest, _live: "Live") -> PageContent:
+async def load_message(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
     """Load a message with all details."""
     settings = page_request.settings
     # A redact hook may need headers and body to decide, even if they are not shown.

@@ -13,13 +13,13 @@ from markupsafe import Markup
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import StoredMessage
-from faststream_sqlbroker.core.times import length_text as known_length
+from faststream_sqlbroker.core.times import format_duration as known_length
 
-LONGEST_BODY = 100_000
+MAX_BODY = 100_000
 """Characters of a body on a page."""
 
 
-def environment() -> Environment:
+def create_environment() -> Environment:
     """Create the environment of this package's templates."""
     environment = Environment(
         loader=PackageLoader("faststream_sqlbroker.http.dashboard"),
@@ -37,7 +37,7 @@ def environment() -> Environment:
         "rate": format_rate,
         "status": format_status,
         "fact": format_fact,
-        "body": body_text,
+        "body": format_body,
         "query": format_query,
         "size": len,
         "plain_schedule": describe_schedule,
@@ -103,17 +103,17 @@ def format_fact(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def body_text(body: Any) -> str:
+def format_body(body: Any) -> str:
     """Format a body or a header: indented JSON, plain text, or bytes in hexadecimal."""
     if isinstance(body, str):
         text = body
     elif isinstance(body, bytes):
-        text = f"{len(body)} bytes: {body[:LONGEST_BODY].hex(' ')}"
+        text = f"{len(body)} bytes: {body[:MAX_BODY].hex(' ')}"
     else:
         text = _format_json(body)
-    if len(text) <= LONGEST_BODY:
+    if len(text) <= MAX_BODY:
         return text
-    return f"{text[:LONGEST_BODY]}\n… and more: a page shows {LONGEST_BODY:,} characters"
+    return f"{text[:MAX_BODY]}\n… and more: a page shows {MAX_BODY:,} characters"
 
 
 def _format_json(body: Any) -> str:
@@ -128,7 +128,7 @@ def _format_json(body: Any) -> str:
     for part in encoder.iterencode(body):
         parts.append(part)
         size += len(part)
-        if size > LONGEST_BODY:
+        if size > MAX_BODY:
             break
     return "".join(parts)
 

@@ -20,16 +20,16 @@ from faststream_sqlbroker.http.dashboard.asked import (
     DashboardSettings,
     PageContent,
 )
-from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
-from faststream_sqlbroker.http.dashboard.rendering import environment
-from faststream_sqlbroker.http.dashboard.shared import Answers, create_shared_queries
+from faststream_sqlbroker.http.dashboard.live import LiveResponse, LiveUpdates
+from faststream_sqlbroker.http.dashboard.rendering import create_environment
+from faststream_sqlbroker.http.dashboard.shared import QueryCache, create_shared_queries
 from faststream_sqlbroker.http.gate import AccessControl
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import create_path_problem, log_problem
 from faststream_sqlbroker.http.users import Role, User, parse_role
 
 STATIC = Path(__file__).parent / "static"
-Page = Callable[[DashboardRequest, Live], Awaitable[PageContent]]
+Page = Callable[[DashboardRequest, LiveUpdates], Awaitable[PageContent]]
 REFRESH_HEADER = "X-Refreshed"
 """Header of requests by which an open page refreshes itself."""
 DIAGNOSIS = "/ui/diagnosis"
@@ -74,11 +74,11 @@ class DashboardRoutes:
         self._access_control = access_control
         self._limits = limits
         self._settings = settings
-        self._templates = environment()
+        self._templates = create_environment()
         self._bulk = BulkJobs(csrf, service.log)
         self._shared = create_shared_queries(service.admin)
-        self._live = Live(self._shared.queues.renew, pages.totals)
-        self._page_cache: Answers[PageContent] = Answers()
+        self._live = LiveUpdates(self._shared.queues.refresh, pages.compute_totals)
+        self._page_cache: QueryCache[PageContent] = QueryCache()
 
     def create_routes(self) -> list[BaseRoute]:
         """Create all routes; a read-only dashboard has no action routes."""
@@ -121,7 +121,7 @@ class DashboardRoutes:
         key = (_get_path(page_request.request), tuple(query), page_request.user.role)
         refresh = REFRESH_HEADER not in page_request.request.headers
         return await self._page_cache.get(
-            key, lambda: page(page_request, self._live), renew=refresh
+            key, lambda: page(page_request, self._live), refresh=refresh
         )
 
     def _create_action_handler(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
@@ -134,7 +134,7 @@ class DashboardRoutes:
                 result = await action(page_request)
             finally:
                 self._shared.invalidate()
-                self._page_cache.forget()
+                self._page_cache.clear()
             if isinstance(result, PageContent):
                 return self._render_page(page_request, result)
             separator = "&" if "?" in result.path else "?"

@@ -20,7 +20,7 @@ MAX_CACHED = 64
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
+class SharedQuery(Generic[T]):
     """A query whose result is shared."""
 
     def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
@@ -48,12 +48,12 @@ class Shared(Generic[T]):
                 return await self._run_query()
             return self._results[0]
 
-    async def renew(self) -> T:
+    async def refresh(self) -> T:
         """Query again, and share the new result."""
         async with self._lock:
             return await self._run_query()
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Make the next caller query again, after a change."""
         self._changes += 1
         self._fresh_until = float("-inf")
@@ -70,51 +70,53 @@ class Shared(Generic[T]):
         return result
 
 
-class Answers(Generic[T]):
+class QueryCache(Generic[T]):
     """Shared results of many queries; stale results are dropped."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, Shared[T]] = {}
+        self._queries: dict[Hashable, SharedQuery[T]] = {}
 
     async def get(
-        self, key: Hashable, read: Callable[[], Awaitable[T]], *, renew: bool = False
+        self, key: Hashable, read: Callable[[], Awaitable[T]], *, refresh: bool = False
     ) -> T:
         """Return the result of `read`, or with `refresh` a new result."""
-        query = self._kept.pop(key, None) or Shared(read)
+        query = self._queries.pop(key, None) or SharedQuery(read)
         # Use the new function: objects of an earlier request may be closed.
         query.read = read
         # A page may hold a body of megabytes, so drop each page when it is stale.
-        self._kept = {name: cached for name, cached in self._kept.items() if not cached.is_stale}
-        self._kept[key] = query
-        if len(self._kept) > MAX_CACHED:
-            del self._kept[next(iter(self._kept))]
-        return await (query.renew() if renew else query.get())
+        self._queries = {
+            name: cached for name, cached in self._queries.items() if not cached.is_stale
+        }
+        self._queries[key] = query
+        if len(self._queries) > MAX_CACHED:
+            del self._queries[next(iter(self._queries))]
+        return await (query.refresh() if refresh else query.get())
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all results, after a change; waiting callers still get theirs."""
-        self._kept.clear()
+        self._queries.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class SharedQueries:
     """Queries that pages share."""
 
-    queues: Shared[list[QueueOverview]]
-    findings: "Shared[Findings]"
+    queues: SharedQuery[list[QueueOverview]]
+    findings: "SharedQuery[Findings]"
     verify_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a page verifies the tables or runs the diagnosis."""
 
     def invalidate(self) -> None:
         """Make all results stale, after an operator's change."""
-        self.queues.forget()
-        self.findings.forget()
+        self.queues.invalidate()
+        self.findings.invalidate()
 
 
 def create_shared_queries(admin: Callable[[], "Admin"]) -> SharedQueries:
     """Create the shared queries of a broker."""
-    queues = Shared(lambda: admin().queues())
+    queues = SharedQuery(lambda: admin().queues())
 
     async def read_findings() -> "Findings":
         return await admin().findings(queues=await queues.get())
 
-    return SharedQueries(queues, Shared(read_findings))
+    return SharedQueries(queues, SharedQuery(read_findings))

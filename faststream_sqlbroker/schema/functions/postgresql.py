@@ -174,7 +174,7 @@ def build_statements(tables: Tables, schema: str) -> list[str]:
     def quote_name(name: str) -> str:
         return f"{quote(schema)}.{quote(name)}"
 
-    tag = _find_tag([schema, *(table.name for table in tables.ours)])
+    tag = _find_tag([schema, *(table.name for table in tables.broker_tables)])
     parts = {
         **build_parts(tables, quote_name),
         "head": _HEAD + tag,

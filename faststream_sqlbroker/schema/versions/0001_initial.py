@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from faststream_sqlbroker.schema.tables import build_tables, ddl
+from faststream_sqlbroker.schema.tables import build_ddl, build_tables
 
 revision = "0001"
 down_revision = None
@@ -14,11 +14,11 @@ def upgrade() -> None:
     """Create the tables."""
     context = op.get_context()
     tables = build_tables(context.opts["sqlbroker_config"])
-    for statement in ddl(tables, context.dialect.name):
+    for statement in build_ddl(tables, context.dialect.name):
         op.execute(statement)
 
 
 def downgrade() -> None:
     """Drop the tables with all messages."""
-    for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"]).ours):
+    for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"]).broker_tables):
         op.drop_table(table.name, schema=table.schema)

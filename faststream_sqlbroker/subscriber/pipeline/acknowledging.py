@@ -21,7 +21,7 @@ from faststream_sqlbroker.subscriber.pipeline.bodies import ack_quickly
 _Info = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
-class Acknowledging:
+class Acknowledger:
     """Acknowledges and logs the messages of a subscriber."""
 
     __slots__ = ("_acks", "_acks_first", "_context", "_make_ack", "_make_log", "_state")
@@ -53,7 +53,7 @@ class Acknowledging:
         except Exception as error:  # noqa: BLE001 - as FastStream's
             self._state.log(repr(error), logging.CRITICAL, exc_info=error)
 
-    async def leave(self, row: Any, message: Any, error: BaseException | None) -> bool:
+    async def finish(self, row: Any, message: Any, error: BaseException | None) -> bool:
         """Finish the message, after `error` if any, which is being handled.
 
         Args:
@@ -77,7 +77,7 @@ class Acknowledging:
         # Not inside of `except`, because the outcome must name the error being handled here.
         return await self._acknowledge(row, message, error, failure)
 
-    async def leave_handled(self, row: Any, message: Any) -> None:
+    async def finish_handled(self, row: Any, message: Any) -> None:
         """Finish a message whose handler and answers succeeded."""
         failure: BaseException | None = None
         if self.is_logging:

@@ -7,7 +7,7 @@ from faststream.response import Response, ensure_response
 
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer, is_plain
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
-from faststream_sqlbroker.subscriber.pipeline.fingerprints import unknown
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import find_unknown
 from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 
 Scopes = Callable[[], Iterable[Any]]
@@ -27,14 +27,14 @@ def get_default_scopes() -> tuple[Any, ...]:
     return (_call_publish,)
 
 
-class Answers:
+class AnswerPublisher:
     """Publishes the answers of a handler."""
 
     __slots__ = ("_is_known", "_subscriber", "publishers")
 
     def __init__(self, subscriber: Any, handler: Any) -> None:
         self._subscriber = subscriber
-        self._is_known = not unknown(PUBLISHING)
+        self._is_known = not find_unknown(PUBLISHING)
         self.publishers: list[Any] = handler._publishers
         """FastStream's own list, because a publisher may be stacked later."""
 

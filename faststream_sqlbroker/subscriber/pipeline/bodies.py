@@ -8,10 +8,10 @@ from uuid import UUID
 from faststream.message import AckStatus
 from faststream.message.source_type import SourceType
 
-from faststream_sqlbroker.core.correlation import CorrelationIds, new_database_id
+from faststream_sqlbroker.core.correlation import CorrelationIds, create_database_id
 from faststream_sqlbroker.core.outcome import Ack
-from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
-from faststream_sqlbroker.core.text import LONGEST_KEPT, plain_headers
+from faststream_sqlbroker.core.rows import ClaimedMessage, HandlerServices
+from faststream_sqlbroker.core.text import MAX_CACHED_HEADERS, parse_flat_headers
 from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
 from faststream_sqlbroker.parser import (
     CONTENT_TYPE,
@@ -67,7 +67,7 @@ def is_decode_replaced(message: Any) -> bool:
     return type(message) not in _OWN_CLASSES or "decode" in vars(message)
 
 
-def quick_parse(parser: SqlBrokerParser) -> Parse:
+def make_quick_parse(parser: SqlBrokerParser) -> Parse:
     """Return a function like `parser.parse` that mostly avoids the constructor.
 
     Return `parser.parse` itself if the constructor would create a different message.
@@ -76,9 +76,9 @@ def quick_parse(parser: SqlBrokerParser) -> Parse:
 
     def parse(row: ClaimedMessage) -> SqlBrokerMessage:
         stored = row.stored_headers
-        if stored.__class__ is not str or len(stored) > LONGEST_KEPT:
+        if stored.__class__ is not str or len(stored) > MAX_CACHED_HEADERS:
             return parse_fully(row)
-        headers = plain_headers(stored)
+        headers = parse_flat_headers(stored)
         if headers is None or REPLY_TO in headers:
             return parse_fully(row)
         return _make_message(row, headers)
@@ -98,8 +98,8 @@ def _make_message(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMess
     correlation_id = headers.get(CORRELATION_ID)
     if not correlation_id or correlation_id.__class__ is not str:
         # Like `get_correlation_id`, without the call.
-        holder = row.holder
-        correlation_id = message_id if holder is None else holder.correlation_ids.of(row.id)
+        holder = row.services
+        correlation_id = message_id if holder is None else holder.correlation_ids.build_id(row.id)
     message = SqlBrokerMessage.__new__(SqlBrokerMessage)
     message.__dict__ = {
         "raw_message": row,
@@ -131,8 +131,8 @@ async def _extend_leases(_rows: Any, _seconds: float) -> bool:
     return True
 
 
-_HOLDER = Holder(
-    _extend_leases, None, ack_first=False, correlation_ids=CorrelationIds(new_database_id())
+_HOLDER = HandlerServices(
+    _extend_leases, None, ack_first=False, correlation_ids=CorrelationIds(create_database_id())
 )
 
 
@@ -142,7 +142,7 @@ def _make_sample(headers: str) -> ClaimedMessage:
         *(1, "queue", b"{}", headers, 0, None, 0, 1, 1, timestamp, timestamp),
         *(None, None, None, timestamp, UUID(int=0)),
     )
-    row.holder = _HOLDER
+    row.services = _HOLDER
     return row
 
 

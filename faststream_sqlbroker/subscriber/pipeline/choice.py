@@ -12,20 +12,20 @@ from typing import Any
 from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.pipeline import ConfigComposition, default_filter
-from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.parser import SqlBrokerBatchParser, SqlBrokerParser
-from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
-from faststream_sqlbroker.subscriber.pipeline.answers import Answers
+from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledger
+from faststream_sqlbroker.subscriber.pipeline.answers import AnswerPublisher
 from faststream_sqlbroker.subscriber.pipeline.arguments import HandlerCall, compile_call
-from faststream_sqlbroker.subscriber.pipeline.bodies import make_loader, quick_parse
+from faststream_sqlbroker.subscriber.pipeline.bodies import make_loader, make_quick_parse
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
 from faststream_sqlbroker.subscriber.pipeline.dependencies import ResolvedDependencies
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import (
     GENERIC,
     VARIABLE,
     NotCompiled,
+    find_unknown,
     get_selected_pipeline,
-    unknown,
     warn_once,
 )
 from faststream_sqlbroker.subscriber.pipeline.parts import Parts, Plain, Wrapped
@@ -108,7 +108,7 @@ class Guard:
         # This runs before each message, so the cheapest checks come first.
         return (
             not self._handler.is_test
-            and (current.get() is None) is not self._transactional
+            and (current_transaction.get() is None) is not self._transactional
             and self.is_unchanged()
         )
 
@@ -117,7 +117,7 @@ class Guard:
 
         The condition is a test, or the transaction of another message.
         """
-        return self._handler.is_test or (current.get() is None) is self._transactional
+        return self._handler.is_test or (current_transaction.get() is None) is self._transactional
 
     def is_unchanged(self) -> bool:
         """Return True if nothing has changed."""
@@ -185,7 +185,7 @@ def _collect_configs(config: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
     return compositions, leaves
 
 
-MOST_CHANGES = 100
+MAX_CHANGES = 100
 """Maximum number of changes while a subscriber runs; after that it uses FastStream's pipeline until
 its next start.
 """
@@ -194,7 +194,7 @@ Process = Callable[[Any], Awaitable[None]]
 """Runs the handler on a row or a batch; raises the errors of FastStream's `process_message`."""
 
 
-class Pipeline:
+class CompiledHandler:
     """The function that workers of a subscriber call with each row or batch."""
 
     def __init__(self, subscriber: Any, methods: Mapping[str, Any]) -> None:
@@ -248,7 +248,7 @@ class Pipeline:
         guard = self._guard
         # A test or another message's transaction ends by itself. Compiling for it would use up the
         # allowed changes.
-        if guard is not None and not guard.is_temporary() and self._changes < MOST_CHANGES:
+        if guard is not None and not guard.is_temporary() and self._changes < MAX_CHANGES:
             self._changes += 1
             self._compile()
             if self._process is not None and self._can_use_compiled():
@@ -315,7 +315,7 @@ class Pipeline:
         Raises:
             NotCompiled: functions of `group` are not known.
         """
-        if not (names := unknown(group)):
+        if not (names := find_unknown(group)):
             return
         warn_once(group, instead, names, self._subscriber._log_of_loops)
         raise NotCompiled(f"unknown functions: {', '.join(names)}")
@@ -357,13 +357,13 @@ def _make_parts(subscriber: Any, item: Any, scopes: Scopes, call: HandlerCall) -
         state=outer.logger,
         context=outer.context,
         scopes=scopes,
-        parse=quick_parse(item.parser.__self__),
+        parse=make_quick_parse(item.parser.__self__),
         parse_any=item.parser,
         decoder=item.decoder,
         log_context=subscriber.get_log_context if is_batch else _make_log_context(subscriber),
         call=call,
-        answers=Answers(subscriber, item.handler),
-        acknowledging=Acknowledging(
+        answers=AnswerPublisher(subscriber, item.handler),
+        acknowledging=Acknowledger(
             outer.logger, outer.context, subscriber.ack_policy, subscriber._parser
         ),
         policy=subscriber.ack_policy,
@@ -387,7 +387,7 @@ def _add_transaction(process: Process, context: Any) -> Process:
     """Wrap `process` to set the transaction of the message in the context."""
 
     async def process_in_transaction(row: Any) -> None:
-        with context.scope(TRANSACTION, current.get()):
+        with context.scope(TRANSACTION, current_transaction.get()):
             await process(row)
 
     return process_in_transaction

@@ -7,7 +7,7 @@ from typing import Any
 from fast_depends.core import CallModel
 from fast_depends.utils import is_coroutine_callable, solve_generator_async
 
-from faststream_sqlbroker.flow.threads import own_in_thread
+from faststream_sqlbroker.flow.threads import run_in_tracked_thread
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 from faststream_sqlbroker.subscriber.pipeline.models import RESERVED, Arguments, Values
 
@@ -82,7 +82,9 @@ class _Dependency:
         else:
             run = self._run
             value = await (
-                own_in_thread(call, **call_arguments) if run is None else run(**call_arguments)
+                run_in_tracked_thread(call, **call_arguments)
+                if run is None
+                else run(**call_arguments)
             )
             if arguments.respond is not None:
                 value = arguments.respond(value)

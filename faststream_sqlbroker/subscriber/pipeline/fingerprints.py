@@ -52,19 +52,21 @@ def get_selected_pipeline() -> str:
     return value
 
 
-def unknown(group: str) -> list[str]:
+def find_unknown(group: str) -> list[str]:
     """Return the functions of `group` that may not be replaced.
 
     These are the names of functions that do not belong to the library; or, if all do, a text with
     the versions whose functions differ.
     """
-    group_digests = list(digests(group))
+    group_digests = list(iter_digests(group))
     if foreign := [name for name, digest in group_digests if not digest]:
         return foreign
-    return [] if together(group_digests) in KNOWN[group] else [f"those of {_format_versions()}"]
+    return (
+        [] if combine_digests(group_digests) in KNOWN[group] else [f"those of {_format_versions()}"]
+    )
 
 
-def together(name_digests: Iterable[tuple[str, str]]) -> str:
+def combine_digests(name_digests: Iterable[tuple[str, str]]) -> str:
     """Combine the digests of all functions, sorted by name."""
     return _hash_text(repr(sorted(name_digests)))
 
@@ -93,7 +95,7 @@ _warned_groups: set[str] = set()
 """Groups that this process has warned about."""
 
 
-def digests(group: str) -> Iterator[tuple[str, str]]:
+def iter_digests(group: str) -> Iterator[tuple[str, str]]:
     """Yield the name and current digest of each function of `group`.
 
     The digest is empty if the function does not belong to the library that contains it.
@@ -104,7 +106,7 @@ def digests(group: str) -> Iterator[tuple[str, str]]:
         for name in names:
             function = _get_function(owner, name)
             is_own = _get_library(str(getattr(function, "__module__", None))) == library
-            yield f"{prefix}.{name}", _digest(function) if is_own else ""
+            yield f"{prefix}.{name}", _compute_digest(function) if is_own else ""
 
 
 def _get_library(module: str) -> str:
@@ -117,7 +119,7 @@ def _get_function(owner: Any, name: str) -> Any:
 
 
 @lru_cache(maxsize=512)
-def _digest(function: Any) -> str:
+def _compute_digest(function: Any) -> str:
     """Return the digest of a function; empty without source or for other objects."""
     if not isinstance(function, FunctionType) or _is_patched(function):
         return ""

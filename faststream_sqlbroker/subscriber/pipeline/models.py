@@ -60,7 +60,7 @@ class Arguments:
             raise NotCompiled("a parameter with a name of FastDepends' own")
         self.call = model.call
         self._names = names
-        self._fields = context_fields(model)
+        self._fields = get_context_fields(model)
         self._serializer = model.serializer
         self._validate = _get_validator(model.serializer)
         self.respond = _get_result_validator(model)
@@ -103,7 +103,7 @@ def fill_context_fields(fields: tuple[Field, ...], values: Values) -> None:
             values.pop(parameter, None)
 
 
-def context_fields(model: CallModel) -> tuple[Field, ...]:
+def get_context_fields(model: CallModel) -> tuple[Field, ...]:
     """Return the parameters that come from the context.
 
     Raises:

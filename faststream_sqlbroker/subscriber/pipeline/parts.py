@@ -11,8 +11,8 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.pipeline import EmptyLoggerObject
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
-from faststream_sqlbroker.subscriber.pipeline.answers import Answers
+from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledger
+from faststream_sqlbroker.subscriber.pipeline.answers import AnswerPublisher
 from faststream_sqlbroker.subscriber.pipeline.arguments import HandlerCall
 from faststream_sqlbroker.subscriber.pipeline.bodies import Parse, ack_quickly
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
@@ -38,8 +38,8 @@ class Parts:
     log_context: Callable[[Any], dict[str, str]]
     """Returns the log columns of a message."""
     call: HandlerCall
-    answers: Answers
-    acknowledging: Acknowledging
+    answers: AnswerPublisher
+    acknowledging: Acknowledger
     policy: AckPolicy
 
 
@@ -90,11 +90,11 @@ class Plain:
                 await self._answers.publish(message, result)
         except BaseException as error:
             # FastStream's middlewares also decide how a cancellation ends.
-            if not await self._acknowledging.leave(row, message, error):
+            if not await self._acknowledging.finish(row, message, error):
                 raise
         else:
             if not is_quick or not ack_quickly(message):
-                await self._acknowledging.leave_handled(row, message)
+                await self._acknowledging.finish_handled(row, message)
         finally:
             scopes.leave(tokens, message_tokens)
             self._lock.release()
@@ -170,8 +170,8 @@ class _MiddlewareRun:
         acknowledging = self._parts.acknowledging
         message = self._message
         if error is not None or message is None:
-            return await acknowledging.leave(self._row, message, error)
-        await acknowledging.leave_handled(self._row, message)
+            return await acknowledging.finish(self._row, message, error)
+        await acknowledging.finish_handled(self._row, message)
         return False
 
 

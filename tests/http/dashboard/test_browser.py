@@ -21,7 +21,7 @@ from faststream_sqlbroker import NoRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.http.dashboard import routes
-from faststream_sqlbroker.http.server import InnerServer, bound
+from faststream_sqlbroker.http.server import InnerServer, bind_socket
 from tests.helpers import eventually
 from tests.http.conftest import PASSWORDS, as_user, logins, on_sqlite
 from tests.http.dashboard.conftest import ended
@@ -125,7 +125,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def serving(broker: SqlBroker, **options: Any) -> AsyncIterator[str]:
     """The address of the broker's application, served by uvicorn."""
     app = broker.asgi(logins(), channels=Channels(), **options)
-    listener = bound("port", "127.0.0.1", 0)
+    listener = bind_socket("port", "127.0.0.1", 0)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
     server = InnerServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -11,8 +11,8 @@ from faststream_sqlbroker import SqlBroker, StoreError
 from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard import live as module
-from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
-from faststream_sqlbroker.http.dashboard.pages import totals
+from faststream_sqlbroker.http.dashboard.live import LiveResponse, LiveUpdates
+from faststream_sqlbroker.http.dashboard.pages import compute_totals
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
 
@@ -55,7 +55,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[None]":
     return queue
 
 
-async def rested(live: Live, turns: "asyncio.Queue[None]") -> None:
+async def rested(live: LiveUpdates, turns: "asyncio.Queue[None]") -> None:
     """Wait until nothing looks: without viewers a poller ends at its next turn."""
     turns.put_nowait(None)
     poller = live._poller
@@ -83,11 +83,11 @@ async def test_twenty_viewers_share_one_look(
     monkeypatch.setattr(module, "monotonic", lambda: 1000.0)
     await broker.publish({}, "a")
     await broker.publish({}, "b")
-    live = Live(reads, totals)
+    live = LiveUpdates(reads, compute_totals)
     streams = [live.stream() for _ in range(VIEWERS)]
     first = await asyncio.gather(*(event(stream) for stream in streams))
     assert reads.count == 1
-    assert live.viewers == VIEWERS
+    assert live.viewer_count == VIEWERS
     assert all(told["rows"].keys() == {"a", "b"} for told in first)
     await broker.publish({}, "b")
     waiting = [asyncio.ensure_future(event(stream)) for stream in streams]
@@ -107,7 +107,7 @@ async def test_twenty_viewers_share_one_look(
     await streams[0].aclose()
     # Nothing looks when the last viewer has gone.
     await rested(live, turns)
-    assert (reads.count, live.viewers) == (3, 0)
+    assert (reads.count, live.viewer_count) == (3, 0)
     again = live.stream()
     assert (await event(again))["rows"].keys() == {"a", "b"}
     # A page that asks again keeps its line; one that was opened much later begins a new one.
@@ -127,7 +127,7 @@ async def test_a_database_that_is_away_is_told_and_looked_at_again(
     broker: SqlBroker, reads: Reads, turns: "asyncio.Queue[None]"
 ) -> None:
     reads.fails = True
-    live = Live(reads, totals)
+    live = LiveUpdates(reads, compute_totals)
     stream = live.stream()
     assert (await event(stream))["problem"] == "the database does not answer"
     reads.fails = False
@@ -142,7 +142,7 @@ async def test_a_hundred_viewers_at_most(
     reads: Reads, turns: "asyncio.Queue[None]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_VIEWERS", 2)
-    live = Live(reads, totals)
+    live = LiveUpdates(reads, compute_totals)
     streams = [live.stream(), live.stream()]
     for stream in streams:
         live.check()
@@ -152,7 +152,7 @@ async def test_a_hundred_viewers_at_most(
     assert caught.value.status == 503
     # One that was let in together with them.
     assert [each async for each in live.stream()] == []
-    assert live.viewers == 2
+    assert live.viewer_count == 2
     await streams[0].aclose()
     live.check()
     await streams[1].aclose()
@@ -161,7 +161,7 @@ async def test_a_hundred_viewers_at_most(
 
 @on_sqlite
 async def test_a_stream_ends_with_its_browser(reads: Reads, turns: "asyncio.Queue[None]") -> None:
-    live = Live(reads, totals)
+    live = LiveUpdates(reads, compute_totals)
     gone = asyncio.Event()
     sent: list[dict[str, Any]] = []
 
@@ -175,8 +175,8 @@ async def test_a_stream_ends_with_its_browser(reads: Reads, turns: "asyncio.Queu
     response = asyncio.create_task(LiveResponse(live.stream())({"type": "http"}, receive, send))
     await eventually(lambda: len(sent) > 2, timeout=60)
     assert dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
-    assert live.viewers == 1
+    assert live.viewer_count == 1
     gone.set()
     await asyncio.wait_for(response, 60)
-    assert live.viewers == 0
+    assert live.viewer_count == 0
     await rested(live, turns)

@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.stored import StoredMessage
 from faststream_sqlbroker.http.dashboard import fleet, routes
-from faststream_sqlbroker.http.dashboard.rendering import LONGEST_BODY, body_text, environment
+from faststream_sqlbroker.http.dashboard.rendering import MAX_BODY, create_environment, format_body
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.dashboard.conftest import EVIL, PAGES, fill, hidden, post, token_of
 from tests.http.dashboard.reading import Reader, shown
@@ -379,20 +379,20 @@ class Endless(list[int]):
     """A body of which not all may be read."""
 
     def __iter__(self) -> Iterator[int]:
-        yield from range(LONGEST_BODY)
+        yield from range(MAX_BODY)
         raise AssertionError("it was read to its end")
 
 
 @pytest.mark.parametrize("body", ["x" * 200_000, b"x" * 200_000, Endless([1])])
 def test_the_beginning_of_a_long_body_is_made_and_shown(body: Any) -> None:
-    found = body_text(body)
+    found = format_body(body)
     assert found.endswith("\n… and more: a page shows 100,000 characters")
-    assert len(found) < LONGEST_BODY + 100
-    assert body_text({"a": ["ü", None]}) == '{\n  "a": [\n    "ü",\n    null\n  ]\n}'
+    assert len(found) < MAX_BODY + 100
+    assert format_body({"a": ["ü", None]}) == '{\n  "a": [\n    "ü",\n    null\n  ]\n}'
 
 
 def test_no_template_trusts_a_text() -> None:
-    templates = environment()
+    templates = create_environment()
     assert templates.autoescape is True
     for name in templates.list_templates():
         source, *_ = templates.loader.get_source(templates, name)
@@ -410,8 +410,8 @@ async def test_every_page_opens_with_data_on_every_database(broker: SqlBroker) -
         assert "Paused since" in page.text
         for number in ids.values():
             assert "published" in (await read(client, f"/ui/messages/{number}")).text
-        await broker._store.tokens.put_channel("c", by="ann")
-        await broker._store.tokens.put_channel("c", "billing", kind="pull", token=None, by="ann")
+        await broker._store.tokens.set_channel("c", by="ann")
+        await broker._store.tokens.set_channel("c", "billing", kind="pull", token=None, by="ann")
         jobs = [await broker.publish({}, "c/billing") for _ in range(3)]
         await broker.admin.cancel(jobs[0])
         pulled = await client.get("/ui/channels", auth=as_user("vic"))

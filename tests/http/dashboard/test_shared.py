@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http.dashboard import shared
-from faststream_sqlbroker.http.dashboard.shared import Answers, Shared
+from faststream_sqlbroker.http.dashboard.shared import QueryCache, SharedQuery
 from tests.http.conftest import as_user, on_sqlite
 from tests.http.dashboard.conftest import PAGES, fill, post
 
@@ -58,25 +58,25 @@ class Reads:
 @pytest.mark.usefixtures("long_shared")
 async def test_who_asks_together_or_soon_after_shares_one_answer() -> None:
     reads = Reads()
-    answer = Shared(reads)
+    answer = SharedQuery(reads)
     asked = [asyncio.create_task(answer.get()) for _ in range(5)]
     await reads.begun.wait()
     reads.may_end.set()
     assert await asyncio.gather(*asked) == [1] * 5
     assert await answer.get() == 1
-    assert await answer.renew() == 2
+    assert await answer.refresh() == 2
     assert await answer.get() == 2
-    answer.forget()
+    answer.invalidate()
     assert await answer.get() == 3
 
 
 @pytest.mark.usefixtures("long_shared")
 async def test_what_changed_while_it_was_read_is_asked_again() -> None:
     reads = Reads()
-    answer = Shared(reads)
+    answer = SharedQuery(reads)
     first = asyncio.create_task(answer.get())
     await reads.begun.wait()
-    answer.forget()
+    answer.invalidate()
     reads.may_end.set()
     assert await first == 1
     assert await answer.get() == 2
@@ -90,7 +90,7 @@ async def test_what_failed_is_asked_again() -> None:
             raise failures.pop()
         return "there"
 
-    answer = Shared(read)
+    answer = SharedQuery(read)
     with pytest.raises(ValueError, match="gone"):
         await answer.get()
     assert await answer.get() == "there"
@@ -137,21 +137,21 @@ async def test_open_pages_that_refresh_share_one_look(
 async def test_the_oldest_answers_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "MOST_ANSWERS", 2)
     monkeypatch.setattr(shared, "PERIOD", 600.0)
-    answers: Answers[int] = Answers()
+    answers: QueryCache[int] = QueryCache()
     reads = Reads()
     reads.may_end.set()
     assert [await answers.get(name, reads) for name in "abab"] == [1, 2, 1, 2]
     assert [await answers.get(name, reads) for name in "cba"] == [3, 2, 4]
-    assert await answers.get("a", reads, renew=True) == 5
-    answers.forget()
+    assert await answers.get("a", reads, refresh=True) == 5
+    answers.clear()
     assert await answers.get("a", reads) == 6
     monkeypatch.setattr(shared, "PERIOD", 0.0)
     monkeypatch.setattr(shared, "REST", 0.0)
-    answers.forget()
+    answers.clear()
     for name in "abc":
         await answers.get(name, reads)
     # What is old does not stay in memory.
-    assert list(answers._kept) == ["c"]
+    assert list(answers._queries) == ["c"]
 
 
 @on_sqlite
