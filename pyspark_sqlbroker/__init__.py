@@ -53,7 +53,7 @@ _PUBLIC_NAMES = {
 }
 """Public names of each module; Spark is imported on first access to one of the names."""
 
-_MODULES = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
+_HOMES = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
 
 __all__ = (
     "ARCHIVE_SCHEMA",
@@ -97,10 +97,10 @@ def __getattr__(name: str) -> Any:
     Raises:
         MissingExtraError: a package of the extra is not installed.
     """
-    if name not in _MODULES:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f"{__name__}.{_MODULES[name]}")
+        module = import_module(f"{__name__}.{_HOMES[name]}")
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("faststream_sqlbroker", "pyspark_sqlbroker")):
             raise
