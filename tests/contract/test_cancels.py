@@ -137,9 +137,9 @@ async def test_a_direct_claim_gives_nothing_back_that_ends_while_it_looks_for_ca
         )
         return list(claim.rows)
 
-    monkeypatch.setattr(direct_claim, "end_expired", looked)
+    monkeypatch.setattr(direct_claim, "discard_expired", looked)
     assert await taken() == []
-    monkeypatch.setattr(direct_claim, "end_expired", end)
+    monkeypatch.setattr(direct_claim, "discard_expired", end)
     assert await taken() == []
     assert cancelled(await bench.rows(archive=True)) == [message_id]
 

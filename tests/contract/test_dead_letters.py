@@ -81,10 +81,10 @@ async def test_the_largest_groups_are_returned(bench: Bench) -> None:
 async def test_no_more_messages_are_looked_at_than_may_be(bench: Bench, step: int) -> None:
     ids = await fail(bench, 7, reason="rejected")
     await archive(bench, 9)
-    with patch.object(stored_messages, "SCANNED", 6), patch.object(message_walks, "STEP", step):
+    with patch.object(stored_messages, "MAX_SCANNED", 6), patch.object(message_walks, "STEP_SIZE", step):
         found = await groups(bench)
     rows = {row["id"]: row for row in await bench.rows(archive=True)}
     assert found.count == 6
     assert found.scanned_until == rows[ids[0]]["archived_at"]
-    with patch.object(message_walks, "STEP", step):
+    with patch.object(message_walks, "STEP_SIZE", step):
         assert (await groups(bench)).count == 7

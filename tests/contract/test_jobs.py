@@ -33,8 +33,8 @@ FAILED: dict[str, Any] = {"state": MessageState.FAILED}
 def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many messages a transaction changes, and how many it looks at."""
     count: int = request.param
-    monkeypatch.setattr(jobs, "BATCH", count)
-    monkeypatch.setattr(message_walks, "STEP", max(2, count // 2))
+    monkeypatch.setattr(jobs, "BATCH_SIZE", count)
+    monkeypatch.setattr(message_walks, "STEP_SIZE", max(2, count // 2))
     return count
 
 
@@ -416,7 +416,7 @@ async def test_what_is_pruned_during_a_replay_is_not_counted_as_published(
         connection.execute(delete(archived).where(archived.c.id == gone))
         return rows
 
-    monkeypatch.setattr(replay, "matching", then_prune)
+    monkeypatch.setattr(replay, "list_matching", then_prune)
     job = await do(bench, REPLAY, {"name": "n"})
     assert (job.done, job.skipped) == (2, 1)
     assert sorted(r["origin_id"] for r in await bench.rows()) == [first, last]
@@ -440,7 +440,7 @@ async def test_a_job_rests_while_it_is_stopped(bench: Bench) -> None:
     await bench.put(5)
     store = bench.store.jobs
     begun = await store.start(await planned(bench, CANCEL, {"text": "x"}), "c")
-    with patch.object(jobs, "BATCH", 2):
+    with patch.object(jobs, "BATCH_SIZE", 2):
         await store.run_step(begun.id)
         stopped = await store.stop(begun.id)
         assert stopped is not None
@@ -466,7 +466,7 @@ async def test_a_stopped_job_can_be_undone_and_goes_on_no_more(bench: Bench) -> 
     await bench.put(5)
     store = bench.store.jobs
     begun = await store.start(await planned(bench, CANCEL, {"text": "x"}), "c")
-    with patch.object(jobs, "BATCH", 2):
+    with patch.object(jobs, "BATCH_SIZE", 2):
         await store.run_step(begun.id)
     assert await store.start_undo(begun.id, "Bob", "c") is None, "it still runs"
     stopped = await store.stop(begun.id)
@@ -511,10 +511,10 @@ async def test_a_failed_batch_changes_nothing_and_the_next_goes_on(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(audit, "save", broken)
+    monkeypatch.setattr(audit, "save_job", broken)
     with pytest.raises(ZeroDivisionError):
         await bench.store.jobs.run_step(begun.id)
-    monkeypatch.setattr(audit, "save", real)
+    monkeypatch.setattr(audit, "save_job", real)
     assert await bench.rows() == []
     assert counts(await ended(bench, begun)) == (7, 7, 0)
     assert len(await bench.rows()) == 7
@@ -564,7 +564,7 @@ async def test_a_message_that_the_database_refuses_is_left_alone(
     bench: Bench, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others of its batch are changed, and the job ends."""
-    monkeypatch.setattr(jobs, "BATCH", 4)
+    monkeypatch.setattr(jobs, "BATCH_SIZE", 4)
     arguments = {"to": "other", "name": "n"}
     ids = [(await bench.put(key="bad" if n in (2, 3, 6) else "k"))[0] for n in range(8)]
     if action != MOVE:
@@ -639,7 +639,7 @@ async def test_an_error_that_meets_a_whole_batch_fails_the_job(
 ) -> None:
     """The position stays in front of that batch, so it goes on there when it is resumed."""
     monkeypatch.setattr(core_jobs, "MIN_EQUAL_FAILURES", 5)
-    monkeypatch.setattr(jobs, "BATCH", 6)
+    monkeypatch.setattr(jobs, "BATCH_SIZE", 6)
     arguments = {"to": "other", "name": "n"}
     await bench.put(6, key="good")
     await bench.put(9, key="bad")
@@ -672,7 +672,7 @@ async def test_processes_that_take_turns_see_that_an_error_meets_a_whole_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core_jobs, "MIN_EQUAL_FAILURES", 5)
-    monkeypatch.setattr(jobs, "BATCH", 6)
+    monkeypatch.setattr(jobs, "BATCH_SIZE", 6)
     await bench.put(8, key="bad")
     await refuse(bench, "bad", "other")
     job = await bench.store.jobs.start(await planned(bench, MOVE, {"to": "other"}), "c")
@@ -696,7 +696,7 @@ async def test_a_killed_process_leaves_what_was_refused_to_the_next(
 ) -> None:
     """What it has counted as failed counts for the verdict on the whole batch."""
     monkeypatch.setattr(core_jobs, "MIN_EQUAL_FAILURES", 5)
-    monkeypatch.setattr(jobs, "BATCH", 6)
+    monkeypatch.setattr(jobs, "BATCH_SIZE", 6)
     await bench.put(6, key="good")
     await bench.put(8, key="bad")
     await refuse(bench, "bad", "other")
@@ -712,10 +712,10 @@ async def test_a_killed_process_leaves_what_was_refused_to_the_next(
             raise asyncio.CancelledError
         await real(*arguments)
 
-    monkeypatch.setattr(jobs.JobStore, "_write", killed)
+    monkeypatch.setattr(jobs.JobStore, "_run_part", killed)
     with pytest.raises(asyncio.CancelledError):
         await bench.store.jobs.run_step(job.id)
-    monkeypatch.setattr(jobs.JobStore, "_write", real)
+    monkeypatch.setattr(jobs.JobStore, "_run_part", real)
     halfway = await bench.store.jobs.find(job.id)
     assert halfway is not None
     assert (halfway.state, halfway.done) == ("running", 6)

@@ -94,7 +94,7 @@ async def test_a_statement_of_a_driver_that_is_not_ready_is_repeated(
                 driver.terminate()
         return driver
 
-    monkeypatch.setattr(DriverShortcut, "alone", first_disturbed)
+    monkeypatch.setattr(DriverShortcut, "get_autocommit_driver", first_disturbed)
     await store.insert([NewMessage("q", b"")])
     [error] = await asyncio.gather(*others, return_exceptions=True)
     assert isinstance(error, Exception)

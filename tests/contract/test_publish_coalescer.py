@@ -56,7 +56,7 @@ async def test_concurrent_publishers_share_statements_and_get_their_own_ids(benc
             got += list(zip(ids, bodies, strict=True))
         return got
 
-    with patch.object(bench.store.dialect, "inserting", counting):
+    with patch.object(bench.store.dialect, "build_insert", counting):
         answers = await asyncio.gather(*(publisher(5 * n) for n in range(20)))
     stored = {row["id"]: row["payload"] for row in await bench.rows() if row["queue"] != "warm"}
     assert stored == dict(pair for answer in answers for pair in answer)
@@ -107,7 +107,7 @@ async def test_a_dedup_id_neither_waits_for_others_nor_makes_them_wait(bench: Be
 
 async def test_a_group_is_cut_where_it_would_grow_too_large(bench: Bench) -> None:
     counting = Counting(bench.store)
-    with patch.object(bench.store.dialect, "inserting", counting):
+    with patch.object(bench.store.dialect, "build_insert", counting):
         many = [bench.store.insert([NewMessage("q", b"x")] * 400) for _ in range(5)]
         large = [bench.store.insert([NewMessage("q", b"x" * (3 * 1024 * 1024))]) for _ in range(2)]
         await asyncio.gather(*many, *large)

@@ -204,7 +204,7 @@ async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> N
     all_names = [*(f"of-{n}" for n in range(5)), "full", "later", "shared", "stopped"]
     with (
         patch.object(overviews, "PAGE_SIZE", 2),
-        patch.object(QueueOverviews, "_subscribed_queues", counted),
+        patch.object(QueueOverviews, "_read_subscribed_queues", counted),
     ):
         assert await bench.store.overviews.find_names("x") == sorted(all_names)
         without = await bench.store.overviews.find_names("x", paused=False)

@@ -108,8 +108,8 @@ async def test_too_much_for_one_statement_is_sent_in_several(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one transaction, ids in the order of the rows."""
-    monkeypatch.setattr(sizes, "BYTES_TOGETHER", 25)
-    monkeypatch.setattr(inserts, "BYTES_TOGETHER", 25)
+    monkeypatch.setattr(sizes, "MAX_STATEMENT_BYTES", 25)
+    monkeypatch.setattr(inserts, "MAX_STATEMENT_BYTES", 25)
     rows = [NewMessage("q", b"%09d" % n) for n in range(7)]
     rows[3].dedup_id = rows[5].dedup_id = "same"
     ids = await bench.store.insert(rows)

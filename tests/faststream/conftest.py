@@ -172,7 +172,7 @@ def _time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = (
         "fleet.registration.FIRST_WAIT",
         "tasks.requests.LEAVE_TIMEOUT",
-        "tasks.schedules.GIVE_BACK_TIMEOUT",
+        "tasks.schedules.RELEASE_TIMEOUT",
         "loop.STOP_LIMIT",
         "shielded.SHIELDED_TIMEOUT",
         "fleet.rights.RIGHTS_TIMEOUT",

@@ -69,7 +69,7 @@ async def test_dead_letters_are_redriven_once_their_cause_is_mended(
 async def test_a_job_that_is_left_is_done_by_another_process(
     engine: AsyncEngine, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "BATCH", 2)
+    monkeypatch.setattr(jobs, "BATCH_SIZE", 2)
 
     @broker.subscriber("other", **QUICK, release_stuck_interval=0.5)
     async def handle(_body: str) -> None:
@@ -96,7 +96,7 @@ async def test_a_job_that_is_left_is_done_by_another_process(
 async def test_several_processes_work_on_one_job_and_each_message_is_changed_once(
     engine: AsyncEngine, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "BATCH", 3)
+    monkeypatch.setattr(jobs, "BATCH_SIZE", 3)
     for n in range(20):
         await broker.publish(str(n), "q", delay=600.0)
     begun = await broker.admin.bulk_move("mended", queue="q", dry_run=False, wait=False)
@@ -168,7 +168,7 @@ async def test_what_an_operator_may_not_do_is_not_left_to_others_by_mistake(
 async def test_a_job_is_stopped_and_resumed(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "BATCH", 1)
+    monkeypatch.setattr(jobs, "BATCH_SIZE", 1)
     await broker.publish_batch(*range(4), queue="q", delay=600.0)
     admin = broker.admin
     begun = await admin.bulk_retry(queue="q", dry_run=False, wait=False)

@@ -709,7 +709,7 @@ async def test_an_extension_goes_past_max_lease(
         # The last renewal is made before `max_lease`, and lasts for a lease.
         await passes(2 * lease, message.raw_message)
         # A look tells when the first lease ends; one that is over is released by the next search.
-        with patch.object(store, "look_around", wraps=store.poll_all) as looked:
+        with patch.object(store, "poll_all", wraps=store.poll_all) as looked:
             await eventually(lambda: looked.call_count > 2)
         assert await store.release_stuck(["q"], 10) == 0
 

@@ -404,7 +404,7 @@ async def test_the_next_and_those_behind_it(
         assert reason.text.startswith(
             f"{ahead} due messages come first and 0 are leased: 1 workers of 1 "
         )
-    monkeypatch.setattr(live, "MOST_COUNTED", 10)
+    monkeypatch.setattr(live, "MAX_COUNTED", 10)
     await bench.store.insert([NewMessage("q", b"1", priority=7) for _ in range(20)])
     [reason] = (await other.admin.explain(last)).reasons
     assert reason.text.startswith("10 or more due messages come first")

@@ -60,7 +60,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(await take(self, *args, **options))
         return found[-1]
 
-    monkeypatch.setattr(DirectClaims, "take", noted)
+    monkeypatch.setattr(DirectClaims, "claim", noted)
     return found
 
 
@@ -760,7 +760,7 @@ async def test_an_iteration_outlasts_an_outage(
         return await settle(self, *args, **options)
 
     with (
-        patch.object(DirectClaims, "take", failing_take),
+        patch.object(DirectClaims, "claim", failing_take),
         patch.object(DirectClaims, "settle", failing_settle),
     ):
         seen = []

@@ -225,7 +225,7 @@ async def test_a_publish_that_goes_on_as_the_handler_ends_is_committed(
     await broker.publish("x", "in")
     with (
         patch.object(Inserts, "insert_in", slowly),
-        patch.object(HandlerTransaction, "shut", shutting),
+        patch.object(HandlerTransaction, "stop_publishing", shutting),
     ):
         await broker.start()
         assert await handled(broker, look) == ["COMPLETED"]

@@ -177,9 +177,9 @@ async def test_a_hint_that_cannot_be_read_keeps_no_command_from_its_work(
     async def take_too_long(*_: Any) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(looks, "LONGEST_HINT", 0.05)
+    monkeypatch.setattr(looks, "HINT_TIMEOUT", 0.05)
     for read in (fail, take_too_long):
-        monkeypatch.setattr(QueueOverviews, "read", read)
+        monkeypatch.setattr(QueueOverviews, "read_overviews", read)
         assert "q is paused" in await shell.run("pause", "q", "--yes")
         await shell.run("publish", "q", "x")
         await shell.run("move", "--all", "--to", "other", "--yes")
@@ -330,7 +330,7 @@ def test_a_completion_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("endless_app")
     module.__getattr__ = lambda _name: end.wait()
     monkeypatch.setitem(sys.modules, "endless_app", module)
-    monkeypatch.setattr(complete, "LONGEST_LOOK", 0.05)
+    monkeypatch.setattr(complete, "QUERY_TIMEOUT", 0.05)
     place = {"COMP_WORDS": "sqlbroker --app endless_app:app queues ", "COMP_CWORD": "4"}
     runner = CliRunner(env={"_SQLBROKER_COMPLETE": "complete_bash", **place})
     done = runner.invoke(app, prog_name="sqlbroker")

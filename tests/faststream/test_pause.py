@@ -405,7 +405,7 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     subscriber = of(broker, "q")
     heartbeat = broker._heartbeat
     await eventually(lambda: subscriber.consumer.registration.open == ("q",))
-    monkeypatch.setattr(store, "look_around", slow_look)
+    monkeypatch.setattr(store, "poll_all", slow_look)
     monkeypatch.setattr(store.live_subscribers, "announce", slow_announce)
     if carrier == "a look":
         # Else a busy machine may let the sign be due before a look carries it.

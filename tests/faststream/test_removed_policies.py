@@ -31,7 +31,7 @@ async def test_what_waited_is_handled(
     """By a process that knows nothing of the policy; the log says it."""
     monkeypatch.setattr(housekeeping, "REMOVED_START_INTERVAL", 0.2)
     monkeypatch.setattr(housekeeping, "CLOCK_INTERVAL", 0.2)
-    monkeypatch.setattr(policy_holds, "LIVES", 0)
+    monkeypatch.setattr(policy_holds, "NOTE_VALIDITY", 0)
 
     @broker.subscriber("q", policies=[policy], **QUICK)
     async def before(body: str) -> None:

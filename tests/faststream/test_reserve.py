@@ -361,7 +361,7 @@ async def test_a_cancelled_reserve_leases_nothing(
         return taken
 
     await broker.publish("x", "q")
-    with patch.object(DirectClaims, "take", slowly):
+    with patch.object(DirectClaims, "claim", slowly):
         task = asyncio.create_task(broker.reserve("q", wait=None))
         for _ in range(ticks):
             await asyncio.sleep(0.001 if ticks > 5 else 0)

@@ -82,7 +82,7 @@ async def test_of_too_many_the_oldest_go(broker: SqlBroker, archive: Archive) ->
     old = await archive.put("FAILED", 9, 8)
     done = await archive.put("COMPLETED", 7, 6, 5, 4)
     dropped = await archive.put("DISCARDED", 3, 2)
-    with patch.object(subject, "WALK", 3):
+    with patch.object(subject, "MAX_SCANNED_ROWS", 3):
         assert await broker.admin.prune(Retention(max_rows=8)) == Pruned()
         found = await broker.admin.prune(Retention(max_rows=5), dry_run=True)
         assert found == Pruned(completed=1, failed=2)
@@ -132,7 +132,7 @@ async def test_a_message_that_has_ended_again_is_young(
         assert list(ids) == [first]
         return inner([first, second])
 
-    with patch.object(subject, "chunks", chunks):
+    with patch.object(subject, "iter_chunks", chunks):
         assert await broker.admin.prune(Retention(failed="5h")) == Pruned(failed=1)
     assert await archive.left() == [second]
 
@@ -171,7 +171,7 @@ async def test_a_message_that_just_ended_is_removed_at_its_age(
     make: Make, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "PRUNE_INTERVAL", 0.1)
-    monkeypatch.setattr(subject, "FROM_START", 0.0)
+    monkeypatch.setattr(subject, "FULL_SCAN_INTERVAL", 0.0)
     pruning = make(retention=Retention(completed=1.0))
 
     @pruning.subscriber("q", **QUICK)

@@ -92,8 +92,8 @@ def archive(broker: SqlBroker, look: Look) -> Archive:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "PAGE", 3)
-    monkeypatch.setattr(subject, "LISTED", 2)
+    monkeypatch.setattr(statements, "PAGE_SIZE", 3)
+    monkeypatch.setattr(subject, "WINDOWS_PER_PAGE", 2)
 
 
 async def test_only_recorded_windows_go_and_the_record_is_lowered(

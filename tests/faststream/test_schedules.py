@@ -255,7 +255,7 @@ async def test_missed_all_has_a_bound_and_a_warning(
     broker.publish_on_schedule("s", expression, "q", "x", missed="all")
     await first_start(broker, look)
     await remember(look, next_at=at - timedelta(days=2000))
-    with patch("faststream_sqlbroker.flow.tasks.cron.MOST_MISSED", 20):
+    with patch("faststream_sqlbroker.flow.tasks.cron.MAX_MISSED", 20):
         await broker.start()
         rows = await rows_of(look, 20)
     assert fire_times(rows) == [at - timedelta(days=n) for n in range(20, 0, -1)]
@@ -537,7 +537,7 @@ async def test_a_failure_that_began_in_an_outage_is_not_told_as_a_new_one(
         raise TransientStoreError("no answer")
 
     outages = broker._wakeups.outages
-    with patch.object(ScheduleStore, "hold", late):
+    with patch.object(ScheduleStore, "claim", late):
         await broker.start()
         await asyncio.wait_for(inside.wait(), 60)
         outages.record_failure("another", "other loop", TransientStoreError("away"))
@@ -707,7 +707,7 @@ async def test_a_schedule_whose_claim_was_not_answered_is_free_at_once(
             raise UnknownOutcomeError("the answer was lost")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(schedules, "hold", unheard)
+    monkeypatch.setattr(schedules, "claim", unheard)
     firing_it = asyncio.create_task(scheduler._runner.fire(scheduler._planned["s"]))
     await taken.wait()
     if cut_off == "cancelled":
@@ -882,7 +882,7 @@ async def test_failures_of_a_schedule_stop_nothing_and_are_logged(
         await broker.publish("x", "q")
         await eventually(lambda: got)
     assert await eventually(broker.ping)
-    with patch.object(ScheduleStore, "hold", side_effect=ZeroDivisionError("a bug")):
+    with patch.object(ScheduleStore, "claim", side_effect=ZeroDivisionError("a bug")):
         await eventually(lambda: heard.texts("could not fire", logging.CRITICAL))
         assert not await broker.ping()
     assert await eventually(broker.ping)

@@ -69,7 +69,7 @@ def servers() -> Iterator[Servers]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for dialect in (PostgresqlDialect, SqliteDialect):
         limit = sizes.SizeLimit(LIMIT, "the limit of this test", "or change the test")
-        monkeypatch.setattr(dialect, "known_limit", limit)
+        monkeypatch.setattr(dialect, "known_size_limit", limit)
 
 
 async def bodies(look: Look, *, archive: bool = False) -> list[bytes]:

@@ -41,7 +41,7 @@ async def test_an_idle_process_tells_that_nothing_can_be_written(
     subscribes: bool,
 ) -> None:
     """One that subscribes learns it of its signs of life, one that only publishes of probes."""
-    monkeypatch.setattr(probes, "KEPT", 0.0)
+    monkeypatch.setattr(probes, "CACHE_SECONDS", 0.0)
     monkeypatch.setattr(probes, "LIMIT", 60.0)
     if not subscribes:
         monkeypatch.setattr(write_path, "FRESH", 0.0)
@@ -123,7 +123,7 @@ async def test_a_write_without_an_answer_is_not_waited_for(
 ) -> None:
     """The answer comes when it is due, and all goes on when the write is done."""
     monkeypatch.setattr(probes, "LIMIT", 1.0)
-    monkeypatch.setattr(probes, "KEPT", 0.0)
+    monkeypatch.setattr(probes, "CACHE_SECONDS", 0.0)
     await broker.connect()
     with closing(sqlite3.connect(make_url(database_url).database or "")) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -209,7 +209,7 @@ async def test_a_database_that_is_away_is_a_reason(
     engine: AsyncEngine, broker: SqlBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it is the first statement that fails, which tells none."""
-    monkeypatch.setattr(probes, "KEPT", 0.0)
+    monkeypatch.setattr(probes, "CACHE_SECONDS", 0.0)
     monkeypatch.setattr(probes, "LIMIT", 60.0)
     async with client_of(broker.asgi(logins())) as client:
         await broker.connect()

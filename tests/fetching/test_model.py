@@ -172,7 +172,7 @@ def test_a_look_of_another_is_not_waited_for_in_a_spin(longest: float | None) ->
     world.advance(HEALED)
     row = world.put("a", 0, 0.7)
     world.advance(0.6)
-    with patch.object(world.fetcher._poller, "looks_for", lambda _: True):
+    with patch.object(world.fetcher._poller, "is_polling_for", lambda _: True):
         if longest is not None:
             world.fetcher.pace.idle_wait = LONGEST
         world.advance(0.3)  # fails if the loop spins
@@ -206,7 +206,7 @@ DEFECTS = {
         _without(Mode.FOLLOW, ModeEvent.FEWER),
         patch.object(ReadyTracker, "age", 0.0),
     ],
-    "pauses grow without limit": [patch.object(Pace, "idle", _longer_each_time)],
+    "pauses grow without limit": [patch.object(Pace, "get_idle_pause", _longer_each_time)],
     "claims without an answer are not given back": [
         patch.object(Claimer, "try_release_unanswered", _released)
     ],
@@ -219,7 +219,7 @@ DEFECTS = {
 
 TOLD_DEFECTS = {
     "triggers do not tell": patch.object(World, "_trigger", lambda *_: None),
-    "no timer for later due times": patch.object(ReadyTracker, "next_due", lambda _: []),
+    "no timer for later due times": patch.object(ReadyTracker, "list_next_due", lambda _: []),
 }
 
 

@@ -250,7 +250,7 @@ async def test_an_abandoned_handler_stays_listed(rig: Rig) -> None:
     consumer = rig.consumer(handle, ack_first=True, **QUICK)
     await consumer.start()
     await eventually(lambda: rig.handled)
-    limits = {"CANCEL_GRACE": 0.5, "CLEAN_UP": 0.0}
+    limits = {"CANCEL_GRACE": 0.5, "CLEAN_UP_TIMEOUT": 0.0}
     with patch.multiple("faststream_sqlbroker.flow.deliver.worker_ends", **limits):
         await consumer.stop(0.01)
     assert f"[{message_id}] of queue 'q' are listed" in rig.logged("is abandoned")[0]

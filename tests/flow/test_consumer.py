@@ -132,7 +132,7 @@ async def test_a_handler_that_swallows_its_cancellation_keeps_its_lease(
     await consumer.start()
     await started.wait()
     [worker] = consumer._workers
-    limits = {"CANCEL_GRACE": 0.5, "SHIELDED_TIMEOUT": 0.5, "CLEAN_UP": 0.0}
+    limits = {"CANCEL_GRACE": 0.5, "SHIELDED_TIMEOUT": 0.5, "CLEAN_UP_TIMEOUT": 0.0}
     with patch.multiple("faststream_sqlbroker.flow.deliver.worker_ends", **limits):
         await consumer.stop(0.01)
     row = await rig.one()
@@ -163,7 +163,7 @@ async def test_an_abandoned_handler_may_clean_up(rig: Rig) -> None:
     await consumer.start()
     await started.wait()
     [worker] = consumer._workers
-    limits = {"CANCEL_GRACE": 0.2, "CLEAN_UP": 600.0}
+    limits = {"CANCEL_GRACE": 0.2, "CLEAN_UP_TIMEOUT": 600.0}
     with patch.multiple("faststream_sqlbroker.flow.deliver.worker_ends", **limits):
         stopping = asyncio.create_task(consumer.stop(0.01))
         await eventually(lambda: rig.logged("is abandoned"))

@@ -133,7 +133,7 @@ async def test_a_stop_while_keys_are_given_back_lets_the_message_run_again(
 
     await rig.put(1, key="a")
     with monkeypatch.context() as patch:
-        patch.setattr(rig.store.policies, "give_back_keys", slow)
+        patch.setattr(rig.store.policies, "release_keys", slow)
         consumer = rig.consumer(fail, **ONCE)
         await consumer.start()
         await held.stop(rig, consumer)

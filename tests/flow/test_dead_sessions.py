@@ -58,7 +58,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> ShiftedTime:
 @pytest.fixture
 def store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Store:
     """It looks whenever it is asked."""
-    monkeypatch.setattr(dead_sessions, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(dead_sessions, "CHECK_INTERVAL", 0.0)
     return rig.store
 
 

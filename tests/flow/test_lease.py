@@ -54,7 +54,7 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
         await eventually(renewed)
     await rig.consumer(handle, **SHORT).start()
     with (
-        patch("faststream_sqlbroker.flow.fleet.lookout.LONGEST_TRUST", 0.1),
+        patch("faststream_sqlbroker.flow.fleet.lookout.MAX_LEASE_INFO_AGE", 0.1),
         patch.object(
             rig.store, "lease_ends_in", wraps=rig.store.get_seconds_to_lease_end
         ) as searched,
@@ -312,7 +312,7 @@ async def test_neighbours_of_a_poison_message_are_handled(rig: Rig) -> None:
     await rig.put(5)
     await rig.execute("UPDATE message SET deliveries_count = 2")
     await rig.put(5)
-    with patch("faststream_sqlbroker.flow.deliver.solo_run.ALONE", 600.0):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.MAX_SOLO_TIME", 600.0):
         await rig.consumer(handle, max_workers=4, max_fetch_interval=0.05).start()
         rows = await eventually(lambda: _archived(rig, 10))
     suspects = {r["id"] for r in rows if r["deliveries_count"] == 3}

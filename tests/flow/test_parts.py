@@ -139,7 +139,7 @@ async def test_a_stop_between_parts_gives_back_their_keys_first(
 
     ids = await put(rig, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(rig.store.policies, "give_back_keys", slow)
+        patch.setattr(rig.store.policies, "release_keys", slow)
         consumer = rig.consumer(handle, **ONCE)
         await consumer.start()
         await reached.wait()

@@ -125,7 +125,7 @@ async def test_a_slow_claim_ends_no_burst_without_its_late_arrivals(
     belongs to the burst."""
     look = Intake.join_bursts
 
-    monkeypatch.setattr(Intake, "burst", lambda *args: (look(*args), sleep(0.5))[0])
+    monkeypatch.setattr(Intake, "join_bursts", lambda *args: (look(*args), sleep(0.5))[0])
     old, _, new = await rig.store.insert(
         [
             NewMessage("q", b"1", key="a"),

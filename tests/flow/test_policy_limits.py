@@ -346,7 +346,7 @@ async def test_a_passing_error_does_not_cost_the_retry(
         handled.append(row.id)
         row.record_outcome(Nack(delay=0.0, retry_possible=True) if len(handled) == 1 else Ack())
 
-    monkeypatch.setattr(rig.store.policies, "give_back_keys", fail_once)
+    monkeypatch.setattr(rig.store.policies, "release_keys", fail_once)
     await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
     [message] = await rig.put(1, key="a")
     [row] = await archived(rig, 1)
@@ -384,7 +384,7 @@ async def test_a_message_runs_once_though_no_answer_says_whether_its_key_was_cla
 
     monkeypatch.setattr(policies, "claim_free_keys", none_is_free)
     monkeypatch.setattr(policies, "claim_keys", fail_to_claim)
-    monkeypatch.setattr(policies, "give_back_keys", give_back_late)
+    monkeypatch.setattr(policies, "release_keys", give_back_late)
     monkeypatch.setattr("faststream_sqlbroker.flow.deliver.policies.backoff", lambda *_: 0.001)
     await rig.consumer(policies=[Once("1h")], **QUICK).start()
     [message] = await rig.put(1, key="a")
@@ -430,7 +430,7 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
     async def handle(row: ClaimedMessage) -> None:
         row.record_outcome(Nack(delay=0.0, retry_possible=True))
 
-    monkeypatch.setattr(rig.store.policies, "give_back_keys", give_back_late)
+    monkeypatch.setattr(rig.store.policies, "release_keys", give_back_late)
     slow = rig.consumer(handle, policies=[Once("1h")], **QUICK, release_stuck_interval=3600.0)
     await slow.start()
     [first] = await rig.put(1, key="a")

@@ -252,8 +252,8 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
         await eventually(lambda: len(_refused(consumer.inflight)) == 20)
         await eventually(lambda: consumer.healthy)
         with (
-            patch("faststream_sqlbroker.flow.deliver.fetch.MOST_APART", 20),
-            patch("faststream_sqlbroker.flow.consumer.MOST_APART", 20),
+            patch("faststream_sqlbroker.flow.deliver.fetch.MAX_QUARANTINED", 20),
+            patch("faststream_sqlbroker.flow.consumer.MAX_QUARANTINED", 20),
         ):
             assert consumer._fetcher.get_capacity(150) == 0
             assert not consumer.healthy

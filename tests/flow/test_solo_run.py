@@ -182,7 +182,7 @@ async def test_a_slow_suspect_stops_the_rest_for_a_bounded_time(rig: Rig) -> Non
     await rig.store.insert([NewMessage("q", b"suspect")])
     await rig.execute(TWICE_LOST)
     consumer = rig.consumer(handle, max_workers=2, max_fetch_interval=0.05)
-    with patch("faststream_sqlbroker.flow.deliver.solo_run.ALONE", 0.5):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.MAX_SOLO_TIME", 0.5):
         await consumer.start()
         await eventually(lambda: consumer.inflight.running == 1)
         await rig.put(5)
@@ -210,7 +210,7 @@ async def test_nothing_is_claimed_while_a_suspect_runs(rig: Rig) -> None:
     looks = rig.store.find_ready_pairs
     with (
         patch.object(rig.store, "ready_pairs", wraps=looks) as looked,
-        patch("faststream_sqlbroker.flow.deliver.solo_run.ALONE", 600.0),
+        patch("faststream_sqlbroker.flow.deliver.solo_run.MAX_SOLO_TIME", 600.0),
     ):
         await ticks(consumer._fetch_loop, 10)
         assert not looked.called

@@ -73,9 +73,9 @@ def limits_longer_than_a_machine_stands_still(monkeypatch: pytest.MonkeyPatch) -
     """Of the servers in the tests' own process; `running.COMMAND` has those of others."""
     for owner, name in (
         *((server, name) for name in ("HEAD_TIMEOUT", "READ_TIMEOUT")),
-        *((listening, name) for name in ("IDLE_TIMEOUT", "LAST_ANSWERS")),
+        *((listening, name) for name in ("IDLE_TIMEOUT", "SHUTDOWN_TIMEOUT")),
         *((module, "LIMIT") for module in (of_probes, diagnoses, fleet)),
-        (live, "LONGEST"),
+        (live, "MAX_STREAM_SECONDS"),
     ):
         monkeypatch.setattr(owner, name, LONG)
     bodies = property(lambda options: BodyLimits(options.max_body, LONG))

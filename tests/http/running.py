@@ -17,7 +17,7 @@ COMMAND = (
     "from faststream_sqlbroker.cli import listening, main\n"
     "from faststream_sqlbroker.flow.fleet import heartbeat\n"
     "from faststream_sqlbroker.http import probes, server\n"
-    "listening.LAST_ANSWERS = listening.IDLE_TIMEOUT = probes.LIMIT = 120\n"
+    "listening.SHUTDOWN_TIMEOUT = listening.IDLE_TIMEOUT = probes.LIMIT = 120\n"
     "server.HEAD_TIMEOUT = server.READ_TIMEOUT = 120\n"
     "heartbeat.LEASE_INTERVALS = 100\n"
     "main()"

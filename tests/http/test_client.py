@@ -91,7 +91,7 @@ async def test_any_job_of_the_highest_priority_is_taken(
         assert taken is not None
         assert taken.job.payload == b"1"
         # Its page is from before another client took one of them: the next one is free.
-        monkeypatch.setattr(consumer, "_page", AsyncMock(return_value=page))
+        monkeypatch.setattr(consumer, "_load_page", AsyncMock(return_value=page))
         free = await consumer.take_any()
         assert free is not None
         assert free.job.payload == b"0"

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.capability("HTTP: mounted in AsgiFastStream, FastAPI, S
 
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "KEPT", 0.0)
-    monkeypatch.setattr(probes, "SCHEMA_KEPT", 0.0)
+    monkeypatch.setattr(probes, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "SCHEMA_CACHE_SECONDS", 0.0)
 
 
 async def test_ready_tells_what_is_missing(broker: SqlBroker, look: Look) -> None:
@@ -79,7 +79,7 @@ async def test_ready_compares_the_tables(broker: SqlBroker, look: Look) -> None:
 async def test_many_askers_cost_one_look(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "KEPT", 3600.0)
+    monkeypatch.setattr(probes, "CACHE_SECONDS", 3600.0)
     asked = 0
     real = SqlBroker.ping
 

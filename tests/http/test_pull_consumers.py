@@ -645,7 +645,7 @@ async def test_w7_a_consumer_that_no_message_would_reach_is_refused(
     pulling: Pulling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pulling.queued()
-    monkeypatch.setattr(tokens, "MOST_CONSUMERS", 2)
+    monkeypatch.setattr(tokens, "MAX_CONSUMERS", 2)
     assert (await pulling.put("/channel/orders/consumer/second")).status_code == 201
     refused = await pulling.put("/channel/orders/consumer/third")
     assert refused.status_code == 400

@@ -94,7 +94,7 @@ async def test_what_stood_by_for_a_removed_policy_is_found(
     """The consumer had a subscriber, and nothing else but its requests takes from the queue now."""
     monkeypatch.setattr(housekeeping, "REMOVED_START_INTERVAL", 0.1)
     monkeypatch.setattr(pull_jobs, "MAX_PAUSE", 0.1)
-    monkeypatch.setattr(policy_holds, "LIVES", 0)
+    monkeypatch.setattr(policy_holds, "NOTE_VALIDITY", 0)
     before = SqlBroker(engine)
 
     @before.subscriber(QUEUE, policies=[Debounce("1h")])
@@ -438,7 +438,7 @@ async def test_all_pull_consumers_are_watched(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many consumers of any type there are."""
-    monkeypatch.setattr(channel_rows, "READ_AT_ONCE", 2)
+    monkeypatch.setattr(channel_rows, "CONSUMER_PAGE", 2)
     pulling = Pulling(broker, "c", "e")
     async with pulling.http:
         await pulling.queued()

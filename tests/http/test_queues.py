@@ -246,7 +246,7 @@ async def test_many_that_wait_share_one_look_and_one_claim(
         claims.append(args)
         return await take(*args, **options)
 
-    monkeypatch.setattr(store, "look_around", looking)
+    monkeypatch.setattr(store, "poll_all", looking)
     monkeypatch.setattr(store.direct_claims, "take", taking)
     waiting = [asyncio.create_task(web.reserve(wait=30)) for _ in range(20)]
     await until_waiting(web, 20)

@@ -181,7 +181,7 @@ async def test_p15_a_part_that_hangs_or_fails_stays_alone(
     part = health._run_check
     monkeypatch.setattr(
         health,
-        "_part",
+        "_run_check",
         lambda name, look, limit: part(name, look, limit if name == "database" else LONG),
     )
     store = broker.config.store
@@ -192,7 +192,7 @@ async def test_p15_a_part_that_hangs_or_fails_stays_alone(
 
     with (
         patch.object(store.server, "health", hangs),
-        patch.object(store.server, "schema_version", side_effect=TransientStoreError("is away")),
+        patch.object(store.server, "read_schema_version", side_effect=TransientStoreError("is away")),
         patch.object(store.access, "find_lacks", side_effect=RuntimeError(secret)),
     ):
         found = await broker.admin.diagnosis(timeout=0.15)

@@ -335,7 +335,7 @@ async def test_a_signal_that_answers_the_address_stops_it(
     code = (
         "import os, signal\n"
         "from faststream_sqlbroker.cli import serve\n"
-        "serve.tell_address = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "serve.print_address = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
     )
     command = ("-c", code + COMMAND, "serve", "--insecure", "--port", "0")
     env = {**os.environ, "SQLBROKER_URL": database_url}

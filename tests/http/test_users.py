@@ -150,7 +150,7 @@ async def test_a_password_that_was_right_is_hashed_once(
         hashed.append(password)
         return await real(stored, password)
 
-    monkeypatch.setattr(auth, "_fits", counting)
+    monkeypatch.setattr(auth, "_check_password", counting)
     async with client_of(broker.asgi(auth)) as client:
         for _ in range(3):
             assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
@@ -388,7 +388,7 @@ async def test_an_unknown_name_costs_as_much_as_one_that_is_known(
         costs.append(stored.cost)
         return await real(stored, password)
 
-    monkeypatch.setattr(auth, "_fits", counting)
+    monkeypatch.setattr(auth, "_check_password", counting)
     async with client_of(broker.asgi(auth, max_failures=1000)) as client:
         for n in range(50):
             for password in ("wrong", "ann-password", "vic-password"):
@@ -573,7 +573,7 @@ async def test_tokens_of_a_lock_out_cause_few_looks(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of random tokens asks the database so often in a minute, and no more."""
-    monkeypatch.setattr(gate, "LOOKS", 30)
+    monkeypatch.setattr(gate, "MAX_TOKEN_QUERIES", 30)
     app = broker.asgi(logins(), queues=queues(), max_failures=3)
     path = f"/v1/queues/{QUEUE}/publish"
     looks = 0

@@ -36,7 +36,7 @@ _TABLES = build_tables(SqlBrokerSchemaConfig())
 # A broker makes both anew, which takes most of the time of a case.
 _DIALECT = create_dialect(_ENGINE.dialect, _TABLES)
 _QUICK_TABLES = patch("faststream_sqlbroker.broker.broker.build_tables", lambda *_, **__: _TABLES)
-_QUICK_DIALECT = patch("faststream_sqlbroker.database.store.dialect_for", lambda *_: _DIALECT)
+_QUICK_DIALECT = patch("faststream_sqlbroker.database.store.create_dialect", lambda *_: _DIALECT)
 
 SOURCES = ("broker", "router", "application", "publishers of another router")
 LOGGERS = ("records", "none", "fails at Received", "fails at Processed", "fails at errors")

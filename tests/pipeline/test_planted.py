@@ -32,7 +32,7 @@ def error_of_the_outcome_lost(patch: pytest.MonkeyPatch) -> None:
         return dealt_with
 
     original = Acknowledger.finish
-    patch.setattr(Acknowledger, "leave", leave)
+    patch.setattr(Acknowledger, "finish", leave)
 
 
 def manual_is_acked(patch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def manual_is_acked(patch: pytest.MonkeyPatch) -> None:
         await self.ack(message)
 
     original = Acknowledger.finish_handled
-    patch.setattr(Acknowledger, "leave_handled", leave_handled)
+    patch.setattr(Acknowledger, "finish_handled", leave_handled)
 
 
 def answers_without_correlation(patch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def defaults_ignored(patch: pytest.MonkeyPatch) -> None:
         return tuple((parameter, name, None) for parameter, name, _ in original(model))
 
     original = models.get_context_fields
-    patch.setattr(models, "context_fields", fields)
+    patch.setattr(models, "get_context_fields", fields)
 
 
 def dependencies_not_cached(patch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def visit(connection: Connection, dialect: Any, action: str, filters: dict[str, 
     """As a batch does, and the dry run before it, in steps."""
     job = planned(connection, dialect, action, filters)
     with (
-        patch.object(message_walks, "STEP", SCANNED // 2),
-        patch.object(visits, "SCANNED", SCANNED),
+        patch.object(message_walks, "STEP_SIZE", SCANNED // 2),
+        patch.object(visits, "MAX_SCANNED", SCANNED),
     ):
         visits.find_next(connection, dialect, job, SIZE)
         visits.read_next(connection, dialect, job, SCANNED, ["queue"])

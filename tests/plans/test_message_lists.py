@@ -102,8 +102,8 @@ def stored_messages_on(connection: Connection) -> StoredMessages:
 
 def page(connection: Connection, filters: dict[str, Any]) -> MessagePage:
     # In two statements, the second of which begins where the first ended.
-    step = patch.object(message_walks, "STEP", SCANNED // 2)
-    with patch.object(stored_messages, "SCANNED", SCANNED), step:
+    step = patch.object(message_walks, "STEP_SIZE", SCANNED // 2)
+    with patch.object(stored_messages, "MAX_SCANNED", SCANNED), step:
         reading = stored_messages_on(connection)
         return asyncio.run(reading.read_page(Filters(**filters), LIMIT, None, with_hidden=True))
 

@@ -80,9 +80,9 @@ MOST_READ = 4 * SCANNED
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a walk through a whole table is far above what is allowed."""
-    monkeypatch.setattr(message_walks, "STEP", SCANNED // 2)
+    monkeypatch.setattr(message_walks, "STEP_SIZE", SCANNED // 2)
     monkeypatch.setattr(verification, "STEP", SCANNED // 2)
-    monkeypatch.setattr(stored_messages, "SCANNED", SCANNED)
+    monkeypatch.setattr(stored_messages, "MAX_SCANNED", SCANNED)
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -121,6 +121,6 @@ def test_mysql_reads_no_more_rows_than_it_may(archive: Engine, database: str) ->
             work(connection, dialect)  # compiles the statements
             connection.rollback()
             most = 4 * MOST_READ if name in READ else 100 * SIZE
-            with patch.object(visits, "SCANNED", SCANNED), reads(connection, at_most=most):
+            with patch.object(visits, "MAX_SCANNED", SCANNED), reads(connection, at_most=most):
                 work(connection, dialect)
             connection.rollback()

@@ -87,8 +87,8 @@ def test_policies_do_the_same_with_keys_of_headers(
     """As with keys of publishes on SQLite, which is in the same process. With `looked_at` 2 claims
     go by the index of keys."""
     plain = worlds("sqlite")
-    monkeypatch.setattr(ordered, "WINDOW", looked_at)
-    monkeypatch.setattr(claims, "LOOKED_AT", looked_at)
+    monkeypatch.setattr(ordered, "MIN_WINDOW", looked_at)
+    monkeypatch.setattr(claims, "MIN_SCAN", looked_at)
     for seed, (name, policies) in enumerate(OF_KEYS.items()):
         expected = story(plain, policies(True), seed, by_header=False)
         assert any(expected[:-1]), name
@@ -115,7 +115,7 @@ def test_a_backlog_is_read_before_bursts_are_judged(
 ) -> None:
     """Z7: with more messages than one look reads, no key loses its newest one."""
     for module in (rows, intake):
-        monkeypatch.setattr(module, "SCAN", 5)
+        monkeypatch.setattr(module, "SCAN_SIZE", 5)
     world.begin([Debounce("1s", key=TENANT)])
     ids = [world.put(None, headers=headers_of(f"k{n % 3}")) for n in range(22)]
     world.advance(5 * SECOND)

@@ -201,6 +201,6 @@ def test_each_slot_is_the_earliest_and_starts_one_attempt(
     """Never more than the rate of a key in any period, lost slots are not given again, nothing
     waits for no reason; also where a claim looks at one message, and finds the others by their
     keys."""
-    monkeypatch.setattr(ordered, "WINDOW", looked_at)
-    monkeypatch.setattr(claims, "LOOKED_AT", looked_at)
+    monkeypatch.setattr(ordered, "MIN_WINDOW", looked_at)
+    monkeypatch.setattr(claims, "MIN_SCAN", looked_at)
     check_model(KeyedThrottleMachine, database_url, examples=EXAMPLES[database])

@@ -271,7 +271,7 @@ def test_what_waits_for_a_removed_policy_is_freed(world: World, policies: list[P
 
 def test_a_large_backlog_is_freed_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind as many messages that wait for their own time, of one moment."""
-    monkeypatch.setattr(policy_holds, "STEP", 4)
+    monkeypatch.setattr(policy_holds, "STEP_SIZE", 4)
     monkeypatch.setattr(policy_holds.FreeProgress, "__init__", _with_steps_of(4))
     world.begin([Delay("2h")])
     held = [world.put("a", priority=n % 2) for n in range(10)]

@@ -206,7 +206,7 @@ def test_an_export_that_has_read_before_brings_nothing_back(
             erased.append(erase(spark, archive, path))
         return compare(*given)
 
-    monkeypatch.setattr(transfer, "_compare", while_it_compares)
+    monkeypatch.setattr(transfer, "_compare_checksums", while_it_compares)
     export_archive(spark, archive.url, str(path), until="2026-03-05")
     assert (erased[0].archived, erased[0].lake) == (3, 2)
     assert not holds(path, ADA)
@@ -262,7 +262,7 @@ def test_copies_of_a_message_go_with_it(
         archive.execute("UPDATE message SET origin_id = 101 WHERE id = 114")
         return remove(*arguments)
 
-    monkeypatch.setattr(module, "remove_rows", while_it_is_copied)
+    monkeypatch.setattr(module, "delete_messages", while_it_is_copied)
     done = erase(spark, archive, path, **given)
     assert (done.live, done.archived, done.lake) == (2, 2, 3)
     assert archive.ids() == [1]

@@ -231,7 +231,7 @@ def test_rows_that_an_export_has_passed_over_are_found(
     path = str(tmp_path / "lake")
     archive.add({"id": 50, "archived_at": MARCH})
     with monkeypatch.context() as patched:
-        patched.setattr(SQLite, "moment", faulty)
+        patched.setattr(SQLite, "format_time", faulty)
         export_archive(spark, archive.url, path, until=UNTIL)
     assert verify_export(spark, path).intact
     archive.add({"id": 51, "archived_at": MARCH + timedelta(hours=3)})
@@ -240,7 +240,7 @@ def test_rows_that_an_export_has_passed_over_are_found(
     assert found.lacking["2026-03-07"] == f"{late}2026-03-07"
     assert (found.intact, len(found.lacking), found.uncovered) == (False, old + 1, 0)
     with monkeypatch.context() as patched:  # the check takes no part in what the fault is in
-        patched.setattr(SQLite, "moment", faulty)
+        patched.setattr(SQLite, "format_time", faulty)
         assert verify_export(spark, path, url=archive.url) == found
     export_archive(spark, archive.url, path, since="0001-01-01", until=UNTIL)
     done = verify_export(spark, path, url=archive.url)

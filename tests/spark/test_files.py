@@ -88,8 +88,8 @@ def test_a_file_is_replaced_by_a_rename_if_creating_would_empty_it(
         getFileStatus=MagicMock(),
         listStatus=lambda _: [],
     )
-    monkeypatch.setattr(files, "_open", lambda *_: (java, place, system))
-    monkeypatch.setattr(files, "_replace", lambda *given: renamed.append(given[-1].getName()))
+    monkeypatch.setattr(files, "_open_path", lambda *_: (java, place, system))
+    monkeypatch.setattr(files, "_rename_over", lambda *given: renamed.append(given[-1].getName()))
     write_json(spark, "", {})
     if scheme == "s3a":
         assert (created, renamed) == (["orders.json"], [])

@@ -315,7 +315,7 @@ async def test_a_list_of_transactions_that_stays_old(
     in_new_york: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """InnoDB shows an old list for as long as it is read more often than every 0.1 s."""
-    monkeypatch.setattr(mysql, "FRESH_WITHIN", 0.3)
+    monkeypatch.setattr(mysql, "MAX_REFRESH_WAIT", 0.3)
     numbers = itertools.count()
     with in_new_york.engine.connect() as writer:
 

@@ -424,7 +424,7 @@ def test_folders_that_go_while_they_are_listed_are_left_out(
         shutil.rmtree(tmp_path / "data" / "b", ignore_errors=True)
         return found
 
-    monkeypatch.setattr(Folders, "_listed", going)
+    monkeypatch.setattr(Folders, "_iter_entries", going)
     assert sorted(folders.list_files("data")) == ["data/a/file", "data/c/file"]
     assert folders.list_files("none") == {}
 

@@ -94,7 +94,7 @@ def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None
 def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves M5: no statement has more than a page, and every row is listed once, also of one
     moment."""
-    monkeypatch.setattr(removal, "PAGE", 3)
+    monkeypatch.setattr(removal, "PAGE_ROWS", 3)
     moments = [START, *[START + timedelta(microseconds=1)] * 5, START + DAY, START + DAY * 2]
     archive.add(*({"id": 20 - n, "archived_at": moment} for n, moment in enumerate(moments)))
     statements = list[str]()
@@ -267,7 +267,7 @@ def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     assert partitions(archive) == ["archive_2026_03_01"]
     export_archive(spark, archive.url, path, since="2026-03-01", until="2026-03-02")
     with monkeypatch.context() as patched:
-        patched.setattr(ArchivePartitions, "_figures", die)
+        patched.setattr(ArchivePartitions, "_query_checksums", die)
         with pytest.raises(KeyboardInterrupt):
             prune_archive(archive.url, exported=path, spark=spark)
     assert partitions(archive) == ["archive_2026_03_01"]

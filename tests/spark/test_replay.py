@@ -330,7 +330,7 @@ def test_a_connection_that_the_server_ends_is_made_anew(archive: Archive) -> Non
 def test_a_database_that_ends_every_connection_is_given_up(
     new_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_writer, "FIRST_PAUSE", 0)
+    monkeypatch.setattr(replay_writer, "RETRY_PAUSE", 0)
     archive = new_database("postgresql")
     task = ReplayTask(writer_of(archive), 0)
 

@@ -374,7 +374,7 @@ def only_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     def emptied(*given: Any) -> dict[str, DataFrame]:
         return {name: t if name in kept else t.limit(0) for name, t in results(*given).items()}
 
-    monkeypatch.setattr(figures_, "_results", emptied)
+    monkeypatch.setattr(figures_, "_compute_results", emptied)
 
 
 @pytest.mark.usefixtures("only_queues")

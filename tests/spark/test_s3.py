@@ -88,7 +88,7 @@ def options_of(endpoint: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers and writers wait longer for the server, too."""
-    monkeypatch.setattr(s3, "s3_settings", lambda storage: build_s3_settings(storage) | PATIENCE)
+    monkeypatch.setattr(s3, "build_s3_settings", lambda storage: build_s3_settings(storage) | PATIENCE)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_from_the_first_export_to_an_erasure(
         stream.write(b"half")
     archive.add({"id": 99, "archived_at": START})
     with monkeypatch.context() as patched:
-        patched.setattr(lakes, "LEFT_AFTER", -60_000)
+        patched.setattr(lakes, "ORPHAN_AGE_MS", -60_000)
         export_archive(spark, archive.url, path, **SPAN, **options)
     rows = of_table(archive, START + timedelta(days=2))
     assert len(rows) == 11

@@ -418,7 +418,7 @@ def admission(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(spark_streaming, "datasource", module, raising=False)
-    monkeypatch.setattr(stream, "release", lambda: (4, 2))
+    monkeypatch.setattr(stream, "get_spark_version", lambda: (4, 2))
     monkeypatch.delitem(sys.modules, "pyspark_sqlbroker.source.admission", raising=False)
     return module
 

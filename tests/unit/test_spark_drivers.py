@@ -158,7 +158,7 @@ def test_missing_and_old_java_are_reported(
 
 
 def test_a_session_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_running", lambda: None)
+    monkeypatch.setattr(session, "_get_running", lambda: None)
     with pytest.raises(SetupError, match="'oracle'"):
         build_session(databases=["oracle"])
     with pytest.raises(SetupError, match="libmariadb-java"):

@@ -183,7 +183,7 @@ async def test_a_dry_run_that_was_left_open_cannot_be_confirmed(
     await broker.publish({}, "a", delay="1h")
     answer = await post(web, "/ui/plan", OLA, action="retry", queue="a")
     plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
-    monkeypatch.setattr(actions, "LIFE", -60.0)
+    monkeypatch.setattr(actions, "PLAN_LIFETIME", -60.0)
     late = await post(web, "/ui/begin", OLA, **plan)
     assert late.status_code == 409
     assert "older than 15 minutes" in late.text
@@ -246,7 +246,7 @@ async def test_a_job_is_stopped_and_goes_on(broker: SqlBroker, web: httpx.AsyncC
     await post(web, f"/ui/jobs/{job.id}/stop", OLA)
     # The work of this process ends by itself then.
     await eventually(
-        lambda: not any("Bulk._work" in repr(task.get_coro()) for task in asyncio.all_tasks()),
+        lambda: not any("BulkJobs._run_work" in repr(task.get_coro()) for task in asyncio.all_tasks()),
         timeout=60,
     )
 

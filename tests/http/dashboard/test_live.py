@@ -141,7 +141,7 @@ async def test_a_database_that_is_away_is_told_and_looked_at_again(
 async def test_a_hundred_viewers_at_most(
     reads: Reads, turns: "asyncio.Queue[None]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_VIEWERS", 2)
+    monkeypatch.setattr(module, "MAX_VIEWERS", 2)
     live = LiveUpdates(reads, compute_totals)
     streams = [live.stream(), live.stream()]
     for stream in streams:

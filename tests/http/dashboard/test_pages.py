@@ -316,7 +316,7 @@ async def test_verify_goes_on_where_it_ended_and_tells_what_is_wrong(
     page = await read(web, "/ui/verify?run=on", "vic")
     assert "1 retry_without_attempt: it is RETRYABLE, but had no attempt" in page.text
     assert str(numbers[2]) in page.text
-    monkeypatch.setattr(fleet, "MOST_ROWS", 1)
+    monkeypatch.setattr(fleet, "MAX_ROWS", 1)
     path: str | None = "/ui/verify?run=on"
     found = ""
     for _ in range(20):

@@ -135,7 +135,7 @@ async def test_open_pages_that_refresh_share_one_look(
 
 
 async def test_the_oldest_answers_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "MOST_ANSWERS", 2)
+    monkeypatch.setattr(shared, "MAX_CACHED", 2)
     monkeypatch.setattr(shared, "PERIOD", 600.0)
     answers: QueryCache[int] = QueryCache()
     reads = Reads()
