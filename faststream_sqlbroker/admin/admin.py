@@ -15,7 +15,7 @@ class Admin(
     LockOperations,
     ArchiveOperations,
 ):
-    """The operations of `broker.admin`; for which the broker need not be started.
+    """The operations of `broker.admin`; the database is needed, a started broker is not.
 
     Raises (from every operation):
         TransientStoreError: the database could not be reached or was busy; try again.
