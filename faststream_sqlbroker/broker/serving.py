@@ -193,7 +193,7 @@ class SqlBrokerServing:
             lambda: {
                 "claimer": self._direct_claimer,
                 "rules": SettleRules(retry_strategy=strategy),
-                "most_deliveries": max_deliveries,
+                "max_deliveries": max_deliveries,
             },
         )
 

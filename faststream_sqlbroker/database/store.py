@@ -137,7 +137,7 @@ class Store:
     repairs: "MessageEdits" = _load_lazily("repairs.MessageEdits")
     replies: "ReplyStore" = _load_lazily("replies.ReplyStore")
     retention: "ArchiveRetention" = _load_lazily("retention.ArchiveRetention", "partitions")
-    schedules: "ScheduleStore" = _load_lazily("schedules.Schedules")
+    schedules: "ScheduleStore" = _load_lazily("schedules.ScheduleStore")
     dead_sessions: "DeadSessionWatch" = _load_lazily("dead_sessions.DeadSessionWatch")
     ack_first_starts: "AckFirstStarts" = _load_lazily("messages.ack_first.AckFirstStarts")
     direct_claims: "DirectClaims" = _load_lazily(

@@ -81,7 +81,10 @@ async def test_the_largest_groups_are_returned(bench: Bench) -> None:
 async def test_no_more_messages_are_looked_at_than_may_be(bench: Bench, step: int) -> None:
     ids = await fail(bench, 7, reason="rejected")
     await archive(bench, 9)
-    with patch.object(stored_messages, "MAX_SCANNED", 6), patch.object(message_walks, "STEP_SIZE", step):
+    with (
+        patch.object(stored_messages, "MAX_SCANNED", 6),
+        patch.object(message_walks, "STEP_SIZE", step),
+    ):
         found = await groups(bench)
     rows = {row["id"]: row for row in await bench.rows(archive=True)}
     assert found.count == 6

@@ -216,7 +216,10 @@ async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench, step: 
     wanted = await bench.put(2, "q", key="k")
     await bench.put(23, "q")
     await bench.put(20, "q", priority=1)
-    with patch.object(stored_messages, "MAX_SCANNED", 10), patch.object(message_walks, "STEP_SIZE", step):
+    with (
+        patch.object(stored_messages, "MAX_SCANNED", 10),
+        patch.object(message_walks, "STEP_SIZE", step),
+    ):
         for filters in ({"key": "k"}, {"since": 600.0, "key": "k"}):
             pages = await all_pages(bench, 5, **filters)
             assert [m.id for p in pages for m in p.messages] == wanted[::-1]
@@ -234,7 +237,10 @@ async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench, step: 
 async def test_a_page_that_is_full_goes_on_at_its_last_match(bench: Bench) -> None:
     for n in range(12):
         await bench.put(1, "q", key="even" if n % 2 == 0 else "odd")
-    with patch.object(stored_messages, "MAX_SCANNED", 5), patch.object(message_walks, "STEP_SIZE", 2):
+    with (
+        patch.object(stored_messages, "MAX_SCANNED", 5),
+        patch.object(message_walks, "STEP_SIZE", 2),
+    ):
         found = [m.key for p in await all_pages(bench, 1, key="odd") for m in p.messages]
     assert found == ["odd"] * 6
 

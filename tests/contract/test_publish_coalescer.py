@@ -210,7 +210,7 @@ class TestShortcut:
     async def test_a_publisher_that_is_alone_waits_no_longer_than_it_may(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name in ("LINGER", "MOST_CONNECTION_TIME"):
+        for name in ("LINGER", "MAX_CONNECTION_TIME"):
             monkeypatch.setattr(publish_coalescer, name, 60.0)
         engine = create_async_engine(bench.store.engine.url)
         store = Store(engine, bench.store.tables)
@@ -241,7 +241,7 @@ class TestShortcut:
     async def test_a_close_lends_no_connection_on_which_a_publisher_sends(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name in ("LINGER", "MOST_CONNECTION_TIME"):
+        for name in ("LINGER", "MAX_CONNECTION_TIME"):
             monkeypatch.setattr(publish_coalescer, name, 60.0)
         engine = create_async_engine(bench.store.engine.url, pool_size=1, max_overflow=0)
         store = Store(engine, bench.store.tables)

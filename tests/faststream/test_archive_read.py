@@ -95,7 +95,7 @@ async def test_a_row_behind_a_slow_transaction_comes_once(
     broker: SqlBroker, look: Look, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loading by the greatest id, or the latest time, would lose it."""
-    monkeypatch.setattr(pyspark_sqlbroker.horizon, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(pyspark_sqlbroker.horizon, "MAX_LOCK_WAIT", 0.01)
     reads = Reads(broker)
     async with look.engine.connect() as slow:
         async with look.engine.begin() as connection:

@@ -322,7 +322,7 @@ async def test_a_synchronous_handler_ends_with_its_lease(broker: SqlBroker, look
         [row] = inflight.held.values()
         await eventually(lambda: row.cancelled)
         row.renewed_monotonic -= lease  # for any other row it would be time
-        assert inflight.due_for_renewal(lease, None) == []
+        assert inflight.list_due_for_renewal(lease, None) == []
         await look.end_leases()
         with patch("faststream_sqlbroker.flow.fleet.lookout.MAX_LEASE_INFO_AGE", 0.1):
             [ended] = await look.archived()

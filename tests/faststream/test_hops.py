@@ -259,10 +259,10 @@ def test_only_so_many_names_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> 
     names: Any = Destinations(0.0)
     for name in ("a", "b", "c"):
         names.named(name, Row, lambda _level, said, **_more: told.append(said))
-    assert names.are_due
+    assert names.has_due
     living: Any = [
         type("Live", (LiveSubscriber,), {"queues": ("a",), "__init__": lambda _self: None})()
     ]
     names.compare(living)
     assert [("'b'" in said) for said in told] == [True]
-    assert not names.are_due
+    assert not names.has_due

@@ -63,7 +63,10 @@ async def make(make: Make) -> Make:
 def waits_begun() -> Iterator[Any]:
     """Counts the publishes that have found a queue full, and wait for room."""
     wait = patch.object(
-        PublishLimits, "_wait_for_capacity", autospec=True, side_effect=PublishLimits._wait_for_capacity
+        PublishLimits,
+        "_wait_for_capacity",
+        autospec=True,
+        side_effect=PublishLimits._wait_for_capacity,
     )
     with wait as counted:
         yield counted

@@ -178,7 +178,7 @@ async def test_records_of_messages_that_have_left_are_removed(
     for _ in range(2):  # the one that lives is kept, and asked about again
         async with look.engine.begin() as connection:
             await connection.execute(update(table).where(ours).values(expires_at=clock()))
-        assert await broker.config.store.forget_expired(1_000) > 0
+        assert await broker.config.store.remove_expired_states(1_000) > 0
         assert await stored_records(look) == 1
     assert await broker.admin.count_mirrored(lookup="y") == 1
 

@@ -343,7 +343,7 @@ async def test_messages_go_on_when_heartbeats_fail(
 ) -> None:
     # Who looks for expired leases clears the same table, at the start too: without the table that
     # fails for good.
-    monkeypatch.setattr(broker._store, "forget_expired", AsyncMock(return_value=0))
+    monkeypatch.setattr(broker._store, "remove_expired_states", AsyncMock(return_value=0))
     handled = collect(broker, "a", "b")
     await broker.admin.pause("a")
     await broker.start()
@@ -416,10 +416,10 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     assert carried_by[0] == carrier
     await broker.admin.pause("q")
     opened: list[Any] = []
-    told = subscriber.consumer.registration.told
+    told = subscriber.consumer.registration.update_paused
     monkeypatch.setattr(
         subscriber.consumer.registration,
-        "told",
+        "update_paused",
         lambda paused, drained: (opened.append(paused), told(paused, drained)),
     )
     may_answer.set()

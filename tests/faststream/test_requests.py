@@ -115,7 +115,7 @@ class CountedReads:
         async def read(store: ReplyStore, queue: str) -> Any:
             return await self(store, queue)
 
-        return patch.object(ReplyStore, "read", read)
+        return patch.object(ReplyStore, "read_replies", read)
 
 
 async def test_the_reply_is_returned_and_nothing_of_it_is_kept(

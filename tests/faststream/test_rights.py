@@ -706,7 +706,7 @@ async def test_answers_without_a_grant_delay_nothing(
     consumer = subscriber.consumer  # type: ignore[attr-defined]
     most_apart = 0
     while len(handled) < asking + 20:
-        most_apart = max(most_apart, consumer.inflight.apart_count)
+        most_apart = max(most_apart, consumer.inflight.quarantined_count)
         assert not consumer.registration.held
         await asyncio.sleep(0.01)
     rows = await look.archived(asking + 20)

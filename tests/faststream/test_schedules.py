@@ -876,7 +876,7 @@ async def test_failures_of_a_schedule_stop_nothing_and_are_logged(
     broker.publish_on_schedule("s", EVERY_SECOND, "elsewhere", "x", missed="all")
     await broker.start()
     await eventually(lambda: known(look, "s"))
-    with patch.object(ScheduleStore, "read", side_effect=TransientStoreError("gone")):
+    with patch.object(ScheduleStore, "read_snapshots", side_effect=TransientStoreError("gone")):
         await eventually(lambda: heard.texts("the schedule loop failed", logging.WARNING))
         assert not await broker.ping()
         await broker.publish("x", "q")
@@ -920,7 +920,7 @@ async def test_a_forgotten_schedule_begins_anew(
 
 
 async def test_without_schedules_nothing_is_asked(broker: SqlBroker) -> None:
-    with patch.object(ScheduleStore, "read", side_effect=AssertionError):
+    with patch.object(ScheduleStore, "read_snapshots", side_effect=AssertionError):
         await broker.start()
         assert broker._scheduler._loop is None
         assert await broker.ping(60.0)

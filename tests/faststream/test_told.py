@@ -59,7 +59,7 @@ class Told:
     async def asleep(self) -> None:
         """Wait until nothing but a wake-up or a known time makes it look."""
         fetcher = self.subscriber._consumer._fetcher  # type: ignore[attr-defined]
-        await eventually(lambda: fetcher.ready.nothing_due)
+        await eventually(lambda: fetcher.ready.has_nothing_due)
 
     async def execute(self, sql: str, **binds: Any) -> None:
         async with self.broker.engine.begin() as connection:

@@ -49,7 +49,7 @@ LIVE: dict[str, dict[str, Any]] = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches of a few rows, so that each part has several."""
     monkeypatch.setattr(message_walks, "STEP_SIZE", 2)
-    monkeypatch.setattr(verification, "STEP", 2)
+    monkeypatch.setattr(verification, "STEP_SIZE", 2)
     monkeypatch.setattr(verification, "JOBS", 2)
     monkeypatch.setattr(records, "PAGE_SIZE", 2)
 
@@ -356,7 +356,7 @@ async def test_the_command_names_damage_and_its_exit_code_says_so(
     assert "1 retry_without_attempt: it is RETRYABLE, but had no attempt" in said
     told = await shell.json("verify", "--limit", "5", code=1)
     assert [d["message_id"] for d in told["damages"]] == [7]
-    with patch.object(verification, "STEP", 1), patch.object(message_walks, "STEP_SIZE", 1):
+    with patch.object(verification, "STEP_SIZE", 1), patch.object(message_walks, "STEP_SIZE", 1):
         damaged = await shell.run("verify", "--rows", "2", "--partial", code=1)
     assert "1 retry_without_attempt" in damaged
 
@@ -368,7 +368,7 @@ async def test_a_run_that_ends_early_has_an_exit_code_of_its_own(
     shell = Shell(database_url)
     await broker.publish_batch("x", "y", queue="q")
     one = ("verify", "--rows", "1")
-    with patch.object(verification, "STEP", 1), patch.object(message_walks, "STEP_SIZE", 1):
+    with patch.object(verification, "STEP_SIZE", 1), patch.object(message_walks, "STEP_SIZE", 1):
         assert "that is not all: go on with --after" in await shell.run(*one, code=3)
         told = await shell.json(*one, code=3)
         assert (told["ok"], told["complete"], told["after"] is None) == (True, False, False)

@@ -327,7 +327,7 @@ async def test_the_buffer_is_bounded(rig: Rig) -> None:
     consumer = rig.consumer(handle, fetch_batch_size=10, max_not_processed_factor=1.5, **FAST)
     await consumer.start()
     count_as_quick(consumer)
-    with patch("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 600.0):
+    with patch("faststream_sqlbroker.flow.deliver.fetch.MAX_PREFETCH_WAIT", 600.0):
         await eventually(lambda: consumer.inflight.claimed_count >= 15)
         await ticks(consumer._fetch_loop, 4)
         assert 15 <= sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16

@@ -273,7 +273,7 @@ async def test_a_bug_around_a_handler_does_not_end_its_worker(rig: Rig) -> None:
         original(inflight, settlement)
 
     with (
-        patch.object(Inflight, "finish", failing_once),
+        patch.object(Inflight, "queue_outcome", failing_once),
         patch("faststream_sqlbroker.flow.deliver.worker.ERROR_PAUSE", 0.3),
     ):
         await consumer.start()

@@ -119,7 +119,7 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(
     await rig.put(3)
     time = rig.shifted()
     consumer = rig.consumer(handle, release_stuck_timeout=600.0)
-    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 6_000.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.MAX_PREFETCH_WAIT", 6_000.0)
     await consumer.start()
     count_as_quick(consumer)
     await eventually(lambda: consumer.inflight.claimed_count == 3)
@@ -266,7 +266,7 @@ async def test_returned_leases_are_reported_even_if_old_states_fail(
             raise TransientStoreError("the database is busy")
         return forgotten
 
-    monkeypatch.setattr(rig.store, "forget_expired", forget_expired)
+    monkeypatch.setattr(rig.store, "remove_expired_states", forget_expired)
     await rig.put(1)
     await rig.claim(1)
     await rig.expire()

@@ -52,7 +52,7 @@ async def test_quick_handlers_find_their_next_messages_waiting(
 ) -> None:
     """A claim for each message would cost more than the message. What waits is leased for 20 s, so
     that it is back soon if its process dies."""
-    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 600.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.MAX_PREFETCH_WAIT", 600.0)
     go = asyncio.Event()
     consumer = await start_quick(rig, go, **options)
     await rig.store.insert([NewMessage("q", b"1", key=f"k{n}", delay=-1) for n in range(30)])

@@ -23,7 +23,7 @@ LONG = 6_000.0
 @pytest.fixture(autouse=True)
 def longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for a worker stays until a test says that it has waited for too long."""
-    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", LONG)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.MAX_PREFETCH_WAIT", LONG)
 
 
 class Gate:

@@ -324,7 +324,7 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
     try:
         await rig.put(5)
         # What waits stays, with its lease.
-        monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 600.0)
+        monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.MAX_PREFETCH_WAIT", 600.0)
         monkeypatch.setattr("faststream_sqlbroker.flow.deliver.prefetch.PREFETCH_LEASE", 600.0)
         consumer = rig.consumer(handle, store=store, max_fetch_interval=0.05)
         await consumer.start()

@@ -116,7 +116,7 @@ async def test_waiting_rows_are_given_back_so_that_a_suspect_can_run(rig: Rig) -
     consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05)
     with (
         patch("faststream_sqlbroker.flow.deliver.solo_run.SOLO_WAIT", 120.0),
-        patch("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 120.0),
+        patch("faststream_sqlbroker.flow.deliver.fetch.MAX_PREFETCH_WAIT", 120.0),
     ):
         await consumer.start()
         count_as_quick(consumer)

@@ -428,7 +428,7 @@ async def test_what_has_expired_is_forgotten_without_any_subscriber(
 
         await eventually(one_is_left)
         forgotten = AsyncMock()
-        monkeypatch.setattr(jobs.store, "forget_expired", forgotten)
+        monkeypatch.setattr(jobs.store, "remove_expired_states", forgotten)
         await jobs._tick()
         assert not forgotten.called, "it comes once a minute"
 

@@ -192,7 +192,9 @@ async def test_p15_a_part_that_hangs_or_fails_stays_alone(
 
     with (
         patch.object(store.server, "health", hangs),
-        patch.object(store.server, "read_schema_version", side_effect=TransientStoreError("is away")),
+        patch.object(
+            store.server, "read_schema_version", side_effect=TransientStoreError("is away")
+        ),
         patch.object(store.access, "find_lacks", side_effect=RuntimeError(secret)),
     ):
         found = await broker.admin.diagnosis(timeout=0.15)

@@ -41,19 +41,19 @@ EDGES = {(source, target) for source, _, target in TRANSITIONS}
 ENDS = {DeliveryState.WRITTEN, DeliveryState.LOST}
 MOVERS = (
     "add",
-    "finish",
-    "finish_all",
-    "take",
+    "queue_outcome",
+    "queue_outcomes",
+    "start_batch",
     "start_due_batch",
-    "answered",
-    "put_back",
+    "apply_result",
+    "requeue",
     "quarantine",
-    "refuse",
+    "quarantine_refused",
     "retry_later",
     "nack_denied",
     "lose",
     "drop",
-    "give_back_waiting",
+    "release_waiting",
     "_finish_writing",
 )
 """What may change states."""

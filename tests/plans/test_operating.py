@@ -81,7 +81,7 @@ MOST_READ = 4 * SCANNED
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a walk through a whole table is far above what is allowed."""
     monkeypatch.setattr(message_walks, "STEP_SIZE", SCANNED // 2)
-    monkeypatch.setattr(verification, "STEP", SCANNED // 2)
+    monkeypatch.setattr(verification, "STEP_SIZE", SCANNED // 2)
     monkeypatch.setattr(stored_messages, "MAX_SCANNED", SCANNED)
 
 

@@ -184,7 +184,7 @@ class SimulatedProcess:
             self.memory.slot_use.discard_reported(told)
             self.memory.record_swap(self.monotonic - asked)
             rows: list[Any] = [
-                SimpleNamespace(id=n, queue="q", slot=None, slot_started=None, slot_told=False)
+                SimpleNamespace(id=n, queue="q", slot=None, slot_started=None, report_slot=False)
                 for n in range(granted)
             ]
             slots.assign_slots(rows)

@@ -237,7 +237,9 @@ async def test_without_the_comparison_the_same_claims_exceed_it(
 ) -> None:
     for store in crowd.stores:
         monkeypatch.setattr(
-            store.dialect, "build_compare_and_swap", uncompared(store.dialect.build_compare_and_swap)
+            store.dialect,
+            "build_compare_and_swap",
+            uncompared(store.dialect.build_compare_and_swap),
         )
     for n in range(10 * ROUNDS):
         await crowd.run(ways(limit)[:2], CLAIMS // ROUNDS)

@@ -172,7 +172,9 @@ async def test_what_was_leased_is_returned_when_the_next_queue_fails(
         raise TransientStoreError("gone")
 
     monkeypatch.setattr(
-        stores[0].dialect, "build_compare_and_swap", lambda s: fail if s.queue == "failing" else swapping(s)
+        stores[0].dialect,
+        "build_compare_and_swap",
+        lambda s: fail if s.queue == "failing" else swapping(s),
     )
     claim, _ = await stores[0].policies.claim(both, memory)
     assert [row.queue for row in claim.rows] == ["q"]

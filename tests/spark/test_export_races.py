@@ -143,7 +143,7 @@ def test_a_row_that_goes_while_its_window_is_exported_again_stays_in_the_lake(
         if number == 1:
             archive.execute("DELETE FROM message_archive WHERE id = 1")
 
-    name = "_rows" if moment == "before its read" else "ask_windows"
+    name = "_rows" if moment == "before its read" else "query_window_checksums"
     with monkeypatch.context() as patched:
         calls = around(patched, name, remove, after=moment == "after that")
         result = export_archive(
@@ -175,7 +175,11 @@ def test_a_window_that_changes_each_time_is_refused(
         archive.execute("DELETE FROM message_archive WHERE id = :id", id=3 if number == 1 else 2)
 
     with monkeypatch.context() as patched:
-        around(patched, "ask_windows", lambda number: remove(number) if number != 2 else None)
+        around(
+            patched,
+            "query_window_checksums",
+            lambda number: remove(number) if number != 2 else None,
+        )
         with pytest.raises(ExportMismatchError, match=r"2026-03-08: expected rows=0.*found rows=1"):
             export_archive(spark, archive.url, path, until="2026-03-09", verify="counts")
     assert ids(spark, path) == [0, 1]

@@ -44,7 +44,7 @@ def test_only_what_a_verified_export_has_is_removed(
     """Proves M5: later windows, and windows with a row that the export lacks, stay; a dry run
     removes nothing."""
     archive.add_days(4)
-    monkeypatch.setattr("pyspark_sqlbroker.lake.removal.CHUNK", 2)
+    monkeypatch.setattr("pyspark_sqlbroker.lake.removal.DELETE_CHUNK", 2)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-04")
     archive.add({"id": 99, "archived_at": START + DAY})  # late, in the second window
@@ -69,7 +69,7 @@ def test_only_what_a_verified_export_has_is_removed(
 
 def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves M5: expiry by age, by the database's clock, without Spark."""
-    monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(module, "DELETE_CHUNK", 3)
     archive.add_days(4)
     with archive.engine.begin() as connection:
         connection.execute(

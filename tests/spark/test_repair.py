@@ -237,7 +237,7 @@ def test_a_row_that_goes_before_it_is_read_again_leaves_the_window_damaged(
         archive.execute("DELETE FROM message_archive WHERE id = 1")
         return scan(*given)
 
-    monkeypatch.setattr(module, "scan", late)
+    monkeypatch.setattr(module, "scan_rows", late)
     done = repair_export(spark, archive.url, str(path))
     assert (done.windows, list(done.left), done.files) == ({}, ["2026-03-01"], ())
     assert Lake(spark, str(path)).files == lake.files

@@ -88,7 +88,9 @@ def options_of(endpoint: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers and writers wait longer for the server, too."""
-    monkeypatch.setattr(s3, "build_s3_settings", lambda storage: build_s3_settings(storage) | PATIENCE)
+    monkeypatch.setattr(
+        s3, "build_s3_settings", lambda storage: build_s3_settings(storage) | PATIENCE
+    )
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_a_full_disk_of_the_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A prune ends; what it has removed before it is in the lake, and the rest is there."""
-    monkeypatch.setattr("pyspark_sqlbroker.lake.removal.CHUNK", 3)
+    monkeypatch.setattr("pyspark_sqlbroker.lake.removal.DELETE_CHUNK", 3)
     archive.add_days(2)
     lake = str(tmp_path / "lake")
     export_archive(spark, archive.url, lake, until="2026-03-03")
@@ -126,7 +126,7 @@ def test_a_full_disk_of_the_database(
 
 FAULTS = (
     (Lake, "_measure", 0, OSError("no space left")),
-    (transfer, "ask_windows", 0, KeyboardInterrupt()),
+    (transfer, "query_window_checksums", 0, KeyboardInterrupt()),
     (Folders, "sync", 1, OSError("no space left")),
 )
 """Where and how an attempt fails after it has staged files, and how many calls come before: the

@@ -154,7 +154,7 @@ asyncio.run(main())
 def test_each_subject_of_the_store_is_where_it_is_said_to_be(tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/broker.db")
     ours = Store(engine, build_tables(SqlBrokerSchemaConfig()))
-    homes = [name for name, value in vars(Store).items() if isinstance(value, store._Subject)]
+    homes = [name for name, value in vars(Store).items() if isinstance(value, store._LazyAttribute)]
     assert homes
     for name in homes:
         assert type(getattr(ours, name)).__module__.startswith("faststream_sqlbroker.database.")

@@ -246,7 +246,9 @@ async def test_a_job_is_stopped_and_goes_on(broker: SqlBroker, web: httpx.AsyncC
     await post(web, f"/ui/jobs/{job.id}/stop", OLA)
     # The work of this process ends by itself then.
     await eventually(
-        lambda: not any("BulkJobs._run_work" in repr(task.get_coro()) for task in asyncio.all_tasks()),
+        lambda: (
+            not any("BulkJobs._run_work" in repr(task.get_coro()) for task in asyncio.all_tasks())
+        ),
         timeout=60,
     )
 
