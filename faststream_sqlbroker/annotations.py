@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from faststream_sqlbroker.broker.broker import SqlBroker as Broker
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as _Message
-from faststream_sqlbroker.subscriber.pipeline.models import AsyncContext
+from faststream_sqlbroker.subscriber.pipeline.dependency_models import AsyncContext
 
 __all__ = (
     "Broker",

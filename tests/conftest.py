@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.broker import broker
-from faststream_sqlbroker.broker.engine import configure_for_pgbouncer
+from faststream_sqlbroker.broker.engine_factory import configure_for_pgbouncer
 from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.flow.fleet import write_path
 from faststream_sqlbroker.schema.tables import Tables

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import Delay, SqlBroker
 from faststream_sqlbroker.admin import Admin, Health
-from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, Job, dump_job
+from faststream_sqlbroker.core.bulk_jobs import MOVE, REDRIVE, Job, dump_job
 from faststream_sqlbroker.core.policies.flags import HELD_DELAY
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import MessageState

@@ -2,6 +2,7 @@
 
 from faststream_sqlbroker.admin.admin import Admin
 from faststream_sqlbroker.admin.findings import Findings
+from faststream_sqlbroker.core.bulk_jobs import Failure, Job
 from faststream_sqlbroker.core.findings import Finding
 from faststream_sqlbroker.core.health import (
     DatabaseHealth,
@@ -13,7 +14,6 @@ from faststream_sqlbroker.core.health import (
     SubscriberHealth,
     TableHealth,
 )
-from faststream_sqlbroker.core.jobs import Failure, Job
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.overview import Count, DeadLetterGroup, DeadLetters, QueueOverview

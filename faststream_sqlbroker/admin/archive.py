@@ -1,6 +1,6 @@
 """Operations on the archive: prune old messages and add partitions."""
 
-from faststream_sqlbroker.admin.arguments import get_operator_name
+from faststream_sqlbroker.admin.filters import get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import NO_ARCHIVE, Pruned, Retention, validate_retention

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.admin.arguments import MAX_AGE_SECONDS, check_limit
+from faststream_sqlbroker.admin.filters import MAX_AGE_SECONDS, check_limit
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.health import (

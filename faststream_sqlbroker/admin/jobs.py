@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from faststream_sqlbroker.admin.arguments import (
+from faststream_sqlbroker.admin.filters import (
     check_limit,
     clean_optional_text,
     get_operator_name,
@@ -13,13 +13,7 @@ from faststream_sqlbroker.admin.arguments import (
     validate_filter_text,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
-from faststream_sqlbroker.core.checks import (
-    validate_bool,
-    validate_integer,
-    validate_name,
-    validate_queue,
-)
-from faststream_sqlbroker.core.jobs import (
+from faststream_sqlbroker.core.bulk_jobs import (
     ARCHIVE_ACTIONS,
     BULK_ACTIONS,
     CANCEL,
@@ -29,6 +23,12 @@ from faststream_sqlbroker.core.jobs import (
     RETRY,
     UNDO,
     Job,
+)
+from faststream_sqlbroker.core.checks import (
+    validate_bool,
+    validate_integer,
+    validate_name,
+    validate_queue,
 )
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import format_value, is_storable

@@ -1,6 +1,6 @@
 """Operations on locks that have a holder."""
 
-from faststream_sqlbroker.admin.arguments import check_limit, get_operator_name
+from faststream_sqlbroker.admin.filters import check_limit, get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.checks import find_name_error
 from faststream_sqlbroker.core.status import HeldLock

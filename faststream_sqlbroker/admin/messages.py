@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from faststream_sqlbroker.admin.arguments import (
+from faststream_sqlbroker.admin.filters import (
     check_limit,
     clean_optional_text,
     get_operator_name,

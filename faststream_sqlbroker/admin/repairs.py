@@ -3,15 +3,15 @@
 from datetime import datetime
 from typing import Any
 
-from faststream_sqlbroker.admin.arguments import (
+from faststream_sqlbroker.admin.filters import (
     clean_optional_text,
     get_operator_name,
     parse_message_id,
     parse_time_or_delay,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
+from faststream_sqlbroker.core.bulk_jobs import RETRY
 from faststream_sqlbroker.core.checks import validate_name, validate_queue
-from faststream_sqlbroker.core.jobs import RETRY
 from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration

@@ -1,6 +1,6 @@
 """Operations on the schedules of all processes."""
 
-from faststream_sqlbroker.admin.arguments import check_limit, get_operator_name
+from faststream_sqlbroker.admin.filters import check_limit, get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.checks import validate_name
 from faststream_sqlbroker.core.status import Schedule

@@ -1,6 +1,6 @@
 """Operations on live subscribers, and on the leases of dead ones."""
 
-from faststream_sqlbroker.admin.arguments import get_operator_name
+from faststream_sqlbroker.admin.filters import get_operator_name
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.overview import find_similar_name
 from faststream_sqlbroker.core.status import LiveSubscriber

@@ -18,8 +18,8 @@ from typing_extensions import override
 from faststream_sqlbroker.adapter.broker import FastDependsConfig
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
-from faststream_sqlbroker.broker.configured import SqlBrokerConfigured
-from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
+from faststream_sqlbroker.broker.engine_factory import make_engine, make_listen_engine
+from faststream_sqlbroker.broker.from_yaml import SqlBrokerConfigured
 from faststream_sqlbroker.broker.logging import find_enabled_level, make_queue_logger_state
 from faststream_sqlbroker.broker.pipelines import ServiceTags, check_dead_letter_loop
 from faststream_sqlbroker.broker.plain_publish import PlainPublish
@@ -49,7 +49,7 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.partitions import check_dialect
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.subscriber.checks import parse_optional_duration
+from faststream_sqlbroker.subscriber.option_checks import parse_optional_duration
 
 if TYPE_CHECKING:
     from fast_depends import Provider

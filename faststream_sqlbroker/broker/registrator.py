@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.response import FOREIGN_OPTIONS
-from faststream_sqlbroker.subscriber.checks import check_no_handler_options
+from faststream_sqlbroker.subscriber.option_checks import check_no_handler_options
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 
 if TYPE_CHECKING:

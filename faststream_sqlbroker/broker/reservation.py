@@ -19,7 +19,7 @@ from faststream_sqlbroker.parser import CONTENT_TYPE, get_correlation_id
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replacement
+    from faststream_sqlbroker.database.messages.single_claim import Replacement
 
 _OUTCOME_LABELS = {Ack: "committed", Reject: "rejected", Relocate: "moved"}
 """The label of each outcome that ended a reservation; any other outcome rolled it back."""
@@ -218,7 +218,7 @@ class Reservation(ReceivedMessage):
             )
 
     async def _encode_replacement(self, body: Any) -> "Replacement":
-        from faststream_sqlbroker.database.messages.direct_claim import Replacement  # noqa: PLC0415
+        from faststream_sqlbroker.database.messages.single_claim import Replacement  # noqa: PLC0415
 
         payload, content_type = await self._producer.encode(body)
         if content_type == self._headers.get(CONTENT_TYPE):

@@ -23,7 +23,7 @@ from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.tasks.schedules import Scheduler
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.subscriber import checks
+from faststream_sqlbroker.subscriber import option_checks
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
@@ -148,7 +148,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             queues=_merge_queues(queues, more_queues),
             lease=POP_LEASE,
             rules=SettleRules(),
-            max_deliveries=checks.parse_max_deliveries(max_deliveries, None),
+            max_deliveries=option_checks.parse_max_deliveries(max_deliveries, None),
             remove=True,
         )
 
@@ -197,12 +197,14 @@ class SqlBrokerReserving(SqlBrokerLocking):
                 leased nevertheless; it is due again when the lease expires.
         """
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
-        checks.check_retry_strategy(strategy)
+        option_checks.check_retry_strategy(strategy)
         request = DirectClaimRequest(
             queues=_merge_queues(queues, more_queues),
             lease=parse_lease(lease),
             rules=SettleRules(retry_strategy=strategy),
-            max_deliveries=checks.parse_max_deliveries(max_deliveries, get_max_attempts(strategy)),
+            max_deliveries=option_checks.parse_max_deliveries(
+                max_deliveries, get_max_attempts(strategy)
+            ),
             remove=False,
         )
 
@@ -241,7 +243,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
 
 def _merge_queues(queues: str | Sequence[str], more_queues: tuple[str, ...]) -> tuple[str, ...]:
-    return checks.parse_queue_names(
+    return option_checks.parse_queue_names(
         [*([queues] if isinstance(queues, str) else queues), *more_queues]
         if more_queues
         else queues

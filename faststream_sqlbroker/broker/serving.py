@@ -14,7 +14,7 @@ from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 from faststream_sqlbroker.flow.fleet.write_path import WritePath
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.subscriber import checks
+from faststream_sqlbroker.subscriber import option_checks
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.core.channels import Channels, Queues
@@ -180,8 +180,8 @@ class SqlBrokerServing:
         """
         strategy = queues.retry_strategy
         strategy = default_retry_strategy() if strategy == "auto" else strategy
-        checks.check_retry_strategy(strategy)
-        max_deliveries = checks.parse_max_deliveries(
+        option_checks.check_retry_strategy(strategy)
+        max_deliveries = option_checks.parse_max_deliveries(
             queues.max_deliveries, get_max_attempts(strategy)
         )
 

@@ -86,14 +86,16 @@ COMMANDS: CommandTable = {
     **OPERATIONS,
     "jobs": CommandGroup(
         "Show bulk actions; stop, resume and undo them.",
-        _parse_commands("list=jobs.newest jobs.show jobs.stop jobs.resume jobs.undo"),
+        _parse_commands(
+            "list=job_commands.newest job_commands.show job_commands.stop job_commands.resume job_commands.undo"
+        ),
     ),
     **_parse_commands("bulk.audit"),
     "archive": CommandGroup(
         "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
         _parse_commands(
-            "archive.export archive.prune archive.erase lake.status lake.verify lake.repair "
-            "replay.replay report.report"
+            "archive_commands.export archive_commands.prune archive_commands.erase lake.status lake.verify lake.repair "
+            "replay_command.replay report.report"
         ),
     ),
     **_parse_commands("serve.serve serve.hash_password"),
@@ -141,7 +143,7 @@ class LazyCommand(TyperCommand):
         """Import the module, and return the command with all options."""
         # Imported late: they import FastStream's errors, which `--help` does not need.
         from faststream_sqlbroker.cli.complete import add_completion  # noqa: PLC0415
-        from faststream_sqlbroker.cli.options import flatten_options  # noqa: PLC0415
+        from faststream_sqlbroker.cli.shared_options import flatten_options  # noqa: PLC0415
 
         name = str(self.name)
         module = import_module(f"faststream_sqlbroker.cli.{self.ref.module}")

@@ -9,7 +9,6 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Admin, DeadLetterGroup, Job
 from faststream_sqlbroker.cli.look import warn_if_queue_is_empty
-from faststream_sqlbroker.cli.options import ArchivedMessageFilter, BulkOptions, MessageIds, To
 from faststream_sqlbroker.cli.output import (
     AsJson,
     print_json,
@@ -18,6 +17,12 @@ from faststream_sqlbroker.cli.output import (
     refuse_json,
     show_progress,
     to_json_dict,
+)
+from faststream_sqlbroker.cli.shared_options import (
+    ArchivedMessageFilter,
+    BulkOptions,
+    MessageIds,
+    To,
 )
 from faststream_sqlbroker.cli.target import run
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from faststream_sqlbroker.admin import Admin
-from faststream_sqlbroker.cli.options import ActionOptions, ChangeOptions
+from faststream_sqlbroker.cli.shared_options import ActionOptions, ChangeOptions
 from faststream_sqlbroker.cli.target import run, run_confirmed
 from faststream_sqlbroker.core.overview import find_similar_name
 from faststream_sqlbroker.core.text import format_value

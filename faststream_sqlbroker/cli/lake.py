@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.archive import format_watermark
-from faststream_sqlbroker.cli.errors import convert_database_errors
-from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url, UrlIfNeeded
+from faststream_sqlbroker.cli.archive_commands import format_watermark
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
 from faststream_sqlbroker.cli.output import (
     print_json,
     print_line,
@@ -17,6 +16,14 @@ from faststream_sqlbroker.cli.output import (
     to_json_dict,
 )
 from faststream_sqlbroker.cli.session import LakeOptions, SparkOptions, check_folder_exists
+from faststream_sqlbroker.cli.shared_options import (
+    Primary,
+    SafetyLag,
+    Since,
+    Source,
+    Url,
+    UrlIfNeeded,
+)
 from faststream_sqlbroker.core.times import format_duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 

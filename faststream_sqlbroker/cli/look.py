@@ -18,7 +18,6 @@ from faststream_sqlbroker.admin import (
     StoredMessage,
 )
 from faststream_sqlbroker.admin.findings import MAX_AGE
-from faststream_sqlbroker.cli.options import ArchivedMessageFilter
 from faststream_sqlbroker.cli.output import (
     AsJson,
     print_error,
@@ -29,6 +28,7 @@ from faststream_sqlbroker.cli.output import (
     to_json_dict,
     warn,
 )
+from faststream_sqlbroker.cli.shared_options import ArchivedMessageFilter
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.findings import find_queue_problems
 from faststream_sqlbroker.core.imports import import_object

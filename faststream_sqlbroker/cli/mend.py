@@ -11,20 +11,20 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Admin, Repair
 from faststream_sqlbroker.cli.bulk import run_bulk_action
 from faststream_sqlbroker.cli.look import MessageId, parse_headers, warn_if_queue_is_empty
-from faststream_sqlbroker.cli.options import (
-    ActionOptions,
-    BulkOptions,
-    ChangeOptions,
-    MessageFilter,
-    Targets,
-    is_for_all,
-)
 from faststream_sqlbroker.cli.output import (
     print_json,
     print_table,
     refuse_json,
     to_json_dict,
     warn,
+)
+from faststream_sqlbroker.cli.shared_options import (
+    ActionOptions,
+    BulkOptions,
+    ChangeOptions,
+    MessageFilter,
+    Targets,
+    is_for_all,
 )
 from faststream_sqlbroker.cli.target import check_arguments, run, run_confirmed
 from faststream_sqlbroker.core.overview import find_similar_names, format_name_hint

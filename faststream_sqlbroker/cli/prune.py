@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import Retention
-from faststream_sqlbroker.cli.errors import convert_database_errors
-from faststream_sqlbroker.cli.options import ChangeOptions
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
 from faststream_sqlbroker.cli.output import refuse_json
+from faststream_sqlbroker.cli.shared_options import ChangeOptions
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 

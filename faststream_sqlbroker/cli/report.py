@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import pyspark_sqlbroker as lake
-from faststream_sqlbroker.cli.errors import convert_database_errors
-from faststream_sqlbroker.cli.options import (
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
+from faststream_sqlbroker.cli.output import print_result
+from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
+from faststream_sqlbroker.cli.shared_options import (
     ArchiveTable,
     Queues,
     Schema,
@@ -16,8 +18,6 @@ from faststream_sqlbroker.cli.options import (
     Until,
     UrlIfNeeded,
 )
-from faststream_sqlbroker.cli.output import print_result
-from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.moments import TimeInput, parse_time

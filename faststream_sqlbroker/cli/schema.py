@@ -8,9 +8,9 @@ import typer
 from sqlalchemy import Connection, inspect, select
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
-from faststream_sqlbroker.admin.arguments import get_operator_name
-from faststream_sqlbroker.cli.options import ChangeOptions
+from faststream_sqlbroker.admin.filters import get_operator_name
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, refuse_json
+from faststream_sqlbroker.cli.shared_options import ChangeOptions
 from faststream_sqlbroker.cli.target import get_target, run
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.retention import add_partition

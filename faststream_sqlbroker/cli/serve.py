@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.errors import convert_database_errors
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
 from faststream_sqlbroker.cli.listening import (
     build_tls_options,
     check_tables,
@@ -29,7 +29,7 @@ from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.config import ConfiguredService
-    from faststream_sqlbroker.config.models import HttpSection
+    from faststream_sqlbroker.config.sections import HttpSection
 
 
 USER_FIELDS = 3

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.options import Jars, Master
 from faststream_sqlbroker.cli.output import AsJson
+from faststream_sqlbroker.cli.shared_options import Jars, Master
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.load.selection import Selection

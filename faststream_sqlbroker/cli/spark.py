@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from faststream_sqlbroker.cli.options import Jars
 from faststream_sqlbroker.cli.output import print_table
+from faststream_sqlbroker.cli.shared_options import Jars
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.drivers import DRIVERS, parse_kinds, require_jar, require_java
 

@@ -12,9 +12,9 @@ import typer
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin import Admin
-from faststream_sqlbroker.cli.errors import convert_database_errors
-from faststream_sqlbroker.cli.options import ChangeOptions
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
 from faststream_sqlbroker.cli.output import refuse_json
+from faststream_sqlbroker.cli.shared_options import ChangeOptions
 from faststream_sqlbroker.core.imports import import_object
 from faststream_sqlbroker.exceptions import SetupError
 

@@ -6,8 +6,8 @@
 from faststream_sqlbroker.exceptions import MissingExtraError
 
 try:
-    from faststream_sqlbroker.client.pulling import PullConsumer, QueuedJob, TakenJob
-    from faststream_sqlbroker.client.queues import HttpMessage, NewHttpMessage, QueueClient
+    from faststream_sqlbroker.client.pull_client import PullConsumer, QueuedJob, TakenJob
+    from faststream_sqlbroker.client.queue_client import HttpMessage, NewHttpMessage, QueueClient
 except ImportError as error:
     if error.name is None or error.name.split(".")[0] != "httpx":
         raise

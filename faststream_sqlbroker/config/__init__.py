@@ -3,7 +3,7 @@
 from faststream_sqlbroker.exceptions import MissingExtraError
 
 try:
-    from faststream_sqlbroker.config.models import ServiceConfig, json_schema
+    from faststream_sqlbroker.config.sections import ServiceConfig, json_schema
     from faststream_sqlbroker.config.service import ConfiguredService, check_service, read_service
 except ImportError as error:
     if error.name is None or error.name.split(".")[0] != "yaml":

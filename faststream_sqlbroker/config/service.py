@@ -11,13 +11,13 @@ from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.router import SqlBrokerRouter
 from faststream_sqlbroker.config.document import Document, Path, read_document
 from faststream_sqlbroker.config.fields import MISSING, UNKNOWN, find_option
-from faststream_sqlbroker.config.models import (
+from faststream_sqlbroker.config.plain import merge_errors
+from faststream_sqlbroker.config.sections import (
     CODE_OPTIONS,
     HTTP_OPTIONS,
     HttpSection,
     ServiceConfig,
 )
-from faststream_sqlbroker.config.plain import merge_errors
 from faststream_sqlbroker.core.channels import Channels, build_queue_name
 from faststream_sqlbroker.core.checks import suggest_name
 from faststream_sqlbroker.core.imports import import_object

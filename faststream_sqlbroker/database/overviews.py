@@ -27,7 +27,7 @@ from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.database.constants import MAX_SQLITE_COUNT
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.operations import DialectOperations
-from faststream_sqlbroker.database.parts import channels
+from faststream_sqlbroker.database.parts import channel_rows
 from faststream_sqlbroker.database.parts.live_queues import (
     LiveQueues,
     read_live_queues,
@@ -212,9 +212,9 @@ class QueueOverviews:
         rates = read_rates(connection, self._dialect)
         pulled = {
             build_queue_name(*consumer)
-            for consumer in channels.list_pull_consumers(connection, self._table)
+            for consumer in channel_rows.list_pull_consumers(connection, self._table)
         }
-        pulled |= channels.list_http_queues(connection, self._table)
+        pulled |= channel_rows.list_http_queues(connection, self._table)
         return _Fleet(sorted({*live.names, *pauses}), live, pauses, rates, frozenset(pulled))
 
     def _build_overview(

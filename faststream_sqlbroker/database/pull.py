@@ -20,9 +20,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import pull_jobs
+from faststream_sqlbroker.database.parts import pull_job_rows
 from faststream_sqlbroker.database.parts.brought_back import lock_records, restore_messages
-from faststream_sqlbroker.database.parts.channels import get_consumer_key, parse_registration
+from faststream_sqlbroker.database.parts.channel_rows import get_consumer_key, parse_registration
 from faststream_sqlbroker.database.parts.live_subscribers import is_active, match_pause
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
@@ -102,7 +102,7 @@ class PullJobStore:
             page: JobsPage = await self._database.run(first_page, *CONSUMING, write=False)
             return page
         return await self._database.run(
-            lambda c: pull_jobs.list_queued(
+            lambda c: pull_job_rows.list_queued(
                 c, self._dialect, queue, after, limit, gone=include_expired
             ),
             *CONSUMING,
@@ -113,7 +113,7 @@ class PullJobStore:
         """Read a job, live or archived."""
 
         def read_row(connection: Connection) -> PullJob | None:
-            return pull_jobs.read_job(connection, self._dialect, queue, job_id)
+            return pull_job_rows.read_job(connection, self._dialect, queue, job_id)
 
         return await self._database.run(read_row, *CONSUMING, write=False)
 
@@ -127,7 +127,7 @@ class PullJobStore:
         """
 
         def work(connection: Connection) -> list[Settlement]:
-            return pull_jobs.release_leases(
+            return pull_job_rows.release_leases(
                 connection, self._dialect, queue, max_retries, job_id=job_id
             )
 
@@ -136,7 +136,7 @@ class PullJobStore:
     async def release_all(self, queue: str) -> None:
         """Release all jobs that are in flight; jobs cancelled by an operator end."""
         await self._database.run(
-            lambda c: pull_jobs.release_leases(c, self._dialect, queue, ended=False), *CONSUMING
+            lambda c: pull_job_rows.release_leases(c, self._dialect, queue, ended=False), *CONSUMING
         )
 
     async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
@@ -204,7 +204,9 @@ class PullJobStore:
         starts = request.target is PullJobState.INFLIGHT
         if starts and not self._is_pulled(connection, request.queue):
             return ChangeResult("push")
-        job = pull_jobs.read_job(connection, self._dialect, request.queue, request.job, lock=True)
+        job = pull_job_rows.read_job(
+            connection, self._dialect, request.queue, request.job, lock=True
+        )
         if job is None:
             return ChangeResult("not_found")
         if job.token == token:

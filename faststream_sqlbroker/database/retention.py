@@ -21,17 +21,17 @@ from sqlalchemy import (
 )
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.bulk_jobs import Job
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.retention import Pruned, PrunePosition, PruneStep, Retention
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.loaded_windows import REST_FACTOR, LoadedPruner, LoadedWindows
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import record_action
-from faststream_sqlbroker.database.parts.loaded_windows import build_after, get_archive
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
+from faststream_sqlbroker.database.parts.window_rows import build_after, get_archive
+from faststream_sqlbroker.database.verified_prune import REST_FACTOR, LoadedPruner, LoadedWindows
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
 from faststream_sqlbroker.schema import partitions
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig

@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.status import Schedule, ScheduleState, load_state
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
-from faststream_sqlbroker.database.parts.mirror import insert_mirrored
+from faststream_sqlbroker.database.parts.mirror_rows import insert_mirrored
 from faststream_sqlbroker.database.parts.policy_state import get_future_time, upsert
 from faststream_sqlbroker.schema.types import clock
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.database.constants import MAX_SESSIONS
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.mysql.errors import NO_PROCESS
+from faststream_sqlbroker.database.mysql.error_codes import NO_PROCESS
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.schema.triggers import has_notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb

@@ -30,7 +30,6 @@ from faststream_sqlbroker.core.rows import (
 from faststream_sqlbroker.core.settle import get_required_activities
 from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database import pool
-from faststream_sqlbroker.database.access import AccessChecks
 from faststream_sqlbroker.database.connections import Checkouts, LoopSemaphore
 from faststream_sqlbroker.database.dialects import Dialect, create_dialect
 from faststream_sqlbroker.database.driver import DriverShortcut
@@ -39,10 +38,11 @@ from faststream_sqlbroker.database.errors import ErrorClasses
 from faststream_sqlbroker.database.listen import listen_on_channel
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.database.messages.inserts import Inserts
-from faststream_sqlbroker.database.parts import audit, cancels, policy_state
-from faststream_sqlbroker.database.parts.mirror import renew_living
+from faststream_sqlbroker.database.parts import audit, cancel_requests, policy_state
+from faststream_sqlbroker.database.parts.mirror_rows import renew_living
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.query import Query
+from faststream_sqlbroker.database.rehearsal import AccessChecks
 from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.database.subscribers import LiveSubscribers
 from faststream_sqlbroker.schema.tables import Tables
@@ -57,15 +57,15 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.depths import QueueDepths
     from faststream_sqlbroker.database.explain.explanations import Explanations
     from faststream_sqlbroker.database.locks import LockStore
+    from faststream_sqlbroker.database.message_edits import MessageEdits
     from faststream_sqlbroker.database.messages.ack_first import AckFirstStarts
-    from faststream_sqlbroker.database.messages.direct_claim import DirectClaims
-    from faststream_sqlbroker.database.mirror import MirrorStore
+    from faststream_sqlbroker.database.messages.single_claim import DirectClaims
+    from faststream_sqlbroker.database.mirror_store import MirrorStore
     from faststream_sqlbroker.database.overviews import QueueOverviews
     from faststream_sqlbroker.database.policies.policy_holds import PolicyHolds
     from faststream_sqlbroker.database.policies.store import PolicyStore
     from faststream_sqlbroker.database.pull import PullJobStore
     from faststream_sqlbroker.database.queue_states import QueueStates
-    from faststream_sqlbroker.database.repairs import MessageEdits
     from faststream_sqlbroker.database.replies import ReplyStore
     from faststream_sqlbroker.database.retention import ArchivePartitions, ArchiveRetention
     from faststream_sqlbroker.database.schedules import ScheduleStore
@@ -126,7 +126,7 @@ class Store:
     jobs: "JobStore" = _load_lazily("bulk.store.JobStore")
     locks: "LockStore" = _load_lazily("locks.LockStore")
     messages: "StoredMessages" = _load_lazily("stored_messages.StoredMessages")
-    mirror: "MirrorStore" = _load_lazily("mirror.MirrorStore")
+    mirror: "MirrorStore" = _load_lazily("mirror_store.MirrorStore")
     overviews: "QueueOverviews" = _load_lazily("overviews.QueueOverviews")
     archive_growth: "ArchiveGrowth" = _load_lazily("archive_growth.ArchiveGrowth")
     partitions: "ArchivePartitions" = _load_lazily("retention.ArchivePartitions")
@@ -134,14 +134,14 @@ class Store:
     policy_holds: "PolicyHolds" = _load_lazily("policies.policy_holds.PolicyHolds")
     pull: "PullJobStore" = _load_lazily("pull.PullJobStore")
     queue_states: "QueueStates" = _load_lazily("queue_states.QueueStates")
-    repairs: "MessageEdits" = _load_lazily("repairs.MessageEdits")
+    repairs: "MessageEdits" = _load_lazily("message_edits.MessageEdits")
     replies: "ReplyStore" = _load_lazily("replies.ReplyStore")
     retention: "ArchiveRetention" = _load_lazily("retention.ArchiveRetention", "partitions")
     schedules: "ScheduleStore" = _load_lazily("schedules.ScheduleStore")
     dead_sessions: "DeadSessionWatch" = _load_lazily("dead_sessions.DeadSessionWatch")
     ack_first_starts: "AckFirstStarts" = _load_lazily("messages.ack_first.AckFirstStarts")
     direct_claims: "DirectClaims" = _load_lazily(
-        "messages.direct_claim.DirectClaims", "correlation_ids"
+        "messages.single_claim.DirectClaims", "correlation_ids"
     )
     tokens: "TokenStore" = _load_lazily("tokens.TokenStore")
     verifier: "Verifier" = _load_lazily("verification.Verifier")
@@ -434,8 +434,8 @@ class Store:
         activities = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
 
         def work(connection: Connection) -> int:
-            requests = cancels.list_requests(connection, self.dialect.tables.policy_state)
-            return cancels.discard_expired(
+            requests = cancel_requests.list_requests(connection, self.dialect.tables.policy_state)
+            return cancel_requests.discard_expired(
                 connection, self.dialect, queues, requests, archive=archive
             )
 

@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.status import (
     PausedQueue,
 )
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import cancels, live_subscribers, replies
+from faststream_sqlbroker.database.parts import cancel_requests, live_subscribers, replies
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import (
     PAUSED,
@@ -78,7 +78,7 @@ class LiveSubscribers:
             database_id = ids.database_id or get_or_create_database_id(connection, self._table)
             orders = live_subscribers.load_orders(connection, self._table, sorted(descriptions))
             if clean:
-                cancels.remove_obsolete(connection, self._dialect, orders.cancels)
+                cancel_requests.remove_obsolete(connection, self._dialect, orders.cancels)
             return orders, database_id
 
         orders, ids.database_id = await self._database.run(announce, Activity.STATE)
@@ -302,12 +302,13 @@ class LiveSubscribers:
         self, connection: Connection, leases: Sequence[tuple[int, UUID]], locked: set[int]
     ) -> set[int]:
         """Discard the `locked` messages of `leases` with a cancel request; return their ids."""
-        requests = cancels.find_requests(
+        requests = cancel_requests.find_requests(
             connection, self._table, [lease for lease in leases if lease[0] in locked]
         )
         has_archive = self._dialect.has_archive
         settlements = [
-            cancels.create_settlement(request, archive=has_archive) for request in requests.values()
+            cancel_requests.create_settlement(request, archive=has_archive)
+            for request in requests.values()
         ]
         if settlements:
             self._dialect.settle(connection, settlements)

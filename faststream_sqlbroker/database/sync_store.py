@@ -12,7 +12,7 @@ from faststream_sqlbroker.database.dialects import Dialect, create_dialect
 from faststream_sqlbroker.database.django import is_django_connection, open_connection
 from faststream_sqlbroker.database.errors import ErrorClasses, NotConnectedError
 from faststream_sqlbroker.database.parts.live_queues import count_due
-from faststream_sqlbroker.database.parts.mirror import insert_for_caller
+from faststream_sqlbroker.database.parts.mirror_rows import insert_for_caller
 from faststream_sqlbroker.database.pool import check_same_database
 from faststream_sqlbroker.schema.tables import Tables
 

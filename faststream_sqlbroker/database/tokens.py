@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select, update
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.bulk_jobs import Job
 from faststream_sqlbroker.core.channels import (
     QueueRole,
     RegisteredEndpoint,
@@ -16,10 +17,9 @@ from faststream_sqlbroker.core.channels import (
     create_token,
     hash_token,
 )
-from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit
-from faststream_sqlbroker.database.parts.channels import (
+from faststream_sqlbroker.database.parts.channel_rows import (
     CONSUMER,
     StateKey,
     create_lookup,
@@ -30,7 +30,7 @@ from faststream_sqlbroker.database.parts.channels import (
     parse_registration,
 )
 from faststream_sqlbroker.database.parts.policy_state import insert_new
-from faststream_sqlbroker.database.parts.pull_jobs import release_leases
+from faststream_sqlbroker.database.parts.pull_job_rows import release_leases
 from faststream_sqlbroker.exceptions import SetupError
 
 MAX_CONSUMERS = 1_000

@@ -29,8 +29,8 @@ from sqlalchemy import (
 
 from faststream_sqlbroker.core import verification as kinds
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.bulk_jobs import parse_job
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.jobs import parse_job
 from faststream_sqlbroker.core.loaded_windows import (
     DIFFERING_SCOPE,
     LOADED_SCOPE,
@@ -47,10 +47,10 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.audit import JOB
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
-from faststream_sqlbroker.database.parts.loaded_windows import read_page
 from faststream_sqlbroker.database.parts.message_walks import STEP_SIZE, IndexRange, RangeReader
 from faststream_sqlbroker.database.parts.row_locks import find_locked
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
+from faststream_sqlbroker.database.parts.window_rows import read_page
 from faststream_sqlbroker.schema.types import later
 
 PARTS = ("live", "archive", "jobs", "windows")

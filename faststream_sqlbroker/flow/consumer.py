@@ -20,7 +20,7 @@ from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper, ProgressWriter, StuckReleaser
 from faststream_sqlbroker.flow.deliver.outcomes import MAX_QUARANTINED
-from faststream_sqlbroker.flow.deliver.policies import create_key_claimer
+from faststream_sqlbroker.flow.deliver.policy_starts import create_key_claimer
 from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.deliver.worker import Worker
 from faststream_sqlbroker.flow.deliver.worker_ends import Workers, WorkerShutdown, get_grace_timeout

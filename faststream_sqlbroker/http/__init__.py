@@ -9,7 +9,7 @@ from faststream_sqlbroker.exceptions import MissingExtraError
 try:
     from faststream_sqlbroker.core.channels import Channel, Channels, Consumer, Queues, QueueTokens
     from faststream_sqlbroker.http.app import HttpApp
-    from faststream_sqlbroker.http.basic import BasicAuth, Login, hash_password
+    from faststream_sqlbroker.http.basic_auth import BasicAuth, Login, hash_password
     from faststream_sqlbroker.http.proxies import ProxyAuth
     from faststream_sqlbroker.http.users import Role, User
 except ImportError as error:

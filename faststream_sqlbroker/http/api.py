@@ -12,9 +12,9 @@ from pydantic.alias_generators import to_camel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from faststream_sqlbroker.http.answers import FORM, BodyLimits, read_form, read_object
 from faststream_sqlbroker.http.channel_models import Failure
 from faststream_sqlbroker.http.mistakes import create_problem
+from faststream_sqlbroker.http.responses import FORM, BodyLimits, read_form, read_object
 from faststream_sqlbroker.http.users import User
 
 USER = "user"

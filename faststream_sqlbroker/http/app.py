@@ -18,16 +18,15 @@ from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http import channel_models as models
-from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.api import PUBLIC, USER, AccessRule, Api, Caller
-from faststream_sqlbroker.http.channels import ChannelRoutes
+from faststream_sqlbroker.http.channel_routes import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import DashboardRoutes
 from faststream_sqlbroker.http.dashboard.asked import DashboardSettings
 from faststream_sqlbroker.http.diagnosis import DiagnosisRoutes
 from faststream_sqlbroker.http.gate import AccessControl
 from faststream_sqlbroker.http.local import LocalOnly
-from faststream_sqlbroker.http.mirror import BODY_FIELDS, INFO_FIELDS, MirrorRoutes
+from faststream_sqlbroker.http.mirror_routes import BODY_FIELDS, INFO_FIELDS, MirrorRoutes
 from faststream_sqlbroker.http.mounting import (
     App,
     PathPrefix,
@@ -39,7 +38,8 @@ from faststream_sqlbroker.http.mounting import (
 )
 from faststream_sqlbroker.http.probes import Probes
 from faststream_sqlbroker.http.proxies import parse_networks
-from faststream_sqlbroker.http.queues import QueueRoutes
+from faststream_sqlbroker.http.queue_routes import QueueRoutes
+from faststream_sqlbroker.http.responses import BodyLimits, Problem
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import DOCUMENT_PATH, SecurityMiddleware, create_handlers
 from faststream_sqlbroker.http.users import Authentication, Role

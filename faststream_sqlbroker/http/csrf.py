@@ -6,7 +6,7 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.responses import Problem
 
 HEADER = "X-CSRF-Token"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -12,8 +12,7 @@ from faststream_sqlbroker.core.text import replace_invisible
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
 from faststream_sqlbroker.flow.tasks.queue_jobs import RemoteConsumer
-from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
-from faststream_sqlbroker.http.basic import WRONG_PASSWORD, parse_credentials
+from faststream_sqlbroker.http.basic_auth import WRONG_PASSWORD, parse_credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.lockout import (
     FailureCounter,
@@ -23,6 +22,7 @@ from faststream_sqlbroker.http.lockout import (
     compare_tokens,
 )
 from faststream_sqlbroker.http.proxies import Network, find_client_address
+from faststream_sqlbroker.http.responses import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.users import (
     MAX_NAME,

@@ -5,8 +5,8 @@ from ipaddress import ip_address
 from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker.core.text import format_value
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.proxies import get_peer, parse_host_name
+from faststream_sqlbroker.http.responses import Problem
 from faststream_sqlbroker.http.users import Role, User
 
 PROXY_HEADERS = (

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.channels import (
     RegisteredEndpoint,
     is_token_valid,
 )
-from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.responses import Problem
 
 WINDOW = 60.0
 """Seconds per window in which failures are counted."""

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from faststream_sqlbroker.core.text import format_value
-from faststream_sqlbroker.http.answers import Problem, describe_kind
+from faststream_sqlbroker.http.responses import Problem, describe_kind
 
 MAX_MISTAKES = 3
 """Mistakes per response."""

@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.http import channel_models as models
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.api import PUBLIC, AccessRule, Api
+from faststream_sqlbroker.http.responses import Problem
 from faststream_sqlbroker.http.service import Service
 
 LIMIT = 3.0

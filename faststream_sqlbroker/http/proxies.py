@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.responses import Problem
 from faststream_sqlbroker.http.users import MAX_NAME, Role, User
 
 Network = IPv4Network | IPv6Network

@@ -18,9 +18,9 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.local import check_local
 from faststream_sqlbroker.http.mounting import App, Receive, Scope, Send
+from faststream_sqlbroker.http.responses import Problem
 
 SECURITY_HEADERS = {
     # No inline scripts or styles, nothing from another host, no frames.

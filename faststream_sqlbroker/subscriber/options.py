@@ -27,7 +27,7 @@ from faststream_sqlbroker.core.retry import RetryStrategyProto, get_max_attempts
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, parse_non_negative, parse_positive
 from faststream_sqlbroker.flow.settings import ConsumerSettings, get_default_max_deliveries
-from faststream_sqlbroker.subscriber import checks
+from faststream_sqlbroker.subscriber import option_checks
 
 
 class SubscriberOptions(TypedDict, total=False):
@@ -152,32 +152,32 @@ class SubscriberSettings(ConsumerSettings):
 
     def __post_init__(self) -> None:
         """Convert and validate the values."""
-        self._set("queues", checks.parse_queue_names(self.queues))
-        checks.check_dead_letter_queue(self.dead_letter_queue, self.queues)
+        self._set("queues", option_checks.parse_queue_names(self.queues))
+        option_checks.check_dead_letter_queue(self.dead_letter_queue, self.queues)
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
             validate_integer(name, getattr(self, name))
         if self.max_prefetch_bytes is not None:
             validate_integer(
                 "max_prefetch_bytes", self.max_prefetch_bytes, other=" or None for no limit"
             )
-        checks.check_factor("max_not_processed_factor", self.max_not_processed_factor)
+        option_checks.check_factor("max_not_processed_factor", self.max_not_processed_factor)
         for name in _FLAGS:
             validate_bool(name, getattr(self, name))
-        self._set("forward_headers", checks.parse_header_names(self.forward_headers))
+        self._set("forward_headers", option_checks.parse_header_names(self.forward_headers))
         validate_choice("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
         self._set("policies", validate_policies(self.policies))
-        checks.check_ack_policy(self.ack_policy)
-        checks.check_retry_strategy(self.retry_strategy)
+        option_checks.check_ack_policy(self.ack_policy)
+        option_checks.check_retry_strategy(self.retry_strategy)
         self._convert_durations()
         if self.max_deliveries is not None:
             validate_integer("max_deliveries", self.max_deliveries, other=" or None for no limit")
-        checks.check_batch_options(self)
-        checks.check_durations(self)
-        checks.check_ack_timing(self, self.ack_policy)
-        checks.check_forward_key(self.forward_key, self)
-        self._set("destinations", checks.parse_destinations(self.destinations, self))
-        checks.check_forwarding(self, self.ack_policy, self.forward_headers)
-        checks.warn_about_surprises(self)
+        option_checks.check_batch_options(self)
+        option_checks.check_durations(self)
+        option_checks.check_ack_timing(self, self.ack_policy)
+        option_checks.check_forward_key(self.forward_key, self)
+        self._set("destinations", option_checks.parse_destinations(self.destinations, self))
+        option_checks.check_forwarding(self, self.ack_policy, self.forward_headers)
+        option_checks.warn_about_surprises(self)
 
     def _convert_durations(self) -> None:
         if self.max_fetch_interval is None:
@@ -217,10 +217,12 @@ def make_settings(
     if "retry_strategy" in values:
         attempts = get_max_attempts(values["retry_strategy"])
         values.setdefault("max_deliveries", get_default_max_deliveries(attempts))
-    names, weights = checks.split_weights(queues)
-    settings = SubscriberSettings(queues=checks.parse_queue_names(names), weights=weights, **values)
+    names, weights = option_checks.split_weights(queues)
+    settings = SubscriberSettings(
+        queues=option_checks.parse_queue_names(names), weights=weights, **values
+    )
     if values.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
-        checks.warn_unused_strategy(settings)
+        option_checks.warn_unused_strategy(settings)
     return settings
 
 

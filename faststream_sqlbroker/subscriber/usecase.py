@@ -33,12 +33,12 @@ from faststream_sqlbroker.handler_calls import (
 )
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
-from faststream_sqlbroker.subscriber.checks import check_ack_timing
 from faststream_sqlbroker.subscriber.config import (
     QueueSubscriberConfig,
     QueueSubscriberSpecification,
 )
 from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
+from faststream_sqlbroker.subscriber.option_checks import check_ack_timing
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, replace_settings
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import SkipMiddleware
 from faststream_sqlbroker.subscriber.pipeline.choice import CompiledHandler

@@ -16,7 +16,7 @@ from sqlalchemy.pool import StaticPool
 
 from faststream_sqlbroker.core.policies.flags import HELD_BURST
 from faststream_sqlbroker.core.policies.standby import STANDBY
-from faststream_sqlbroker.database.parts.mirror import MIRROR
+from faststream_sqlbroker.database.parts.mirror_rows import MIRROR
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, insert, null, or_, select, update
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.jobs import Job, dump_job
+from faststream_sqlbroker.core.bulk_jobs import Job, dump_job
 from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE, RowSum, parse_window
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import to_microseconds

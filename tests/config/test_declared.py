@@ -9,7 +9,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker import MaxDepth, Retention, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.broker.scheduling import ScheduleOptions
-from faststream_sqlbroker.config import ServiceConfig, json_schema, models
+from faststream_sqlbroker.config import ServiceConfig, json_schema, sections
 from faststream_sqlbroker.config.fields import Section
 from faststream_sqlbroker.core import retry
 from faststream_sqlbroker.core.policies import Policy
@@ -17,10 +17,10 @@ from faststream_sqlbroker.http import Channel, Channels, Consumer, Login, ProxyA
 from faststream_sqlbroker.subscriber.options import SubscriberOptions
 
 OF_FILES = {
-    models.BrokerSection: {"url", "metrics"},
-    models.QueueSection: {"handler"},
-    models.ScheduleSection: set(),
-    models.HttpSection: {"host", "port", "certificate", "key", "users", "proxy_auth"},
+    sections.BrokerSection: {"url", "metrics"},
+    sections.QueueSection: {"handler"},
+    sections.ScheduleSection: set(),
+    sections.HttpSection: {"host", "port", "certificate", "key", "users", "proxy_auth"},
 }
 """What a section has besides the options of Python."""
 
@@ -37,14 +37,14 @@ def arguments(function: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("section", "options"),
     [
-        (models.BrokerSection, arguments(SqlBroker.__init__) - set(models.CODE_OPTIONS)),
-        (models.QueueSection, set(SubscriberOptions.__annotations__)),
+        (sections.BrokerSection, arguments(SqlBroker.__init__) - set(sections.CODE_OPTIONS)),
+        (sections.QueueSection, set(SubscriberOptions.__annotations__)),
         (
-            models.ScheduleSection,
+            sections.ScheduleSection,
             (arguments(SqlBroker.publish_on_schedule) - {"name"})
             | set(ScheduleOptions.__annotations__),
         ),
-        (models.HttpSection, arguments(SqlBroker.asgi) - {"auth", "redact"}),
+        (sections.HttpSection, arguments(SqlBroker.asgi) - {"auth", "redact"}),
     ],
 )
 def test_a_section_has_the_options_of_python(section: type[Section], options: set[str]) -> None:
@@ -53,20 +53,20 @@ def test_a_section_has_the_options_of_python(section: type[Section], options: se
 
 
 def test_what_only_code_can_give_exists() -> None:
-    assert set(models.CODE_OPTIONS) <= arguments(SqlBroker.__init__)
+    assert set(sections.CODE_OPTIONS) <= arguments(SqlBroker.__init__)
 
 
 def test_users_have_the_options_of_the_http_package() -> None:
-    assert set(models.UserSection.list_options()) == arguments(Login)
-    assert set(models.ProxySection.list_options()) == arguments(ProxyAuth)
-    [roles] = {models.UserSection.model_fields["role"].annotation}
+    assert set(sections.UserSection.list_options()) == arguments(Login)
+    assert set(sections.ProxySection.list_options()) == arguments(ProxyAuth)
+    [roles] = {sections.UserSection.model_fields["role"].annotation}
     assert set(get_args(roles)) == {role.name.lower() for role in Role}
 
 
 def test_each_policy_and_each_strategy_has_a_key() -> None:
     definitions = json_schema()["$defs"]
     assert set(definitions["Policy"]["properties"]) == {
-        models.to_key(kind) for kind in get_args(Policy)
+        sections.to_key(kind) for kind in get_args(Policy)
     }
     strategies = {
         kind
@@ -74,16 +74,16 @@ def test_each_policy_and_each_strategy_has_a_key() -> None:
         if isinstance(kind, type) and kind.__name__.endswith("Strategy")
     }
     assert set(definitions["RetryStrategy"]["properties"]) == {
-        models.to_key(kind) for kind in strategies
+        sections.to_key(kind) for kind in strategies
     }
-    assert models.to_key(retry.ConstantWithJitterRetryStrategy) == "constant_with_jitter"
+    assert sections.to_key(retry.ConstantWithJitterRetryStrategy) == "constant_with_jitter"
 
 
 @pytest.mark.parametrize(
     "kind",
     [
         *get_args(Policy),
-        *models.STRATEGIES,
+        *sections.STRATEGIES,
         Retention,
         MaxDepth,
         SqlBrokerSchemaConfig,

@@ -12,8 +12,8 @@ from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.rows import HeartbeatData
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import HOLDER_BYTES, parse_subscriber
-from faststream_sqlbroker.database.messages import direct_claim
-from faststream_sqlbroker.database.parts import cancels
+from faststream_sqlbroker.database.messages import single_claim
+from faststream_sqlbroker.database.parts import cancel_requests
 from faststream_sqlbroker.flow.deliver.leases import StuckReleaser
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.fleet.lookout import SharedPoller
@@ -124,7 +124,7 @@ async def test_a_direct_claim_gives_nothing_back_that_ends_while_it_looks_for_ca
     [message_id] = await bench.put(1)
     await bench.claim(1)
     assert await cancel(bench, message_id) == "requested"
-    end = cancels.discard_expired
+    end = cancel_requests.discard_expired
 
     def looked(connection: Connection, *given: Any, **options: Any) -> int:
         count = end(connection, *given, **options)
@@ -137,9 +137,9 @@ async def test_a_direct_claim_gives_nothing_back_that_ends_while_it_looks_for_ca
         )
         return list(claim.rows)
 
-    monkeypatch.setattr(direct_claim, "discard_expired", looked)
+    monkeypatch.setattr(single_claim, "discard_expired", looked)
     assert await taken() == []
-    monkeypatch.setattr(direct_claim, "discard_expired", end)
+    monkeypatch.setattr(single_claim, "discard_expired", end)
     assert await taken() == []
     assert cancelled(await bench.rows(archive=True)) == [message_id]
 
@@ -261,7 +261,9 @@ async def test_all_requests_are_read_and_honoured_however_many(bench: Bench) -> 
     def ask_all(connection: Connection) -> None:
         for row in rows:
             request = CancelRequest(row.id, row.lease_token, "cancelled")
-            cancels.save_request(connection, bench.store.dialect.tables.policy_state, request)
+            cancel_requests.save_request(
+                connection, bench.store.dialect.tables.policy_state, request
+            )
 
     async with bench.store.engine.begin() as connection:
         await connection.run_sync(ask_all)

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import Connection, delete, select
 
-from faststream_sqlbroker.core import jobs as core_jobs
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, dump_job
+from faststream_sqlbroker.core import bulk_jobs as core_jobs
+from faststream_sqlbroker.core.bulk_jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, dump_job
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE
 from faststream_sqlbroker.core.states import MessageState

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, text
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import SuspectRule
-from faststream_sqlbroker.database.mysql.queues import FIRST_ROWS, MAX_SINGLE_PAIRS
+from faststream_sqlbroker.database.mysql.many_queues import FIRST_ROWS, MAX_SINGLE_PAIRS
 from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import LEASE, Bench
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.broker.engine import make_listen_engine
+from faststream_sqlbroker.broker.engine_factory import make_listen_engine
 from tests.docs.test_security import PAGE
 from tools.private import CannotStartError, folder_of, mariadb, postgresql
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import Once, SqlBroker, SqlBrokerMessage, SqlConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow.deliver.policies import PolicyRunner
+from faststream_sqlbroker.flow.deliver.policy_starts import PolicyRunner
 from faststream_sqlbroker.flow.tasks import direct_claim
 from faststream_sqlbroker.testing import TestSqlBroker
 from tests.faststream.conftest import GRACE, QUICK, Heard, Look, clean_up

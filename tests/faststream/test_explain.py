@@ -25,8 +25,8 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import WaitingMessage
-from faststream_sqlbroker.database.explain import live, policies
-from faststream_sqlbroker.database.explain.policies import PolicyDetails
+from faststream_sqlbroker.database.explain import live_messages, policy_waits
+from faststream_sqlbroker.database.explain.policy_waits import PolicyDetails
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -404,7 +404,7 @@ async def test_the_next_and_those_behind_it(
         assert reason.text.startswith(
             f"{ahead} due messages come first and 0 are leased: 1 workers of 1 "
         )
-    monkeypatch.setattr(live, "MAX_COUNTED", 10)
+    monkeypatch.setattr(live_messages, "MAX_COUNTED", 10)
     await bench.store.insert([NewMessage("q", b"1", priority=7) for _ in range(20)])
     [reason] = (await other.admin.explain(last)).reasons
     assert reason.text.startswith("10 or more due messages come first")
@@ -561,7 +561,7 @@ async def test_policies_add_their_reasons(
         seen.append((facts, message))
         return [Reason("outside_window", "it opens later", until=until)]
 
-    monkeypatch.setattr(policies, "EXPLAINERS", [window])
+    monkeypatch.setattr(policy_waits, "EXPLAINERS", [window])
     assert codes(await other.admin.explain(message_id)) == ["paused", "outside_window"]
     [(facts, message)] = seen
     assert facts.dialect is other._store.dialect
@@ -589,7 +589,7 @@ async def test_explain_reads_one_snapshot_and_writes_nothing(
                 writer.execute(text("DELETE FROM message"))
         return []
 
-    monkeypatch.setattr(policies, "EXPLAINERS", [meddle])
+    monkeypatch.setattr(policy_waits, "EXPLAINERS", [meddle])
     seen: list[str] = []
 
     @event.listens_for(other.engine.sync_engine, "before_cursor_execute")

@@ -27,7 +27,7 @@ from faststream_sqlbroker import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.database.messages.direct_claim import DirectClaims
+from faststream_sqlbroker.database.messages.single_claim import DirectClaims
 from faststream_sqlbroker.flow.tasks import direct_claim
 from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.subscriber.pulling import PulledMessage

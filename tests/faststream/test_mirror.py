@@ -19,7 +19,7 @@ from faststream_sqlbroker import (
     StoreError,
     TestSqlBroker,
 )
-from faststream_sqlbroker.database.parts.mirror import MIRROR
+from faststream_sqlbroker.database.parts.mirror_rows import MIRROR
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import QUICK, Look
 from tests.http.conftest import on_sqlite

@@ -23,7 +23,7 @@ from faststream_sqlbroker import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.messages.direct_claim import DirectClaims
+from faststream_sqlbroker.database.messages.single_claim import DirectClaims
 from faststream_sqlbroker.schema.types import clock
 from tests.clock import ShiftedTime
 from tests.faststream.conftest import QUICK, Heard, Look

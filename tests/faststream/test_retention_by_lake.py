@@ -10,9 +10,9 @@ from sqlalchemy import delete, insert, update
 
 from faststream_sqlbroker import Pruned, Retention, SetupError, SqlBroker
 from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE, LoadedWindow, RowSum
-from faststream_sqlbroker.database import loaded_windows as subject
-from faststream_sqlbroker.database.loaded_windows import LoadedWindows
-from faststream_sqlbroker.database.parts import loaded_windows as statements
+from faststream_sqlbroker.database import verified_prune as subject
+from faststream_sqlbroker.database.parts import window_rows as statements
+from faststream_sqlbroker.database.verified_prune import LoadedWindows
 from faststream_sqlbroker.flow.tasks import archive_upkeep as loop
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_operating_cli import Shell

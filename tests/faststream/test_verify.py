@@ -22,8 +22,8 @@ from faststream_sqlbroker.core.loaded_windows import (
 )
 from faststream_sqlbroker.core.status import build_worker_name
 from faststream_sqlbroker.database import verification
-from faststream_sqlbroker.database.parts import loaded_windows as records
 from faststream_sqlbroker.database.parts import message_walks
+from faststream_sqlbroker.database.parts import window_rows as records
 from faststream_sqlbroker.database.parts.live_subscribers import SUBSCRIBER
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables

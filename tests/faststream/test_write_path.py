@@ -17,7 +17,7 @@ from sqlalchemy import make_url, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.database.access import AccessChecks
+from faststream_sqlbroker.database.rehearsal import AccessChecks
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.fleet import write_path
 from faststream_sqlbroker.http import probes

@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.deliver import policies
+from faststream_sqlbroker.flow.deliver import policy_starts
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -108,7 +108,7 @@ async def test_a_stop_while_a_claim_of_keys_waits_gives_messages_back(
     with monkeypatch.context() as patch:
         patch.setattr(rig.store.policies, "claim_free_keys", none_is_free)
         patch.setattr(rig.store.policies, "claim_keys", busy)
-        patch.setattr(policies, "backoff", lambda *_: 3600.0)
+        patch.setattr(policy_starts, "backoff", lambda *_: 3600.0)
         consumer = rig.consumer(**ONCE)
         await consumer.start()
         await eventually(lambda: rig.logged("cannot be claimed, so they do not run now"))

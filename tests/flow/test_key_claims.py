@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.database.parts.once import OnceStatus
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.deliver.policies import KeyClaimer
+from faststream_sqlbroker.flow.deliver.policy_starts import KeyClaimer
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 

@@ -385,7 +385,7 @@ async def test_a_message_runs_once_though_no_answer_says_whether_its_key_was_cla
     monkeypatch.setattr(policies, "claim_free_keys", none_is_free)
     monkeypatch.setattr(policies, "claim_keys", fail_to_claim)
     monkeypatch.setattr(policies, "release_keys", give_back_late)
-    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.policies.backoff", lambda *_: 0.001)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.policy_starts.backoff", lambda *_: 0.001)
     await rig.consumer(policies=[Once("1h")], **QUICK).start()
     [message] = await rig.put(1, key="a")
     [row] = await archived(rig, 1)

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Slot
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.deliver.policies import PolicyRunner
+from faststream_sqlbroker.flow.deliver.policy_starts import PolicyRunner
 from faststream_sqlbroker.flow.deliver.prefetch import HORIZON, HandlerTimes
 from tests.flow.conftest import Rig, count_as_quick
 from tests.flow.test_policies import archived, slot_of

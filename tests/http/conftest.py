@@ -10,12 +10,12 @@ import pytest
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli import listening
 from faststream_sqlbroker.flow.fleet import heartbeat
-from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, basic, gate, server
+from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, basic_auth, gate, server
 from faststream_sqlbroker.http import diagnosis as diagnoses
 from faststream_sqlbroker.http import probes as of_probes
-from faststream_sqlbroker.http.answers import BodyLimits
 from faststream_sqlbroker.http.app import HttpOptions
 from faststream_sqlbroker.http.dashboard import fleet, live
+from faststream_sqlbroker.http.responses import BodyLimits
 from tests.faststream.conftest import broker, heard, logger, look
 from tests.http.documented import is_documented
 
@@ -33,8 +33,8 @@ LONG = 120
 def _cheap_hashes() -> dict[str, str]:
     """Checked by the same code; each test logs in anew, which would take 50 ms of a processor."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(basic, "COST", 2**4)
-        return {name: basic.hash_password(password) for name, password in PASSWORDS.items()}
+        patch.setattr(basic_auth, "COST", 2**4)
+        return {name: basic_auth.hash_password(password) for name, password in PASSWORDS.items()}
 
 
 _HASHES = _cheap_hashes()

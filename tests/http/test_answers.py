@@ -18,17 +18,17 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.http import Channels, HttpApp
-from faststream_sqlbroker.http.answers import (
+from faststream_sqlbroker.http.app import probe_app
+from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.local import check_local
+from faststream_sqlbroker.http.proxies import parse_host_name
+from faststream_sqlbroker.http.responses import (
     BodyLimits,
     Problem,
     read_body,
     read_form,
     read_object,
 )
-from faststream_sqlbroker.http.app import probe_app
-from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.local import check_local
-from faststream_sqlbroker.http.proxies import parse_host_name
 from faststream_sqlbroker.http.shield import HANDLERS, SECURITY_HEADERS, SecurityMiddleware
 from tests.http.conftest import BASE, as_user, client_of, logins, on_sqlite
 from tests.http.known import CHANNEL, JOBS, PATH, PUBLISH, bearer

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Debounce, SqlBroker, SqlBrokerResponse
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.database.parts import channels as channel_rows
+from faststream_sqlbroker.database.parts import channel_rows as channel_rows
 from faststream_sqlbroker.database.policies import policy_holds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.fleet import housekeeping

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import func, literal_column, select, update
 
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
-from faststream_sqlbroker.database.messages import direct_claim
+from faststream_sqlbroker.database.messages import single_claim
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.tasks import queue_jobs
 from faststream_sqlbroker.flow.tasks.queue_jobs import RemoteConsumer
@@ -794,7 +794,7 @@ async def test_messages_behind_many_that_are_rejected_are_found(
     broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One transaction rejects so many only, and no more than one request is needed."""
-    monkeypatch.setattr(direct_claim, "MAX_REFUSED", 1)
+    monkeypatch.setattr(single_claim, "MAX_REFUSED", 1)
     web = Queueing(broker, max_deliveries=1)
     table = look.tables.message
     async with web.http:

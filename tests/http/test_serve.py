@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import SchemaError, SetupError, StoreError
-from faststream_sqlbroker.http.basic import hash_password, parse_password_hash
+from faststream_sqlbroker.http.basic_auth import hash_password, parse_password_hash
 from faststream_sqlbroker.http.server import bind_socket
 from tests import forked
 from tests.faststream.conftest import Look

@@ -23,12 +23,11 @@ from faststream_sqlbroker.http import (
     ProxyAuth,
     Role,
     User,
-    basic,
+    basic_auth,
     gate,
     hash_password,
 )
-from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.basic import (
+from faststream_sqlbroker.http.basic_auth import (
     COST,
     StoredPassword,
     parse_credentials,
@@ -42,6 +41,7 @@ from faststream_sqlbroker.http.gate import (
     WRONG_CREDENTIALS,
 )
 from faststream_sqlbroker.http.lockout import MAX_KEYS, WINDOW, FailureCounter, VerifiedSecrets
+from faststream_sqlbroker.http.responses import Problem
 from tests.faststream.conftest import Heard
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
@@ -142,7 +142,7 @@ async def test_a_password_that_was_right_is_hashed_once(
 ) -> None:
     hashed: list[str] = []
     now = 1000.0
-    monkeypatch.setattr(basic, "monotonic", lambda: now)
+    monkeypatch.setattr(basic_auth, "monotonic", lambda: now)
     auth = logins()
     real = auth._check_password
 
@@ -158,7 +158,7 @@ async def test_a_password_that_was_right_is_hashed_once(
         assert (await client.get("/csrf-token", auth=("vic", "other-word"))).status_code == 401
         # Another user's password is not taken for this one's.
         assert (await client.get("/csrf-token", auth=("ola", "vic-password"))).status_code == 401
-        now += basic.VERIFIED_SECONDS + 1
+        now += basic_auth.VERIFIED_SECONDS + 1
         assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
         assert hashed.count("vic-password") == 3
 
@@ -175,13 +175,13 @@ async def test_few_passwords_are_hashed_at_a_time(
         await go_on.wait()
         return False
 
-    monkeypatch.setattr(basic.asyncio, "to_thread", slow)
+    monkeypatch.setattr(basic_auth.asyncio, "to_thread", slow)
     async with client_of(broker.asgi(auth, max_failures=1000)) as client:
         asked = [
             asyncio.create_task(client.get("/csrf-token", auth=(f"u{n}", "wrong")))
-            for n in range(basic.MAX_WAITING)
+            for n in range(basic_auth.MAX_WAITING)
         ]
-        while auth._waiting < basic.MAX_WAITING:
+        while auth._waiting < basic_auth.MAX_WAITING:
             await asyncio.sleep(0)
         refused = await client.get("/csrf-token", auth=("one", "more"))
         assert refused.status_code == 503
@@ -378,7 +378,7 @@ async def test_an_unknown_name_costs_as_much_as_one_that_is_known(
     """Also where the hashes of users were made with other parameters."""
     hashes = {}
     for name, cost in (("ann", 2**4), ("vic", 2**5)):
-        monkeypatch.setattr(basic, "COST", cost)
+        monkeypatch.setattr(basic_auth, "COST", cost)
         hashes[name] = hash_password(f"{name}-password")
     auth = BasicAuth([Login(name, "viewer", text) for name, text in hashes.items()])
     costs: list[int] = []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.subscriber.pipeline import choice, dependencies, models
+from faststream_sqlbroker.subscriber.pipeline import choice, dependencies, dependency_models
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledger
 from faststream_sqlbroker.subscriber.pipeline.answers import AnswerPublisher
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
@@ -57,8 +57,8 @@ def defaults_ignored(patch: pytest.MonkeyPatch) -> None:
     def fields(model: Any) -> Any:
         return tuple((parameter, name, None) for parameter, name, _ in original(model))
 
-    original = models.get_context_fields
-    patch.setattr(models, "get_context_fields", fields)
+    original = dependency_models.get_context_fields
+    patch.setattr(dependency_models, "get_context_fields", fields)
 
 
 def dependencies_not_cached(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def changes_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def dict_not_copied(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(models.Arguments, "build", lambda _self, values: dict(values))
+    patch.setattr(dependency_models.Arguments, "build", lambda _self, values: dict(values))
 
 
 def wrong_log_columns(patch: pytest.MonkeyPatch) -> None:

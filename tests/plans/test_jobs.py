@@ -9,12 +9,12 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, Engine
 
-from faststream_sqlbroker.core.jobs import CANCEL, REDRIVE, REPLAY, Job
+from faststream_sqlbroker.core.bulk_jobs import CANCEL, REDRIVE, REPLAY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.bulk import changes, visits
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import message_walks, pull_jobs
+from faststream_sqlbroker.database.parts import message_walks, pull_job_rows
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent
@@ -94,7 +94,7 @@ def test_a_batch_does_not_read_a_queue_that_no_analyze_has_seen(deep: Engine) ->
             visits.find_next(connection, dialect, job, SIZE)
             visits.lock_matching(connection, dialect, job, ids, ["id"])
             changes._lock_untouched(connection, dialect, {one: {} for one in ids})
-            connection.execute(pull_jobs.select_bodies(dialect), {"ids": ids})
+            connection.execute(pull_job_rows.select_bodies(dialect), {"ids": ids})
             dialect.claim_ids(connection, ids, ["deep"], 1.0, uuid4())
         assert len(ids) == SIZE
         for statement, parameters in statements:

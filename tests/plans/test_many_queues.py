@@ -14,7 +14,7 @@ from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.mysql.queues import FIRST_ROWS
+from faststream_sqlbroker.database.mysql.many_queues import FIRST_ROWS
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import SYNC_DRIVERS, TABLES

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.dialects import sqlite
 
-from faststream_sqlbroker.database.mirror import build_count_statement
+from faststream_sqlbroker.database.mirror_store import build_count_statement
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts.mirror import MIRROR
+from faststream_sqlbroker.database.parts.mirror_rows import MIRROR
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import Connection, Engine
 
-from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, RETRY, Job
+from faststream_sqlbroker.core.bulk_jobs import MOVE, REDRIVE, RETRY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database import stored_messages, verification

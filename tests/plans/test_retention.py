@@ -13,9 +13,9 @@ from faststream_sqlbroker.core.retention import PrunePosition
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.archive_growth import ArchiveGrowth
 from faststream_sqlbroker.database.dialects import create_dialect
-from faststream_sqlbroker.database.loaded_windows import LoadedWindows
-from faststream_sqlbroker.database.parts import loaded_windows
+from faststream_sqlbroker.database.parts import window_rows
 from faststream_sqlbroker.database.retention import BATCH, ArchivePartitions, ArchiveRetention
+from faststream_sqlbroker.database.verified_prune import LoadedWindows
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
 from tests.plans.conftest import TABLES, Crowds, DatabaseOf, analyze
@@ -105,11 +105,11 @@ def test_postgresql_compares_a_window_page_by_page(archived: Engine, database: s
     dialect = create_dialect(archived.dialect, TABLES)
     with archived.connect() as connection:
         window = middle(connection)
-        first = loaded_windows.read_page(connection, dialect, window, None)
+        first = window_rows.read_page(connection, dialect, window, None)
         assert isinstance(first.last, PrunePosition)
         made: Any = dialect_of_postgresql.dialect
         for last in (None, first.last):
-            asked = loaded_windows.select_rows(dialect, window, first.last, last)
+            asked = window_rows.select_rows(dialect, window, first.last, last)
             asked = asked.limit(BATCH) if last is None else asked
             plain = str(asked.compile(dialect=made(), compile_kwargs={"literal_binds": True}))
             plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}".replace(":", "\\:"))).all())
@@ -122,15 +122,15 @@ def test_postgresql_compares_a_window_page_by_page(archived: Engine, database: s
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, database: str) -> None:
     dialect = create_dialect(archived.dialect, TABLES)
-    page = loaded_windows.PAGE_SIZE
+    page = window_rows.PAGE_SIZE
     with archived.connect() as connection:
         window = middle(connection)
         record = {"scope": LOADED_SCOPE + "shop", "key": window.name, "info": window.to_json()}
         connection.execute(TABLES.policy_state.insert().values(record))
-        first = loaded_windows.read_page(connection, dialect, window, None)
+        first = window_rows.read_page(connection, dialect, window, None)
         done = {MessageState.COMPLETED}
         with reads(connection, at_most=3 * page):
-            second = loaded_windows.read_page(connection, dialect, window, first.last)
+            second = window_rows.read_page(connection, dialect, window, first.last)
         assert second.rows.rows == page
         with reads(connection, at_most=8 * page):
             lowered = asyncio.run(windows_on(connection).remove("shop", window, second, done))

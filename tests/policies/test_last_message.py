@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, event, select, text, update
 from sqlalchemy.util import await_only
 
-from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.bulk_jobs import Job
 from faststream_sqlbroker.core.policies import Debounce, Header, KeepLast, Policy, Throttle
 from faststream_sqlbroker.core.policies.flags import BURST
 from faststream_sqlbroker.core.policies.header import Key

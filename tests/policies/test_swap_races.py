@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.core.policies import Concurrency, Policy, Throttle, Window
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.seen import CompareAndSwap
 from faststream_sqlbroker.core.policies.throttle import MAX_START_DELAY
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement

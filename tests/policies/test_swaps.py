@@ -23,8 +23,8 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.flags import DELAYED
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.seen import (
     Candidate,
     CompareAndSwap,

@@ -31,7 +31,7 @@ from sqlalchemy.util import await_only
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.annotations import SqlBrokerMessage
 from faststream_sqlbroker.core.outcome import Nack
-from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES, Policy
+from faststream_sqlbroker.core.policies.combinations import POLICY_CLASSES, Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from tests.processes.patience import be_patient, note_listening

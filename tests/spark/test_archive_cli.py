@@ -15,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.cli.errors import convert_database_errors
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from tests.spark.conftest import Archive
 

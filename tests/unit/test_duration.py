@@ -22,7 +22,7 @@ from faststream_sqlbroker import (
     Throttle,
     next_hop,
 )
-from faststream_sqlbroker.admin.arguments import parse_time_or_age, parse_time_or_delay
+from faststream_sqlbroker.admin.filters import parse_time_or_age, parse_time_or_delay
 from faststream_sqlbroker.core.times import (
     MAX_SECONDS,
     parse_delay,

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool, StaticPool
 
 from faststream_sqlbroker import MissingExtraError, SetupError, SqlBroker, SqlBrokerSchemaConfig
-from faststream_sqlbroker.broker import engine as engines
+from faststream_sqlbroker.broker import engine_factory as engines
 from faststream_sqlbroker.database import pool
 from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.database.mysql.dialect import NO_LIMIT

@@ -31,7 +31,7 @@ from faststream_sqlbroker.flow.deliver.leases import (
 )
 from faststream_sqlbroker.flow.deliver.outcome_states import DeliveryState
 from faststream_sqlbroker.flow.deliver.outcome_writer import QuarantineWriter
-from faststream_sqlbroker.flow.deliver.policies import PolicyRunner, create_key_claimer
+from faststream_sqlbroker.flow.deliver.policy_starts import PolicyRunner, create_key_claimer
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.deliver.worker import Worker
@@ -279,7 +279,7 @@ async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
     keys = create_key_claimer(store, policies)
     starts = PolicyRunner(store, inflight, settlements, policies, quiet, lambda: False, keys)
     inflight.add([older])
-    with patch("faststream_sqlbroker.flow.deliver.policies.backoff", return_value=0.0):
+    with patch("faststream_sqlbroker.flow.deliver.policy_starts.backoff", return_value=0.0):
         started = await starts.claim_keys([older])
     assert settlements(started) == []
     assert inflight.queued == []

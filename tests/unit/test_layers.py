@@ -63,7 +63,7 @@ REAL_TIME = {
 
 TRANSACTIONS = {
     "database/engine.py": "the broker's own: the one place",
-    "database/access.py": "the savepoint of a rehearsal, in a transaction of the engine",
+    "database/rehearsal.py": "the savepoint of a rehearsal, in a transaction of the engine",
     "database/messages/handler.py": "a handler's, which outlasts a call",
     "database/sync_store.py": "without an event loop, on the caller's engine",
     "database/explain/explanations.py": "one snapshot of several statements, which reads only",

@@ -18,8 +18,8 @@ from faststream_sqlbroker.core.policies.stored import dump_policies
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import WaitingMessage, parse_subscriber
-from faststream_sqlbroker.database.explain.policies import PolicyDetails
-from faststream_sqlbroker.database.explain.policies import explain_window as explain_window
+from faststream_sqlbroker.database.explain.policy_waits import PolicyDetails
+from faststream_sqlbroker.database.explain.policy_waits import explain_window as explain_window
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

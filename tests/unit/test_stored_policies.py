@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
-from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES
+from faststream_sqlbroker.core.policies.combinations import POLICY_CLASSES
 from faststream_sqlbroker.core.policies.stored import dump_policies, read_policies
 from faststream_sqlbroker.core.status import build_description, group_by_mode, parse_subscriber
 

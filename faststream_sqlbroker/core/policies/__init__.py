@@ -1,7 +1,7 @@
 """Scheduling policies: their options and decisions. Pure; times are numbers."""
 
 from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
-from faststream_sqlbroker.core.policies.checks import (
+from faststream_sqlbroker.core.policies.combinations import (
     Policy,
     check_ack_first,
     check_ordered,

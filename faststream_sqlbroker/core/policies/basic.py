@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from faststream_sqlbroker.core.checks import validate_choice, validate_integer
-from faststream_sqlbroker.core.policies import options
+from faststream_sqlbroker.core.policies import argument_checks
+from faststream_sqlbroker.core.policies.argument_checks import (
+    MICROSECONDS,
+    WITHOUT_KEY,
+    format_seconds,
+    parse_microseconds,
+)
 from faststream_sqlbroker.core.policies.header import (
     Header,
     Key,
     format_key,
     validate_key,
     validate_required_key,
-)
-from faststream_sqlbroker.core.policies.options import (
-    MICROSECONDS,
-    WITHOUT_KEY,
-    format_seconds,
-    parse_microseconds,
 )
 from faststream_sqlbroker.core.policies.scopes import format_scope, validate_scope
 from faststream_sqlbroker.core.times import Duration
@@ -84,7 +84,7 @@ class Once:
         validate_required_key("Once", key)
         length = parse_microseconds("Once's ttl", ttl)
         validate_choice("Once's without_key", without_key, WITHOUT_KEY)
-        options.set_attributes(self, ttl=length, key=key, without_key=without_key)
+        argument_checks.set_attributes(self, ttl=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:
         key = format_key("key", self.key) if isinstance(self.key, Header) else ""
@@ -132,14 +132,14 @@ class Concurrency:
         """
         validate_integer("Concurrency's limit", limit, maximum=1_000_000)
         validate_key("Concurrency's per_key", per_key)
-        options.validate_without_key(
+        argument_checks.validate_without_key(
             "Concurrency", without_key, has_key=bool(per_key), option="per_key=True"
         )
         valid_scope = validate_scope(
             "Concurrency", scope, conflict="per_key=True" if per_key else None
         )
         key_options = {"without_key": without_key, "scope": valid_scope}
-        options.set_attributes(self, limit=limit, per_key=per_key, **key_options)
+        argument_checks.set_attributes(self, limit=limit, per_key=per_key, **key_options)
 
     def __str__(self) -> str:
         key = format_key("per_key", self.per_key)

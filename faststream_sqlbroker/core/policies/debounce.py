@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self
 
 from faststream_sqlbroker.core.checks import validate_choice
-from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
-from faststream_sqlbroker.core.policies.options import (
+from faststream_sqlbroker.core.policies.argument_checks import (
     CLOCK_STEP,
     WITHOUT_KEY,
     format_seconds,
     parse_microseconds,
     set_attributes,
 )
+from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
 from faststream_sqlbroker.core.policies.standby import find_target
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError

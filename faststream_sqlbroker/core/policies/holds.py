@@ -6,12 +6,12 @@ Times are whole microseconds of the database's clock.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.basic import Delay
-from faststream_sqlbroker.core.policies.checks import Policy
+from faststream_sqlbroker.core.policies.combinations import Policy
 from faststream_sqlbroker.core.policies.debounce import Debounce
 from faststream_sqlbroker.core.policies.flags import HELD_BURST, HELD_DELAY, POSTPONED
 from faststream_sqlbroker.core.policies.keep_last import KeepLast
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import Throttle
 
 BURSTS = "bursts"

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import validate_choice
+from faststream_sqlbroker.core.policies.argument_checks import (
+    WITHOUT_KEY,
+    format_seconds,
+    parse_microseconds,
+    set_attributes,
+)
 from faststream_sqlbroker.core.policies.debounce import (
     KEEP_LAST,
     BurstChanges,
@@ -18,12 +24,6 @@ from faststream_sqlbroker.core.policies.debounce import (
     list_waiting,
 )
 from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
-from faststream_sqlbroker.core.policies.options import (
-    WITHOUT_KEY,
-    format_seconds,
-    parse_microseconds,
-    set_attributes,
-)
 from faststream_sqlbroker.core.times import Duration
 
 

@@ -6,7 +6,7 @@ Times are whole microseconds of the database's clock.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import Limit
 from faststream_sqlbroker.core.policies.throttle import OTHER_LIMITS_LIFETIME
 

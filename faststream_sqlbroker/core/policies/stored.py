@@ -8,9 +8,9 @@ from datetime import time
 from functools import lru_cache
 from typing import Any
 
-from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES, Policy
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
+from faststream_sqlbroker.core.policies.combinations import POLICY_CLASSES, Policy
 from faststream_sqlbroker.core.policies.header import Header
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.exceptions import SetupError
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import validate_choice, validate_integer
-from faststream_sqlbroker.core.policies import options
-from faststream_sqlbroker.core.policies.header import Key, format_key, validate_key
-from faststream_sqlbroker.core.policies.options import (
+from faststream_sqlbroker.core.policies import argument_checks
+from faststream_sqlbroker.core.policies.argument_checks import (
     CLOCK_STEP,
     MICROSECONDS,
     format_seconds,
     parse_microseconds,
 )
+from faststream_sqlbroker.core.policies.header import Key, format_key, validate_key
 from faststream_sqlbroker.core.policies.scopes import format_scope, validate_scope
 from faststream_sqlbroker.core.policies.slot_log import Limit, Need, SlotLog, Times
 from faststream_sqlbroker.core.times import Duration
@@ -112,7 +112,9 @@ class Throttle:
         validate_choice(
             "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
         )
-        options.validate_without_key("Throttle", without_key, has_key=bool(key), option="key=True")
+        argument_checks.validate_without_key(
+            "Throttle", without_key, has_key=bool(key), option="key=True"
+        )
         valid_scope = validate_scope(
             "Throttle", scope, conflict=_find_scope_conflict(key, when_exceeded)
         )
@@ -127,7 +129,7 @@ class Throttle:
             "without_key": without_key,
             "scope": valid_scope,
         }
-        options.set_attributes(
+        argument_checks.set_attributes(
             self, rate=rate, per=period, key=key, burst=max_burst, **other_options
         )
 
@@ -135,8 +137,8 @@ class Throttle:
         key = format_key("key", self.key)
         burst = "" if self.burst == self.rate else f", burst={self.burst}"
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
-        options = f"{key}{burst}{exceeded}{format_scope(self.scope)}"
-        return f"Throttle({self.rate}, per={format_seconds(self.per)}{options})"
+        argument_checks = f"{key}{burst}{exceeded}{format_scope(self.scope)}"
+        return f"Throttle({self.rate}, per={format_seconds(self.per)}{argument_checks})"
 
     @property
     def gates(self) -> bool:

@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, to_json
+from faststream_sqlbroker.core.bulk_jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, to_json
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST
 from faststream_sqlbroker.core.policies.standby import STANDBY, has_standby_flags
 from faststream_sqlbroker.core.reasons import CANCELLED
@@ -36,7 +36,7 @@ from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts import brought_back
 from faststream_sqlbroker.database.parts.message_walks import get_readable_columns
-from faststream_sqlbroker.database.parts.repairs import (
+from faststream_sqlbroker.database.parts.waiting_edits import (
     MOVED_VALUES,
     build_due_values,
     discard,

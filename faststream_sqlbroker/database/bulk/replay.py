@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.bulk_jobs import Job
 from faststream_sqlbroker.core.replays import (
     REPLAY_JOB_HEADER,
     REPLAY_SCOPE,

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from faststream_sqlbroker.core.access import Activities, Activity
-from faststream_sqlbroker.core.halving import write_in_halves
-from faststream_sqlbroker.core.jobs import (
+from faststream_sqlbroker.core.bulk_jobs import (
     CANCEL,
     MOVE,
     REPLAY,
@@ -25,6 +24,7 @@ from faststream_sqlbroker.core.jobs import (
     get_error_kind,
     parse_job,
 )
+from faststream_sqlbroker.core.halving import write_in_halves
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text
 from faststream_sqlbroker.database.bulk import replay, visits

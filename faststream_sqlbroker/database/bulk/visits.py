@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, String, cast, func, select, text
 
-from faststream_sqlbroker.core.jobs import ARCHIVE_ACTIONS, REPLAY, Job, Position
+from faststream_sqlbroker.core.bulk_jobs import ARCHIVE_ACTIONS, REPLAY, Job, Position
 from faststream_sqlbroker.core.replays import REPLAY_SCOPE
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters

@@ -34,8 +34,8 @@ from faststream_sqlbroker.core.status import (
 )
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.explain.live import COLUMNS, LiveMessage
-from faststream_sqlbroker.database.explain.policies import (
+from faststream_sqlbroker.database.explain.live_messages import COLUMNS, LiveMessage
+from faststream_sqlbroker.database.explain.policy_waits import (
     PolicyDetails,
     explain_delay,
     explain_policies,

@@ -15,7 +15,7 @@ from faststream_sqlbroker.database.driver import BusyError
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, Ids
 from faststream_sqlbroker.database.messages.publish_coalescer import PublishCoalescer
-from faststream_sqlbroker.database.parts.mirror import insert_for_caller, insert_mirrored
+from faststream_sqlbroker.database.parts.mirror_rows import insert_for_caller, insert_mirrored
 from faststream_sqlbroker.database.parts.sizes import MAX_STATEMENT_BYTES, count_bytes
 from faststream_sqlbroker.database.pool import check_same_database
 from faststream_sqlbroker.database.query import Query

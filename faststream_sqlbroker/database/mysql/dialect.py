@@ -31,8 +31,8 @@ from faststream_sqlbroker.database.multi_statement import (
     mark_prefetched,
     to_utc,
 )
-from faststream_sqlbroker.database.mysql.errors import DUPLICATE_ENTRY, MysqlErrors
-from faststream_sqlbroker.database.mysql.queues import PairsClaim
+from faststream_sqlbroker.database.mysql.error_codes import DUPLICATE_ENTRY, MysqlErrors
+from faststream_sqlbroker.database.mysql.many_queues import PairsClaim
 from faststream_sqlbroker.database.operations import UNRESTORED
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.sizes import SizeLimit, create_packet_limit, iter_chunks

@@ -17,7 +17,7 @@ from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.schema.types import later
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.core.jobs import Job
+    from faststream_sqlbroker.core.bulk_jobs import Job
 
 JOB = "job"
 """Scope of jobs; the key is the job's id, which sorts by time."""
@@ -33,7 +33,7 @@ _RANDOM_BYTES = 2
 
 def add_job(connection: Connection, table: Table, job: "Job", now: datetime) -> "Job":
     """Store a new job at the database's time `now`; return the job with id and times."""
-    from faststream_sqlbroker.core.jobs import dump_job  # noqa: PLC0415
+    from faststream_sqlbroker.core.bulk_jobs import dump_job  # noqa: PLC0415
 
     stored = replace(
         job,
@@ -55,7 +55,7 @@ def find_job(
 
     The lock waits for a running batch of the job.
     """
-    from faststream_sqlbroker.core.jobs import parse_job  # noqa: PLC0415
+    from faststream_sqlbroker.core.bulk_jobs import parse_job  # noqa: PLC0415
 
     statement = select(table.c.key, table.c.created_at, table.c.info).where(
         *_match_job(table, job_id)
@@ -78,7 +78,7 @@ def get_due_in(connection: Connection, dialect: Dialect, job_id: str | None = No
 
 def save_job(connection: Connection, table: Table, job: "Job", pause: float | None) -> None:
     """Write the locked job; the next batch is due in `pause` seconds, or never."""
-    from faststream_sqlbroker.core.jobs import dump_job  # noqa: PLC0415
+    from faststream_sqlbroker.core.bulk_jobs import dump_job  # noqa: PLC0415
 
     due: Any = null() if pause is None else later(bindparam("pause"))
     statement = (
@@ -104,7 +104,7 @@ def record_action(
 
     Options that are None are left out.
     """
-    from faststream_sqlbroker.core.jobs import Job  # noqa: PLC0415
+    from faststream_sqlbroker.core.bulk_jobs import Job  # noqa: PLC0415
 
     arguments = {name: value for name, value in options.items() if value is not None}
     job = Job(action=action, by=by, arguments=arguments, state="ended", expected=done, done=done)

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Table, and_, delete, func, insert, null, or_,
 
 from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE, LoadedWindow, parse_window
 from faststream_sqlbroker.database.operations import DialectOperations
-from faststream_sqlbroker.database.parts.loaded_windows import sum_rows
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
+from faststream_sqlbroker.database.parts.window_rows import sum_rows
 
 RECORD_PAGE = 100
 """Records that one statement reads."""

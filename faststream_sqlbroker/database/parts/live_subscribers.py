@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, Table, and_, bindparam, func, or_, se
 
 from faststream_sqlbroker.core.orders import CancelRequest, OperatorRequests
 from faststream_sqlbroker.core.status import LiveSubscriber, PausedQueue, parse_subscriber
-from faststream_sqlbroker.database.parts import cancels
+from faststream_sqlbroker.database.parts import cancel_requests
 from faststream_sqlbroker.database.parts.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later
 
@@ -115,14 +115,14 @@ def load_orders(
     c = table.c
     condition = or_(
         and_(c.scope == PAUSED, is_active(table)),
-        c.scope == cancels.CANCEL,
+        c.scope == cancel_requests.CANCEL,
         and_(c.scope == SUBSCRIBER, c.key.in_(sorted(local_names)), c.counter > 0),
     )
     names: dict[str, set[str]] = {PAUSED: set(), SUBSCRIBER: set()}
     requests: list[CancelRequest] = []
     for row in connection.execute(select(c.scope, c.key, c.info).where(condition)):
-        if row.scope == cancels.CANCEL:
-            requests.append(cancels.parse_request(row.key, row.info))
+        if row.scope == cancel_requests.CANCEL:
+            requests.append(cancel_requests.parse_request(row.key, row.info))
         else:
             names[row.scope].add(row.key)
     return OperatorRequests(frozenset(names[PAUSED]), tuple(requests), frozenset(names[SUBSCRIBER]))

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult, Unit
 from faststream_sqlbroker.database.operations import DialectOperations
-from faststream_sqlbroker.database.parts.mirror import insert_mirrored, remove_records
+from faststream_sqlbroker.database.parts.mirror_rows import insert_mirrored, remove_records
 from faststream_sqlbroker.exceptions import StoreError
 
 Units = dict[Unit, list[Settlement]]

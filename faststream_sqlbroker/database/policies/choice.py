@@ -6,7 +6,7 @@ Times are microseconds since 1970.
 from dataclasses import dataclass, field
 
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.parts.ordered import UNLIMITED, Cursors, HeadSearch
 from faststream_sqlbroker.database.policies.intake import Due, Intake

@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, SuspectRule
 from faststream_sqlbroker.database.dialect import Dialect

@@ -13,6 +13,7 @@ from typing import Any
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast, Policy
+from faststream_sqlbroker.core.policies.argument_checks import CLOCK_STEP, MICROSECONDS
 from faststream_sqlbroker.core.policies.debounce import KeyUpdate, repair_clock
 from faststream_sqlbroker.core.policies.flags import (
     BURST,
@@ -24,7 +25,6 @@ from faststream_sqlbroker.core.policies.flags import (
 )
 from faststream_sqlbroker.core.policies.holds import build_holds
 from faststream_sqlbroker.core.policies.live_rates import LiveRates
-from faststream_sqlbroker.core.policies.options import CLOCK_STEP, MICROSECONDS
 from faststream_sqlbroker.core.policies.standby import compute_recheck_time
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair

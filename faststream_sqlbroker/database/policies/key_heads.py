@@ -13,10 +13,10 @@ from typing import Any
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, PERSISTENT_MASK
 from faststream_sqlbroker.core.policies.keep_last import Latest, NextDelivery, find_next_delivery
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.standby import (
     compute_recheck_time,
     find_replacement,

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.database.parts.ordered import Key
 from faststream_sqlbroker.database.policies.intake import FULL_SCAN_INTERVAL, Intake

@@ -25,13 +25,13 @@ from sqlalchemy import Connection, Select, and_, delete, select
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.policies.argument_checks import CLOCK_STEP
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, HELD_DELAY, POSTPONED
 from faststream_sqlbroker.core.policies.holds import (
     build_holds,
     compute_release_time,
     get_hold_flag,
 )
-from faststream_sqlbroker.core.policies.options import CLOCK_STEP
 from faststream_sqlbroker.core.policies.standby import STANDBY, has_standby_flags
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.database.engine import Database

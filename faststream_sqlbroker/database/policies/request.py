@@ -8,8 +8,8 @@ from uuid import UUID
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies import Header, Policy, find_key_header, get_policy_key
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.scopes import MEMBER_RENEWAL_INTERVAL
 from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.live_rates import LiveRates, SlotLogKey
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import (
     MAX_START_DELAY,

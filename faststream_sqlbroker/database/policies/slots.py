@@ -16,6 +16,7 @@ from statistics import median
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.flags import (
     ADMITTED,
     HELD_MASK,
@@ -26,7 +27,6 @@ from faststream_sqlbroker.core.policies.flags import (
     encode_backoffs,
 )
 from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import (
     MAX_LOOKAHEAD,
     SLOT_LEAD,

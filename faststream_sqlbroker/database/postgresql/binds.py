@@ -23,7 +23,7 @@ from faststream_sqlbroker.database.parts.sizes import (
     count_bytes,
     split_by_bytes,
 )
-from faststream_sqlbroker.database.postgresql.answers import build_settle_result
+from faststream_sqlbroker.database.postgresql.results import build_settle_result
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.exceptions import StoreError

@@ -41,7 +41,15 @@ from faststream_sqlbroker.database.parts.policy_state import ONCE
 from faststream_sqlbroker.database.parts.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.database.parts.sizes import count_bytes, split_by_bytes
 from faststream_sqlbroker.database.parts.units import settle_units
-from faststream_sqlbroker.database.postgresql.answers import (
+from faststream_sqlbroker.database.postgresql.binds import (
+    build_insert,
+    build_lease_binds,
+    build_settle_on_ack,
+    build_settle_queries,
+    format_milliseconds,
+)
+from faststream_sqlbroker.database.postgresql.quick_jobs import SingleStatementJobs
+from faststream_sqlbroker.database.postgresql.results import (
     PostgresqlErrors,
     build_settle_result,
     read_around,
@@ -51,14 +59,6 @@ from faststream_sqlbroker.database.postgresql.answers import (
     read_swapped,
     sort_by_due_time,
 )
-from faststream_sqlbroker.database.postgresql.binds import (
-    build_insert,
-    build_lease_binds,
-    build_settle_on_ack,
-    build_settle_queries,
-    format_milliseconds,
-)
-from faststream_sqlbroker.database.postgresql.quick_jobs import SingleStatementJobs
 from faststream_sqlbroker.database.query import Query, Work
 from faststream_sqlbroker.exceptions import SetupError, TransactionEndedError
 from faststream_sqlbroker.schema.tables import Tables

@@ -19,9 +19,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.operations import DialectOperations
-from faststream_sqlbroker.database.parts.channels import get_consumer_key
+from faststream_sqlbroker.database.parts.channel_rows import get_consumer_key
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.postgresql.answers import read_claimed
+from faststream_sqlbroker.database.postgresql.results import read_claimed
 from faststream_sqlbroker.database.query import Query
 
 

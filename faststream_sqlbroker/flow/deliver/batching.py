@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.outcome import Ack, Again
 from faststream_sqlbroker.core.rows import ClaimedMessage, set_no_chain_reason
 from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.policies import get_slot_wait
+from faststream_sqlbroker.flow.deliver.policy_starts import get_slot_wait
 from faststream_sqlbroker.flow.deliver.prefetch import count_body_bytes
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST
 from faststream_sqlbroker.flow.settings import ConsumerSettings

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.parts.ordered import Cursors

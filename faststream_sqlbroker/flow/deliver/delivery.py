@@ -14,7 +14,7 @@ from faststream_sqlbroker.flow.deliver.ack_first import AckFirstTracker
 from faststream_sqlbroker.flow.deliver.batching import split_repeated
 from faststream_sqlbroker.flow.deliver.cancels import settle_cancelled
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.policies import PolicyRunner
+from faststream_sqlbroker.flow.deliver.policy_starts import PolicyRunner
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.flow.loop import Log, is_task_cancelled

@@ -17,7 +17,11 @@ from faststream_sqlbroker.flow.deliver.ack_first import AckFirstTracker
 from faststream_sqlbroker.flow.deliver.batching import BatchFiller
 from faststream_sqlbroker.flow.deliver.delivery import DeliveryRunner, Handle
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.policies import KeyClaimer, PolicyRunner, has_missed_slot
+from faststream_sqlbroker.flow.deliver.policy_starts import (
+    KeyClaimer,
+    PolicyRunner,
+    has_missed_slot,
+)
 from faststream_sqlbroker.flow.deliver.prefetch import get_min_remaining, get_prefetch_lease
 from faststream_sqlbroker.flow.deliver.settlements import Settlements, format_refusal, get_refusal
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries

@@ -23,7 +23,7 @@ from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replacement
+    from faststream_sqlbroker.database.messages.single_claim import Replacement
     from faststream_sqlbroker.database.store import Store
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from faststream_sqlbroker.flow.loop import Log, Loop, Outages
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replacement
+    from faststream_sqlbroker.database.messages.single_claim import Replacement
 
 STOP_LIMIT = 3.0
 """Maximum seconds that a stop waits for a running renewal, before it is cancelled."""

@@ -26,7 +26,7 @@ from faststream_sqlbroker.flow.tasks.direct_claim import (
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.messages.direct_claim import Replacement
+    from faststream_sqlbroker.database.messages.single_claim import Replacement
     from faststream_sqlbroker.database.store import Store
 
 

@@ -11,12 +11,11 @@ from dataclasses import replace
 from time import time
 from typing import Any
 
-from faststream_sqlbroker.core.jobs import Job, dump_job, parse_job
+from faststream_sqlbroker.core.bulk_jobs import Job, dump_job, parse_job
 from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SqlBrokerError
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard.asked import (
     ActionResult,
@@ -28,6 +27,7 @@ from faststream_sqlbroker.http.dashboard.asked import (
     to_search_arguments,
 )
 from faststream_sqlbroker.http.dashboard.rendering import format_query
+from faststream_sqlbroker.http.responses import Problem
 
 Action = Callable[[DashboardRequest], Awaitable[ActionResult | PageContent]]
 

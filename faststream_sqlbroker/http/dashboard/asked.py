@@ -12,8 +12,8 @@ from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Redact, StoredMessage
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.shared import SharedQueries
+from faststream_sqlbroker.http.responses import Problem
 from faststream_sqlbroker.http.users import Role, User
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ Verification, lookup values and the diagnosis are only queried on request.
 
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.bulk_jobs import Job
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import (
     DashboardRequest,
     PageContent,
     to_search_arguments,
 )
 from faststream_sqlbroker.http.diagnosis import LIMIT
+from faststream_sqlbroker.http.responses import Problem
 from faststream_sqlbroker.http.users import Role
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from starlette.responses import StreamingResponse
 
 from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.exceptions import SqlBrokerError
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.rendering import (
     compute_spark_points,
     format_count,
@@ -22,6 +21,7 @@ from faststream_sqlbroker.http.dashboard.rendering import (
 )
 from faststream_sqlbroker.http.dashboard.shared import PERIOD, REST
 from faststream_sqlbroker.http.mounting import Send
+from faststream_sqlbroker.http.responses import Problem
 
 MAX_HISTORY = 60
 """Points of a sparkline, one per poll."""

@@ -7,7 +7,6 @@ from faststream_sqlbroker.core.findings import explain_late, find_queue_problems
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.status import format_error
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import (
     STATES,
     DashboardRequest,
@@ -17,6 +16,7 @@ from faststream_sqlbroker.http.dashboard.asked import (
     to_search_arguments,
 )
 from faststream_sqlbroker.http.dashboard.rendering import get_state_times
+from faststream_sqlbroker.http.responses import Problem
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.http.dashboard.live import LiveUpdates

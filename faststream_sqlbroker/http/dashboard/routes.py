@@ -10,7 +10,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from faststream_sqlbroker.exceptions import SqlBrokerError
-from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import fleet, pages
 from faststream_sqlbroker.http.dashboard.actions import ACTIONS, Action, BulkJobs
@@ -24,6 +23,7 @@ from faststream_sqlbroker.http.dashboard.live import LiveResponse, LiveUpdates
 from faststream_sqlbroker.http.dashboard.rendering import create_environment
 from faststream_sqlbroker.http.dashboard.shared import QueryCache, create_shared_queries
 from faststream_sqlbroker.http.gate import AccessControl
+from faststream_sqlbroker.http.responses import BodyLimits, Problem
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import create_path_problem, log_problem
 from faststream_sqlbroker.http.users import Role, User, parse_role

@@ -11,8 +11,7 @@ from faststream_sqlbroker.subscriber.invalid_body import is_faststream_call
 from faststream_sqlbroker.subscriber.pipeline.bodies import NOT_DECODED, Load, is_decode_replaced
 from faststream_sqlbroker.subscriber.pipeline.context import get_local_repository, get_variable
 from faststream_sqlbroker.subscriber.pipeline.dependencies import Dependencies, ResolvedDependencies
-from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
-from faststream_sqlbroker.subscriber.pipeline.models import (
+from faststream_sqlbroker.subscriber.pipeline.dependency_models import (
     CONTEXT,
     RESERVED,
     Arguments,
@@ -20,6 +19,7 @@ from faststream_sqlbroker.subscriber.pipeline.models import (
     is_any_object,
     is_unvalidated,
 )
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 
 HandlerCall = Callable[[Any], Awaitable[Any]]
 """Decodes the body of a message and calls the handler; returns its validated result."""

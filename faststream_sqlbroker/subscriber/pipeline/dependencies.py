@@ -8,8 +8,8 @@ from fast_depends.core import CallModel
 from fast_depends.utils import is_coroutine_callable, solve_generator_async
 
 from faststream_sqlbroker.flow.threads import run_in_tracked_thread
+from faststream_sqlbroker.subscriber.pipeline.dependency_models import RESERVED, Arguments, Values
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
-from faststream_sqlbroker.subscriber.pipeline.models import RESERVED, Arguments, Values
 
 Cache = dict[Any, Any]
 ResolvedDependencies = list[tuple[Hashable, CallModel]]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
-from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.bulk_jobs import Job
 from faststream_sqlbroker.exceptions import LockLostError
 from faststream_sqlbroker.http.dashboard import actions
 from tests.helpers import eventually

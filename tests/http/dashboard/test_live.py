@@ -9,10 +9,10 @@ import pytest
 
 from faststream_sqlbroker import SqlBroker, StoreError
 from faststream_sqlbroker.core.overview import QueueOverview
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard import live as module
 from faststream_sqlbroker.http.dashboard.live import LiveResponse, LiveUpdates
 from faststream_sqlbroker.http.dashboard.pages import compute_totals
+from faststream_sqlbroker.http.responses import Problem
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
 

@@ -26,14 +26,6 @@ from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.database.pull import ChangeResult
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
 from faststream_sqlbroker.http import channel_models as models
-from faststream_sqlbroker.http.answers import (
-    FORM,
-    BodyLimits,
-    Problem,
-    StoredJsonResponse,
-    encode_body,
-    read_body,
-)
 from faststream_sqlbroker.http.api import (
     BODY_ERRORS,
     FORM_ERRORS,
@@ -46,6 +38,14 @@ from faststream_sqlbroker.http.api import (
 )
 from faststream_sqlbroker.http.gate import AccessControl
 from faststream_sqlbroker.http.models import Rotation
+from faststream_sqlbroker.http.responses import (
+    FORM,
+    BodyLimits,
+    Problem,
+    StoredJsonResponse,
+    encode_body,
+    read_body,
+)
 
 CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
 CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above

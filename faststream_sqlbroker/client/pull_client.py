@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from faststream_sqlbroker.client.answers import HttpClient, LeasedItem
+from faststream_sqlbroker.client.transport import HttpClient, LeasedItem
 from faststream_sqlbroker.core.channels import MAX_TIMEOUT
 from faststream_sqlbroker.exceptions import HttpError, SetupError
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from faststream_sqlbroker.client.answers import TIMEOUT, HttpClient, LeasedItem
+from faststream_sqlbroker.client.transport import TIMEOUT, HttpClient, LeasedItem
 from faststream_sqlbroker.core.times import (
     Duration,
     parse_delay,

@@ -22,10 +22,10 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS, format_seconds
 from faststream_sqlbroker.core.policies.debounce import Bursts, list_waiting
 from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_DELAY, POSTPONED
 from faststream_sqlbroker.core.policies.keep_last import Latest
-from faststream_sqlbroker.core.policies.options import MICROSECONDS, format_seconds
 from faststream_sqlbroker.core.policies.standby import STANDBY, find_target, has_standby_flags
 from faststream_sqlbroker.core.policies.throttle import SlotForecast, read_forecast
 from faststream_sqlbroker.core.status import (

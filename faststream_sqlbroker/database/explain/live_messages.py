@@ -21,13 +21,13 @@ from faststream_sqlbroker.core.status import (
     group_by_mode,
 )
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.database.explain.policies import (
+from faststream_sqlbroker.database.explain.policy_waits import (
     PolicyDetails,
     explain_delay,
     explain_policies,
     explain_standby,
 )
-from faststream_sqlbroker.database.parts import cancels
+from faststream_sqlbroker.database.parts import cancel_requests
 from faststream_sqlbroker.database.parts.live_subscribers import read_pause, select_pauses
 from faststream_sqlbroker.database.parts.row_locks import find_locked
 from faststream_sqlbroker.schema.types import MYSQL, clock
@@ -126,7 +126,9 @@ class LiveMessage:
         if row.lease_token is None:
             return []
         table = self._dialect.tables.policy_state
-        requests = cancels.find_requests(self._connection, table, [(row.id, row.lease_token)])
+        requests = cancel_requests.find_requests(
+            self._connection, table, [(row.id, row.lease_token)]
+        )
         if not requests:
             return []
         description = (

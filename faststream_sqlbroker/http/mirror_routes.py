@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.http import channel_models as models
-from faststream_sqlbroker.http.answers import Problem, StoredJsonResponse
 from faststream_sqlbroker.http.api import BODY_ERRORS, AccessRule, Api, Caller
+from faststream_sqlbroker.http.responses import Problem, StoredJsonResponse
 from faststream_sqlbroker.http.users import Role
 
 MAX_RECORDS = 100

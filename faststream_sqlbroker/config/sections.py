@@ -27,7 +27,7 @@ from faststream_sqlbroker.core.channels import Channel, Channels, Consumer, Queu
 from faststream_sqlbroker.core.checks import find_queue_error
 from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.policies.checks import POLICY_CLASSES
+from faststream_sqlbroker.core.policies.combinations import POLICY_CLASSES
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.subscriber.options import SubscriberOptions

@@ -24,14 +24,14 @@ from faststream_sqlbroker.core.loaded_windows import (
 from faststream_sqlbroker.core.retention import Pruned, PrunePosition
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.loaded_windows import (
+from faststream_sqlbroker.database.parts.sizes import iter_chunks
+from faststream_sqlbroker.database.parts.window_rows import (
     WindowPage,
     get_archive,
     read_page,
     select_rows,
     sum_rows,
 )
-from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import clock
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.lockout import VerifiedSecrets
+from faststream_sqlbroker.http.responses import Problem
 from faststream_sqlbroker.http.users import Role, User
 
 COST = 2**14

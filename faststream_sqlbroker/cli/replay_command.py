@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.errors import convert_database_errors
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
 from faststream_sqlbroker.cli.look import parse_headers
-from faststream_sqlbroker.cli.options import ArchiveTable, Queues, Since, Until, Url
 from faststream_sqlbroker.cli.output import (
     print_json,
     print_line,
@@ -16,6 +15,7 @@ from faststream_sqlbroker.cli.output import (
     to_json_dict,
 )
 from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
+from faststream_sqlbroker.cli.shared_options import ArchiveTable, Queues, Since, Until, Url
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows

@@ -7,18 +7,7 @@ from typing import Annotated
 import typer
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.errors import convert_database_errors
-from faststream_sqlbroker.cli.options import (
-    ArchiveTable,
-    Primary,
-    Queues,
-    SafetyLag,
-    Schema,
-    Since,
-    Source,
-    Until,
-    Url,
-)
+from faststream_sqlbroker.cli.error_messages import convert_database_errors
 from faststream_sqlbroker.cli.output import (
     Yes,
     confirm_or_abort,
@@ -31,6 +20,17 @@ from faststream_sqlbroker.cli.output import (
     to_json_dict,
 )
 from faststream_sqlbroker.cli.session import LakeOptions, SparkOptions, check_folder_exists
+from faststream_sqlbroker.cli.shared_options import (
+    ArchiveTable,
+    Primary,
+    Queues,
+    SafetyLag,
+    Schema,
+    Since,
+    Source,
+    Until,
+    Url,
+)
 from faststream_sqlbroker.core.times import parse_duration
 
 

@@ -21,7 +21,7 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.parts.mirror import MIRROR
+from faststream_sqlbroker.database.parts.mirror_rows import MIRROR
 from faststream_sqlbroker.schema.types import MYSQL
 
 

@@ -23,17 +23,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.rows import NewMessage as Row
 from faststream_sqlbroker.core.text import clean_text, format_value
 from faststream_sqlbroker.core.times import parse_delay
-from faststream_sqlbroker.database.messages.direct_claim import Replacement
+from faststream_sqlbroker.database.messages.single_claim import Replacement
 from faststream_sqlbroker.flow.tasks.queue_jobs import LeasedMessage, RemoteConsumer
 from faststream_sqlbroker.http import models
-from faststream_sqlbroker.http.answers import (
-    FORM,
-    Problem,
-    StoredJsonResponse,
-    describe_kind,
-    encode_body,
-    to_valid_json,
-)
 from faststream_sqlbroker.http.api import (
     BODY_ERRORS,
     FORM_ERRORS,
@@ -44,6 +36,14 @@ from faststream_sqlbroker.http.api import (
     MessageId,
 )
 from faststream_sqlbroker.http.gate import AccessControl
+from faststream_sqlbroker.http.responses import (
+    FORM,
+    Problem,
+    StoredJsonResponse,
+    describe_kind,
+    encode_body,
+    to_valid_json,
+)
 from faststream_sqlbroker.parser import CONTENT_TYPE, REPLY_TO
 from faststream_sqlbroker.publisher.rows import make_row
 

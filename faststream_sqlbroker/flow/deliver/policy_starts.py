@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.outcome import (
     Relocate,
 )
 from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts.once import OnceStatus

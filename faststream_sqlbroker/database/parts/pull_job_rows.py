@@ -37,7 +37,7 @@ from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.constants import EXPIRED_JOB_GRACE
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.operations import DialectOperations
-from faststream_sqlbroker.database.parts.cancels import create_settlement, find_requests
+from faststream_sqlbroker.database.parts.cancel_requests import create_settlement, find_requests
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.message_walks import (
     IndexRange,

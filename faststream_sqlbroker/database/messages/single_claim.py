@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, Settlement
 from faststream_sqlbroker.core.settle import get_required_activities
 from faststream_sqlbroker.core.text import load_text
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.cancels import (
+from faststream_sqlbroker.database.parts.cancel_requests import (
     discard_expired,
     find_requests,
     list_requests,

@@ -14,18 +14,18 @@ from sqlalchemy import Connection, and_, false, func, select, update
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, Job
+from faststream_sqlbroker.core.bulk_jobs import CANCEL, MOVE, Job
 from faststream_sqlbroker.core.orders import CancelRequest, Repair
 from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, PERSISTENT_MASK
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import audit, cancels
+from faststream_sqlbroker.database.parts import audit, cancel_requests
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
 from faststream_sqlbroker.database.parts.message_walks import get_readable_columns
-from faststream_sqlbroker.database.parts.mirror import insert_mirrored
-from faststream_sqlbroker.database.parts.repairs import (
+from faststream_sqlbroker.database.parts.mirror_rows import insert_mirrored
+from faststream_sqlbroker.database.parts.waiting_edits import (
     MOVED_VALUES,
     build_due_values,
     discard,
@@ -90,7 +90,7 @@ class MessageEdits:
             # Replace the item: the transaction may be repeated.
             requests[:] = [request]
             tables = self._dialect.tables
-            cancels.save_request(connection, tables.policy_state, request)
+            cancel_requests.save_request(connection, tables.policy_state, request)
             if self._dialect.can_listen:
                 notify_state_changed(connection, tables.config.channel)
             return Repair(row.id, "requested", row.queue)
@@ -106,7 +106,7 @@ class MessageEdits:
     def _end_expired(self, connection: Connection, row: Any, request: CancelRequest) -> None:
         """Discard the locked `row`, whose lease is over: no holder can settle first."""
         prepend_error(connection, self._dialect, [row.id], request.text)
-        settlement = cancels.create_settlement(request, archive=self._dialect.has_archive)
+        settlement = cancel_requests.create_settlement(request, archive=self._dialect.has_archive)
         settlement.error = None
         self._dialect.settle(connection, [settlement])
 

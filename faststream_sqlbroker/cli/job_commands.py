@@ -7,8 +7,8 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Job
 from faststream_sqlbroker.cli.bulk import show_jobs, to_job_dict, watch_job
-from faststream_sqlbroker.cli.options import ActionOptions, ChangeOptions, NoWait
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_table, refuse_json
+from faststream_sqlbroker.cli.shared_options import ActionOptions, ChangeOptions, NoWait
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 

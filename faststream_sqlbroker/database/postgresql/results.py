@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
-from faststream_sqlbroker.database.parts.cancels import parse_request
+from faststream_sqlbroker.database.parts.cancel_requests import parse_request
 
 _DUE = itemgetter(10, 0)
 """Due time (as bytes that sort in time order) and id among `CLAIMED_COLUMNS`."""
