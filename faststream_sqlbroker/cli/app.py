@@ -87,15 +87,16 @@ COMMANDS: CommandTable = {
     "jobs": CommandGroup(
         "Show bulk actions; stop, resume and undo them.",
         _parse_commands(
-            "list=job_commands.newest job_commands.show job_commands.stop job_commands.resume job_commands.undo"
+            "list=job_commands.newest job_commands.show job_commands.stop job_commands.resume "
+            "job_commands.undo"
         ),
     ),
     **_parse_commands("bulk.audit"),
     "archive": CommandGroup(
         "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
         _parse_commands(
-            "archive_commands.export archive_commands.prune archive_commands.erase lake.status lake.verify lake.repair "
-            "replay_command.replay report.report"
+            "archive_commands.export archive_commands.prune archive_commands.erase lake.status "
+            "lake.verify lake.repair replay_command.replay report.report"
         ),
     ),
     **_parse_commands("serve.serve serve.hash_password"),
