@@ -59,12 +59,12 @@ class Claiming:
         return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
     def _claim(self, due: list[ReadyPair]) -> Query[Any]:
-        query: Query[Any] = self._dialect.claiming(due, LIMIT, LEASE, uuid4())
+        query: Query[Any] = self._dialect.build_claim(due, LIMIT, LEASE, uuid4())
         return query
 
     async def once(self, queues: list[str]) -> tuple[float, float, int]:
         """Seconds of a look and of the claim after it, and its rows; undone afterwards."""
-        looking = self._dialect.scan(queues)
+        looking = self._dialect.build_scan(queues)
         transaction = self._connection.transaction()
         await transaction.start()
         look, rows = await self._timed(looking)
@@ -77,7 +77,7 @@ class Claiming:
         """Buffers of a look and of a claim; undone afterwards."""
         transaction = self._connection.transaction()
         await transaction.start()
-        look = await self._buffers(self._dialect.scan(queues))
+        look = await self._buffers(self._dialect.build_scan(queues))
         claim = await self._buffers(self._claim([ReadyPair(queue, 0, 0.0) for queue in queues]))
         await transaction.rollback()
         return look, claim

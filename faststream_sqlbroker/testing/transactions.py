@@ -127,7 +127,7 @@ def _get_savepoint_number(connection: Connection) -> float:
     return (
         0
         if nested is None
-        else _parse_savepoint_number(getattr(nested, "_get_savepoint_number", ""))
+        else _parse_savepoint_number(getattr(nested, "_savepoint", ""))
     )
 
 

@@ -22,7 +22,7 @@ from faststream_sqlbroker.flow.deliver.settlements import Settlements
 
 def _settle_by_method(dialect: Any) -> None:
     """Let settles go by the method that a defect has replaced, not by their single statement."""
-    dialect.settling = lambda *arguments, **options: (
+    dialect.build_settle = lambda *arguments, **options: (
         lambda connection: dialect.settle_and_publish(connection, *arguments, **options)
     )
 
@@ -136,7 +136,7 @@ def claims_without_locks(store: Any) -> None:
         return ClaimedMessages(claimed)
 
     dialect.claim = claim
-    dialect.claiming = lambda *arguments, **options: (
+    dialect.build_claim = lambda *arguments, **options: (
         lambda connection: claim(connection, *arguments, **options)
     )
 

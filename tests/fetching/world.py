@@ -181,7 +181,7 @@ class World(RealTime):
     def _open(self, row: Row) -> bool:
         return row.token is None
 
-    async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
+    async def find_ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         mood = self._mood("look")
         queues = tuple(queues)
         if mood == "hangs":
@@ -204,7 +204,7 @@ class World(RealTime):
         self._happen()
         return found
 
-    async def look_around(
+    async def poll_all(
         self, queues: Sequence[str], _leased: Sequence[str], _sign: Any = None
     ) -> PollResult:
         leased = any(row.token is not None for row in self.rows.values())

@@ -27,11 +27,11 @@ class Policies:
         self.go = asyncio.Event()
         self.refused: dict[int, StoreError] = {}
         self.free: set[int] = set()
-        self.unsure: StoreError | None = None
+        self.uncertain: StoreError | None = None
 
     async def claim_free_keys(self, rows: list[ClaimedMessage], _ttl: float) -> set[int]:
-        if self.unsure is not None:
-            raise self.unsure
+        if self.uncertain is not None:
+            raise self.uncertain
         return {row.id for row in rows} & self.free
 
     async def claim_keys(self, rows: list[ClaimedMessage], _ttl: float) -> Any:
@@ -114,14 +114,14 @@ async def test_nothing_more_is_asked_while_it_is_not_known_which_were_free(
     policies: Policies, error: StoreError
 ) -> None:
     policies.go.set()
-    policies.unsure = error
+    policies.uncertain = error
     assert await asyncio.gather(*ask(policies, 1, 2)) == [error] * 2
     assert policies.asked == []
 
 
 async def test_a_refusal_of_free_keys_asks_for_all(policies: Policies) -> None:
     policies.go.set()
-    policies.unsure = StoreError("no such key")
+    policies.uncertain = StoreError("no such key")
     policies.refused[2] = StoreError("no such key")
     one, two = await asyncio.gather(*ask(policies, 1, 2))
     assert one == {1: (OnceStatus.START, 1)}

@@ -145,7 +145,7 @@ class IntakePosition:
     def __init__(self, *results: ReadyPairs) -> None:
         self.results = list(results)
 
-    async def ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
+    async def find_ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
         return self.results.pop(0)
 
 
@@ -217,7 +217,7 @@ async def test_a_message_that_becomes_due_does_not_hurry_claims_without_scans() 
 
 async def test_a_scan_without_an_answer_leaves_claims_without_scans() -> None:
     class Hanging:
-        async def ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
+        async def find_ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
             raise TransientStoreError("no answer within 30 seconds")
 
     ready = ReadyTracker(Hanging(), ["q"])  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ class Process:
         self.takes = 0.0
         self.failure: StoreError | None = None
         consumer: Any = SimpleNamespace(
-            healthy=True, inflight=SimpleNamespace(stages=lambda: STAGES)
+            healthy=True, inflight=SimpleNamespace(count_stages=lambda: STAGES)
         )
         self.sampler = Sampler(
             rig.store,

@@ -58,7 +58,7 @@ class Database:
         self.refused_rows: set[int] = set()
         """Rows that a trigger keeps from being settled."""
 
-    def lock_wait_limit(self, _connection: Any, _seconds: float) -> Any:
+    def limit_lock_wait(self, _connection: Any, _seconds: float) -> Any:
         return nullcontext()
 
     def lock(self, _connection: Any, leases: Any, *, skip_locked: bool = False) -> set[int]:
@@ -67,7 +67,7 @@ class Database:
             raise TransientStoreError("waited for a lock for too long")
         return held - self.locked
 
-    def still_held(self, _connection: Any, leases: Any) -> set[int]:
+    def find_held(self, _connection: Any, leases: Any) -> set[int]:
         return {i for i, token in leases if self.rows.tokens.get(i) == token}
 
     def settle(self, _connection: Any, settlements: Sequence[Settlement]) -> SettleResult:

@@ -28,7 +28,7 @@ from tests.policies.clock import MICROSECONDS, Clock
 
 QUEUE = "q"
 WRITES = "keep", "shift", "discard"
-SWAP = "swapping"
+SWAP = "build_compare_and_swap"
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def commit_slowly(policies: Any, seconds: float) -> None:
     """Claims keep their transactions open, with all locks, as a slow COMMIT does."""
     claims = policies._claims
     original = claims.claim
-    swapping = policies._dialect.swapping
+    swapping = policies._dialect.build_compare_and_swap
 
     def claim(*arguments: Any) -> Any:
         found = original(*arguments)
@@ -189,7 +189,7 @@ def commit_slowly(policies: Any, seconds: float) -> None:
         return write
 
     claims.claim = claim
-    policies._dialect.swapping = slow
+    policies._dialect.build_compare_and_swap = slow
 
 
 def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:

@@ -17,7 +17,7 @@ CELL = reliability.ORDER[0]
 
 @pytest.fixture(autouse=True)
 def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(reliability, "DOCUMENT_PATH", tmp_path / "reliability.md")
+    monkeypatch.setattr(reliability, "DOCUMENT", tmp_path / "reliability.md")
     monkeypatch.setattr(reliability, "RESULTS", tmp_path / "reliability.json")
     return tmp_path
 

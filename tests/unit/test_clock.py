@@ -36,16 +36,16 @@ class Database:
     def __init__(self) -> None:
         self.searches = 0
         self.removals = 0
-        self.silent = self
+        self.dead_sessions = self
 
-    async def lease_ends_in(self, _queues: Sequence[str]) -> float | None:
+    async def get_seconds_to_lease_end(self, _queues: Sequence[str]) -> float | None:
         self.searches += 1
         return None
 
     async def end(self) -> list[int]:
         return []
 
-    async def forget_expired(self, _limit: int) -> int:
+    async def remove_expired_states(self, _limit: int) -> int:
         self.removals += 1
         return 0
 

@@ -390,9 +390,9 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
 
     class Store:
         def __init__(self) -> None:
-            self.server = self.silent = self
+            self.server = self.dead_sessions = self
 
-        async def lease_ends_in(self, _queues: Any) -> float | None:
+        async def get_seconds_to_lease_end(self, _queues: Any) -> float | None:
             return ends.pop(0)
 
         async def end_cancelled(self, _queues: Any, **_: Any) -> int:
@@ -407,7 +407,7 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
         async def end(self) -> list[int]:
             return []
 
-        async def forget_expired(self, _limit: int) -> int:
+        async def remove_expired_states(self, _limit: int) -> int:
             return 0
 
     released: list[int] = []

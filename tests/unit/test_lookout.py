@@ -46,7 +46,7 @@ class Store:
         self.error: Exception | None = None
         self.refuses_signs = False
 
-    async def look_around(self, queues: Any, leased: Any, sign: Any = None) -> PollResult:
+    async def poll_all(self, queues: Any, leased: Any, sign: Any = None) -> PollResult:
         self.looks.append((list(queues), list(leased), sign is not None))
         lease_ends = self.lease_ends
         await self.may_answer.wait()
@@ -60,7 +60,7 @@ class Store:
             found, lease_ends, None if sign is None else OperatorRequests(frozenset(("paused",)))
         )
 
-    async def lease_ends_in(self, queues: Any) -> float | None:
+    async def get_seconds_to_lease_end(self, queues: Any) -> float | None:
         self.searches.append(list(queues))
         return self.lease_ends
 
@@ -73,7 +73,7 @@ class Store:
 
     async def leave(self, _names: Any) -> None: ...
 
-    async def living(self) -> list[Any]:
+    async def list_live(self) -> list[Any]:
         return []
 
 

@@ -106,7 +106,7 @@ class Slow:
         self.may_answer = asyncio.Event()
         self.asked: list[Any] = []
 
-    async def ready_pairs(self, queues: Any) -> ReadyPairs:
+    async def find_ready_pairs(self, queues: Any) -> ReadyPairs:
         self.asked.append(tuple(queues))
         await self.may_answer.wait()
         found = ReadyPairs(pair for pair in self.pairs if pair.queue in queues)
