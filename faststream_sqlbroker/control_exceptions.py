@@ -247,7 +247,7 @@ async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> No
 def record_skip(raw: Any) -> None:
     """Record for `raw`, a row or a tuple of rows, that SkipMessage was raised."""
     for row in raw if isinstance(raw, tuple) else (raw,):
-        row.settle_as(outcomes.Skip())
+        row.record_outcome(outcomes.Skip())
 
 
 def warn_ignored_options(

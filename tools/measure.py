@@ -249,7 +249,7 @@ FLOW = ("faststream_sqlbroker/flow",)
 DATABASE = ("faststream_sqlbroker/database",)
 TESTS = ("tests",)
 MEASURES = {
-    "code_lines": Measure(each(code_lines), PACKAGES, "", limit=54_900),
+    "code_lines": Measure(each(code_lines), PACKAGES, "", limit=58_000),
     "complex_functions": Measure(each(complex_functions), PACKAGES, "", limit=15),
     "packed_assignments": Measure(each(packed_assignments), PACKAGES, PER_THOUSAND, limit=0),
     "long_lines": Measure(each(long_lines), PACKAGES, PERCENT, limit=0),
@@ -262,25 +262,25 @@ MEASURES = {
         each(riddle_words), (*CODE, "."), "", limit=0, suffixes=PROSE
     ),
     "format_skips": Measure(each(format_skips), CODE, "", limit=5),
-    "vague_names": _share(words.vague_names, words.assigned_names, "names", 12.0),
-    "participle_functions": _share(words.participle_functions, words.functions, "functions", 6.17),
-    "relative_docstrings": _share(words.relative_docstrings, words.docstrings, DOCSTRINGS, 21.45),
-    "leaning_docstrings": _share(words.leaning_docstrings, words.docstrings, DOCSTRINGS, 42.95),
-    "shared_class_names": Measure(words.shared_class_names, PACKAGES, "", limit=46),
-    "shared_file_names": Measure(words.shared_file_names, PACKAGES, "", limit=156),
-    "extreme_constants": Measure(each(words.extreme_constants), PACKAGES, "", limit=138),
+    "vague_names": _share(words.vague_names, words.assigned_names, "names", 0.3),
+    "participle_functions": _share(words.participle_functions, words.functions, "functions", 0.4),
+    "relative_docstrings": _share(words.relative_docstrings, words.docstrings, DOCSTRINGS, 0.5),
+    "leaning_docstrings": _share(words.leaning_docstrings, words.docstrings, DOCSTRINGS, 4.0),
+    "shared_class_names": Measure(words.shared_class_names, PACKAGES, "", limit=11),
+    "shared_file_names": Measure(words.shared_file_names, PACKAGES, "", limit=102),
+    "extreme_constants": Measure(each(words.extreme_constants), PACKAGES, "", limit=0),
     "templates": Measure(each(words.templates), DATABASE, "", limit=0),
     "transaction_wrappers": Measure(
         each(database_layers.transaction_wrappers), DATABASE, "", limit=3
     ),
     "split_constructors": Measure(each(database_layers.split_constructors), DATABASE, "", limit=0),
-    "patches": Measure(each(words.patches), TESTS, "", limit=359),
-    "private_stores": Measure(each(words.private_stores), TESTS, "", limit=58),
-    "nominal_what": _in_pages("nominal_what", limit=4.86),
-    "tell_told": _in_pages("tell_told", limit=1.0),
-    "nothing_none": _in_pages("nothing_none", limit=5.22),
-    "the_ones_that": _in_pages("the_ones_that", limit=0.53),
-    "you": _in_pages("you", least=2.06),
+    "patches": Measure(each(words.patches), TESTS, "", limit=361),
+    "private_stores": Measure(each(words.private_stores), TESTS, "", limit=59),
+    "nominal_what": _in_pages("nominal_what", limit=0.6),
+    "tell_told": _in_pages("tell_told", limit=0.1),
+    "nothing_none": _in_pages("nothing_none", limit=2.3),
+    "the_ones_that": _in_pages("the_ones_that", limit=0.2),
+    "you": _in_pages("you", least=13.0),
 }
 """Each measure with its limit: `--check` fails beyond it."""
 MOVES = ("file moves", "folder moves")
@@ -291,7 +291,7 @@ TRIP_LIMITS = {
         "take a lock and give it back": (62, 27),
         "plan to redrive": (37, 16),
         "redrive": (160, 63),
-        "deliver": (250, 57),
+        "deliver": (300, 57),
         "deliver under a Throttle": (1400, 315),
         "take a pull job over HTTP": (130, 63),
     }.items()

@@ -541,7 +541,7 @@ class SqlBroker(
 
     async def _check_trigger(self) -> None:
         subscribers: list[Any] = self.subscribers
-        is_notify_only = any(subscriber.config.settings.told_only for subscriber in subscribers)
+        is_notify_only = any(subscriber.config.settings.notify_only for subscriber in subscribers)
         if (
             is_notify_only
             and self._store.can_listen

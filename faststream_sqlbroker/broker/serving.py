@@ -231,7 +231,7 @@ class SqlBrokerServing:
                     log=self._log_of_loops,
                     recorder=self._recorder,
                     # A test advances its own time and polls explicitly.
-                    looks=self._under_test is None,
+                    polls=self._under_test is None,
                     **more(),
                 )
                 self._http_jobs.append(by_store[self._store])

@@ -13,7 +13,7 @@ import typer
 from faststream_sqlbroker.core.states import MessageState
 
 QUERY_TIMEOUT = 2.0
-"""Seconds to wait for the database; the shell blocks meanwhile."""
+"""Seconds to wait for the database; the shell blocks for that time."""
 
 
 def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -22,7 +22,7 @@ def release_lock(
     options: ChangeOptions,
 ) -> None:
     """Take a lock from its holder, which learns of it at its next renewal and is not stopped."""
-    # Not revertible: the old holder may run beside a new one for up to a third of its lease.
+    # Not revertible: the old holder may run next to a new one for up to a third of its lease.
 
     async def is_held(admin: Admin) -> bool:
         return key in [lock.key for lock in await admin.locks(limit=MAX_LISTED)]

@@ -148,7 +148,7 @@ class _RejectingStore:
 
 
 class _CheckingAdmin(Admin):
-    _changing: Any = _RejectingStore()
+    _writable_store: Any = _RejectingStore()
 
 
 def _load_broker(path: str) -> SqlBroker:

@@ -30,7 +30,7 @@ class PausedQueue:
     until: datetime | None
     """End of the pause; None if only an operator can resume the queue."""
     by: str
-    """Name given by whoever paused the queue, else host and process id."""
+    """Name of the person who paused the queue, else host and process id."""
     reason: str | None
 
 
@@ -217,7 +217,7 @@ class Schedule:
     paused_at: datetime | None = None
     """Time at which an operator paused the schedule; None if it is not paused."""
     paused_by: str | None = None
-    """Name of whoever paused the schedule."""
+    """Name of the person who paused the schedule."""
     run_at: datetime | None = None
     """Time at which an operator requested a run that is not published yet; None without a
     request."""

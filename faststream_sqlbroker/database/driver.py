@@ -98,7 +98,7 @@ class DriverShortcut:
         return driver if sync.info[_READ_COMMITTED] else None
 
     def can_try_inside(self, connection: Connection) -> bool:
-        """Return True if `fetch_in` may work: `connection` is in a transaction."""
+        """Return True if `fetch_in_transaction` may work: `connection` is in a transaction."""
         return self.is_possible and connection.in_transaction()
 
     def _get_driver_in_transaction(self, connection: Connection) -> Any | None:

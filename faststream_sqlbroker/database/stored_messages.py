@@ -162,7 +162,7 @@ class StoredMessages:
         """Read the message, live or archived; with `with_hidden`, also the headers and body."""
 
         def read_message(connection: Connection) -> StoredMessage | None:
-            # Search the live table first: the message may move to the archive meanwhile.
+            # Search the live table first: the message may then move to the archive.
             tables = self._dialect.tables
             for table in (tables.message, tables.archive):
                 if table is None:

@@ -206,7 +206,7 @@ class PublishLimits:
             if pause > 0:
                 await self._clock.sleep(pause)
             started_at = self._clock.monotonic()
-            count = await self._store.depths.read(queue, depth.limit.messages, connection)
+            count = await self._store.depths.count(queue, depth.limit.messages, connection)
             now = self._clock.monotonic()
             depth.depth.record_count(count, now, now - started_at)
         return not depth.depth.is_full

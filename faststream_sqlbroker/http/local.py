@@ -36,7 +36,7 @@ def check_local(connection: HTTPConnection) -> None:
     """Refuse requests that may come from another machine.
 
     Host is checked against DNS rebinding: a page of another site can resolve its own name to
-    127.0.0.1, and its requests then have that name in Host. Nobody can redirect an IP address.
+    127.0.0.1, and its requests then have that name in Host. An IP address cannot be redirected.
 
     Raises:
         Problem: the peer or Host is not local, or a proxy is in between (403).

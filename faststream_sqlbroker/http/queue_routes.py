@@ -167,7 +167,7 @@ class QueueRoutes:
         claim_task = asyncio.ensure_future(
             self._jobs.reserve(queue, limit=body.limit, lease=body.lease_seconds, wait=body.wait)
         )
-        # Without a wait the client cannot disconnect meanwhile.
+        # Without a wait the client has no time to disconnect.
         if body.wait <= 0:
             return await claim_task
         # The body was read, so the next event is the end of the connection.

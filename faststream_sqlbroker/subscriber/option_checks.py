@@ -193,7 +193,7 @@ def check_ack_timing(settings: ConsumerSettings, policy: AckPolicy) -> None:
 def check_forwarding(
     settings: ConsumerSettings, policy: AckPolicy, headers: bool | Sequence[str]
 ) -> None:
-    """Raise SetupError for an invalid `forward_to`, or for options of handlers beside `forward_to`.
+    """Raise SetupError for an invalid `forward_to`, or for a handler's options next to it.
 
     Among these options are the ack `policy`, and `headers`, the option forward_headers.
     """
@@ -279,7 +279,7 @@ def check_forward_key(value: object, settings: ConsumerSettings) -> None:
 
 
 def check_no_handler_options(options: Sequence[str]) -> None:
-    """Raise SetupError if there are `options` of handlers beside forward_to."""
+    """Raise SetupError if there are `options` of handlers next to forward_to."""
     if options:
         raise SetupError(
             f"{options[0]} is for handlers, and forward_to moves messages without one, in the "

@@ -137,8 +137,8 @@ class Pulling:
     ) -> None:
         """Create the object without claiming a message.
 
-        `encode` is the same as for `Holder`, `middlewares` returns the middlewares of a message,
-        and `parser` is the user's parser, if any.
+        `encode` is the same as for `HandlerServices`, `middlewares` returns the middlewares of a
+        message, and `parser` is the user's parser, if any.
         """
         self._claimer = claimer
         self._clock = wakeups.clock

@@ -284,7 +284,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             handle = ForwardHandler(
                 settings,
                 self._log_of_loops,
-                outer.heartbeat.destinations.named,
+                outer.heartbeat.destinations.record,
                 outer.wakeups.clock,
             )
             settings, ack_first = replace_settings(settings, batch=True), False
@@ -569,4 +569,4 @@ def _add_error(msg: Any, error: BaseException) -> None:
     for row in msg if isinstance(msg, tuple) else (msg,):
         match getattr(row, "outcome", None):
             case Nack(error=None) | Reject(error=None) as outcome:
-                row.settle_anew(replace(outcome, error=error))
+                row.replace_outcome(replace(outcome, error=error))

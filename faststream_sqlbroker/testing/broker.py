@@ -228,7 +228,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         self._check_transactions(broker)
         planned_schedulers = {member.scheduler for member in pump.members}
         if broker._scheduler not in planned_schedulers:  # noqa: SLF001
-            broker._scheduler.plan(broker.schedules)  # noqa: SLF001
+            broker._scheduler.set_schedules(broker.schedules)  # noqa: SLF001
             pump.members.append(
                 BrokerMember(
                     broker._store.tables.config.message_table_name,  # noqa: SLF001

@@ -61,11 +61,12 @@ class TestStore(Store):
         super().__init__(*args, **options)
         self.correlation_ids.database_id = CORRELATION_PREFIX
         subscribers: Any = self.live_subscribers
-        subscribers.subscribers = self._wrap_with_heartbeat(subscribers.subscribers)
-        subscribers.subscriber = self._wrap_with_heartbeat(subscribers.subscriber)
+        subscribers.list_subscribers = self._wrap_with_heartbeat(subscribers.list_subscribers)
+        subscribers.find_subscriber = self._wrap_with_heartbeat(subscribers.find_subscriber)
         explanations: Any = self.explanations
         explanations.explain = self._wrap_with_heartbeat(explanations.explain)
-        explanations.policied_queues = self._wrap_with_heartbeat(explanations.policied_queues)
+        read_queues = explanations.list_policied_queues
+        explanations.list_policied_queues = self._wrap_with_heartbeat(read_queues)
 
     def _wrap_with_heartbeat(self, read: ReadFunction) -> ReadFunction:
         """Let `read` run after a heartbeat, because no loop sends heartbeats."""

@@ -124,11 +124,7 @@ def _get_savepoint_number(connection: Connection) -> float:
     The event of a savepoint does not name it, only the event of its rollback does.
     """
     nested = connection.get_nested_transaction()
-    return (
-        0
-        if nested is None
-        else _parse_savepoint_number(getattr(nested, "_savepoint", ""))
-    )
+    return 0 if nested is None else _parse_savepoint_number(getattr(nested, "_savepoint", ""))
 
 
 def _parse_savepoint_number(name: str) -> float:

@@ -136,7 +136,7 @@ class DeltaWriter:
         return StructType.fromJson(json.loads(self._require_table().schema().to_json()))
 
     def create(self, schema: StructType, source: Mapping[str, Any]) -> None:
-        """Create the table, or load the table that another process has created meanwhile."""
+        """Create the table, or load the table that another process has just created."""
         with self._convert_errors():
             try:
                 DeltaTable.create(

@@ -115,8 +115,7 @@ class Lake:
         self._load_state()
 
     def retry_on_conflict(self, function: Callable[[], None]) -> None:
-        """Call `function`, and again on the reloaded lake whenever another process committed
-        meanwhile.
+        """Call `function`, and again on the reloaded lake after each commit of another process.
 
         Raises:
             ConcurrentLoadError: other processes committed during each try.

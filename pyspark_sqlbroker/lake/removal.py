@@ -81,7 +81,8 @@ def list_rows(
     """List the selected rows.
 
     They are queried in pages of 100 000, of some 20 MB at most while a page is read; the result
-    takes 16 bytes a row. A row that is added meanwhile may be left out, and is then not deleted.
+    takes 16 bytes a row. A row that is added during the read may be left out, and is then not
+    deleted.
     """
     rows = ArchiveRowIds()
     while _append_rows(database, connection, selection, rows, PAGE_ROWS) == PAGE_ROWS:

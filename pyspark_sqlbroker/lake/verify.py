@@ -209,7 +209,7 @@ def _compare_with_database(
             rows = list_rows(database, connection, selection.between(window.start, window.end))
             if (
                 rows.checksums != counts[window]
-            ):  # rows came or went meanwhile, or the conditions on times miss some
+            ):  # rows came or went since then, or the conditions on times miss some
                 rows = list_window(database, connection, selection, window)
             if missing := rows.count_missing(lake.iter_identities(window, damaged)):
                 shortage = f"{missing} of the {len(rows.ids)} rows that the database has"

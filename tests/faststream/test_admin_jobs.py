@@ -182,7 +182,7 @@ async def test_a_job_is_stopped_and_resumed(
         await go_on.wait()
         return found
 
-    monkeypatch.setattr(jobs.JobStore, "step", one_at_a_time)
+    monkeypatch.setattr(jobs.JobStore, "run_step", one_at_a_time)
     waiting = asyncio.create_task(admin.wait_for_job(begun.id))
     await first_done.wait()
     stopped = await admin.stop_job(begun.id, by="ola")

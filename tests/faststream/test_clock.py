@@ -97,8 +97,24 @@ async def test_all_parts_have_the_clock_of_their_broker(
     assert found == [broker._clock]
     expected = {
         *("Store", "Database", "Wakeups", "Outages", "Heartbeat", "Destinations", "Rights"),
-        *("Scheduler", "Firing", "Locks", "DirectClaimer", "Registration", "Consumer", "Inflight"),
-        *("HandlerTimes", "Fetcher", "Ready", "Flusher", "Repeater", "LeaseKeeper", "Loop"),
+        *(
+            "Scheduler",
+            "ScheduleRunner",
+            "LockManager",
+            "DirectClaimer",
+            "Registration",
+            "Consumer",
+            "Inflight",
+        ),
+        *(
+            "HandlerTimes",
+            "Fetcher",
+            "ReadyTracker",
+            "Flusher",
+            "QuarantineWriter",
+            "LeaseKeeper",
+            "Loop",
+        ),
         *("StuckReleaser", "Worker", "Settlements"),
     }
     assert expected - names == set(), "not reached"

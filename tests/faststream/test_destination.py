@@ -90,7 +90,7 @@ async def test_p1_publish_after_is_kept(broker: SqlBroker, look: Look) -> None:
     """P1: never delivered earlier; Unix seconds, a date and time, or counted from when it was
     published."""
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
-    now = await broker.config.store.server.now()
+    now = await broker.config.store.server.read_now()
     due = (now + timedelta(hours=1)).replace(microsecond=250_000)
     ids = [
         await put(broker, {"destination": "x", "publish_after": value})
@@ -129,7 +129,7 @@ async def test_a_bad_time_is_ignored_with_a_warning(
     await broker.start()
     message_id = await put(broker, {"destination": "x", "publish_after": value})
     [row] = await all_in(look, "x", 1)
-    assert row["next_attempt_at"] <= await broker.config.store.server.now()
+    assert row["next_attempt_at"] <= await broker.config.store.server.read_now()
     [said] = heard.texts("publish_after", logging.WARNING)
     assert f"message {message_id} of queue 'front': it is moved at once" in said
 
@@ -143,7 +143,7 @@ async def test_p3_a_missing_delay_is_delivered_at_once_with_a_warning(
     await put(broker, {"destination": "x"})
     await broker.start()
     rows = await all_in(look, "x", 2)
-    now = await broker.config.store.server.now()
+    now = await broker.config.store.server.read_now()
     assert all(row["next_attempt_at"] <= now for row in rows)
     [said] = heard.texts("publish_after", logging.WARNING)
     assert (

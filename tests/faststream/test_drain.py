@@ -51,7 +51,7 @@ async def test_a_drained_worker_ends_what_it_runs_and_others_take_its_queue(
     assert await other.admin.drain(worker.worker, by="Ann") == [worker.worker]
     assert await other.admin.drain(worker.worker, by="Ann") == []
     registration = ours.subscribers[0].consumer.registration  # type: ignore[attr-defined]
-    await eventually(lambda: registration.open == ())
+    await eventually(lambda: registration.open_queues == ())
 
     first = await ours.publish(2, "q")
     await ours.publish(3, "q")
@@ -127,7 +127,7 @@ async def test_the_commands_drain_a_process_until_it_starts_again(
     await broker.start()
     await eventually(lambda: listed(broker, 2))
     registrations = [each.consumer.registration for each in broker.subscribers]  # type: ignore[attr-defined]
-    await eventually(lambda: all(each.open for each in registrations))
+    await eventually(lambda: all(each.open_queues for each in registrations))
 
 
 async def test_an_unknown_worker_is_named_with_the_nearest(broker: SqlBroker) -> None:

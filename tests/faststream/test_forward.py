@@ -126,7 +126,7 @@ async def test_the_next_queue_is_woken_in_another_process(
 
     await other.start()
     await broker.start()
-    await eventually(lambda: other.config.wakeups.listening)
+    await eventually(lambda: other.config.wakeups.is_listening)
     await idle(*other.subscribers, wait=600.0)
     await broker.publish("x", "a")
     await look.archived()
@@ -154,7 +154,7 @@ async def test_an_expired_message_is_not_moved(broker: SqlBroker, look: Look) ->
     sent = await look.in_state("PENDING")
 
     async def expired() -> bool:
-        return await broker.config.store.server.now() > sent["expires_at"]
+        return await broker.config.store.server.read_now() > sent["expires_at"]
 
     await eventually(expired)
     await broker.start()

@@ -258,7 +258,7 @@ def test_only_so_many_names_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> 
 
     names: Any = Destinations(0.0)
     for name in ("a", "b", "c"):
-        names.named(name, Row, lambda _level, said, **_more: told.append(said))
+        names.record(name, Row, lambda _level, said, **_more: told.append(said))
     assert names.has_due
     living: Any = [
         type("Live", (LiveSubscriber,), {"queues": ("a",), "__init__": lambda _self: None})()

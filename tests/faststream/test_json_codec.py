@@ -92,7 +92,7 @@ async def test_signs_of_life_and_pauses_work(
     await eventually(lambda: operator.admin.subscribers("q"))
     await operator.admin.pause("q", by="ada")
 
-    await eventually(lambda: subscriber.consumer.registration.open == ())
+    await eventually(lambda: subscriber.consumer.registration.open_queues == ())
     assert [(p.queue, p.by) for p in await broker.admin.paused()] == [("q", "ada")]
     assert [s.queues for s in await broker.admin.subscribers("q")] == [("q",)]
     assert not heard.texts("failed")

@@ -144,7 +144,7 @@ async def test_another_process_learns_of_a_pause_within_the_interval(
     await broker.start()
     await other.admin.pause("q", until="1h")
     subscriber = of(broker, "q")
-    await eventually(lambda: subscriber.consumer.registration.open == ())
+    await eventually(lambda: subscriber.consumer.registration.open_queues == ())
     await broker.publish(1, "q")
     await other.admin.resume("q")
     await eventually(lambda: handled == [1])
@@ -161,10 +161,10 @@ async def test_on_postgresql_other_processes_learn_of_a_pause_at_once(
     try:
         subscriber = of(broker, "q")
         await eventually(
-            lambda: broker._wakeups.is_listening and subscriber.consumer.registration.open
+            lambda: broker._wakeups.is_listening and subscriber.consumer.registration.open_queues
         )
         await other.admin.pause("q")
-        await eventually(lambda: subscriber.consumer.registration.open == ())
+        await eventually(lambda: subscriber.consumer.registration.open_queues == ())
         await broker.publish(1, "q")
         await other.admin.resume("q")
         await eventually(lambda: handled == [1])
@@ -404,9 +404,9 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     await broker.start()
     subscriber = of(broker, "q")
     heartbeat = broker._heartbeat
-    await eventually(lambda: subscriber.consumer.registration.open == ("q",))
+    await eventually(lambda: subscriber.consumer.registration.open_queues == ("q",))
     monkeypatch.setattr(store, "poll_all", slow_look)
-    monkeypatch.setattr(store.live_subscribers, "announce", slow_announce)
+    monkeypatch.setattr(store.live_subscribers, "write_heartbeat", slow_announce)
     if carrier == "a look":
         # Else a busy machine may let the sign be due before a look carries it.
         monkeypatch.setattr(heartbeat_module, "PIGGYBACK_WAIT", 1_000.0)

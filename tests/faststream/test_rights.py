@@ -707,7 +707,7 @@ async def test_answers_without_a_grant_delay_nothing(
     most_apart = 0
     while len(handled) < asking + 20:
         most_apart = max(most_apart, consumer.inflight.quarantined_count)
-        assert not consumer.registration.held
+        assert not consumer.registration.is_held
         await asyncio.sleep(0.01)
     rows = await look.archived(asking + 20)
     assert most_apart == 0

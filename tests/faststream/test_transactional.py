@@ -332,7 +332,7 @@ async def test_an_unanswered_commit_is_written_once_or_done_again(
         await broker.publish("x", "in")
         consumer = broker.subscribers[0].consumer  # type: ignore[attr-defined]
         await eventually(lambda: consumer.inflight.settle_unknown_count == 1)
-        await eventually(lambda: consumer.inflight.empty)  # its connection is let go of first
+        await eventually(lambda: consumer.inflight.is_empty)  # its connection is let go of first
         assert await bodies() == ["x"]
         assert [r["state"] for r in await look.rows(archive=True)] == ["COMPLETED"]
         assert [r["queue"] for r in await look.rows()] == ["out"]

@@ -130,7 +130,7 @@ def claims_without_locks(store: Any) -> None:
         connection.execute(take, {"token": token, "ids": [row[0] for row in found]})
         now = dialect.now(connection)
         at = CLAIMED_COLUMNS.index("acquired_at")
-        claimed = dialect.claimed([(*row[:at], now, *row[at + 1 :]) for row in found], token)
+        claimed = dialect.to_messages([(*row[:at], now, *row[at + 1 :]) for row in found], token)
         for message in claimed:
             message.deliveries_count += 1
         return ClaimedMessages(claimed)
@@ -161,7 +161,7 @@ def unnoted_starts(store: Any) -> None:
     async def remove_first(settlements: Any, *_: Any) -> Any:
         return await store.settle(settlements)
 
-    store.starts.remove_first = remove_first
+    store.ack_first_starts.remove_first = remove_first
 
 
 def claims_without_order(store: Any) -> None:

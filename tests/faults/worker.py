@@ -70,7 +70,7 @@ class Reports(logging.Handler):
 
 STEPS: dict[str, tuple[str, ...]] = {
     "claim": ("claim", "claim_ordered"),
-    "settle": ("settle", "starts.remove_first"),
+    "settle": ("settle", "ack_first_starts.remove_first"),
 }
 
 

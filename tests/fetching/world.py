@@ -115,7 +115,7 @@ class World(RealTime):
             self.hint(frozenset((queue,)))
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
-        """As `Consumer._hint`."""
+        """As `Consumer._on_hint`."""
         self.fetcher.on_hint(queues)
         self.fetch_loop.wake()
 
@@ -208,7 +208,7 @@ class World(RealTime):
         self, queues: Sequence[str], _leased: Sequence[str], _sign: Any = None
     ) -> PollResult:
         leased = any(row.token is not None for row in self.rows.values())
-        return PollResult(await self.ready_pairs(queues), LEASE if leased else None)
+        return PollResult(await self.find_ready_pairs(queues), LEASE if leased else None)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, _lease: float, token: UUID, **_: Any

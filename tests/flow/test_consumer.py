@@ -124,7 +124,7 @@ async def test_a_handler_that_swallows_its_cancellation_keeps_its_lease(
                     await asyncio.Event().wait()
         finally:
             closed.set()
-            (given[0] if options.get("batch") else given).settle_as(Ack())
+            (given[0] if options.get("batch") else given).record_outcome(Ack())
             await asyncio.sleep(600)
 
     await rig.put()

@@ -250,7 +250,7 @@ async def test_work_goes_on_after_an_outage(rig: Rig, far: tuple[Proxy, Store]) 
 
 async def test_a_bug_in_a_loop_makes_it_unhealthy_and_does_not_end_it(rig: Rig) -> None:
     consumer = rig.consumer()
-    with patch.object(rig.store, "ready_pairs", side_effect=KeyError("bug")):
+    with patch.object(rig.store, "find_ready_pairs", side_effect=KeyError("bug")):
         await consumer.start()
         await eventually(lambda: not consumer.healthy)
     assert any(level == logging.CRITICAL for level, _ in rig.logs)

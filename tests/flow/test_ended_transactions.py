@@ -69,7 +69,7 @@ class Handler:
         except Exception as error:
             self.errors.append(error)
         for row in rows if isinstance(rows, tuple) else [rows]:
-            row.settle_as(self._outcome)
+            row.record_outcome(self._outcome)
 
 
 @pytest.fixture

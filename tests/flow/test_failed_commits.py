@@ -97,7 +97,7 @@ class Handler:
         if self.started <= self._times:
             self._fail(transaction)
         for row in rows if isinstance(rows, tuple) else [rows]:
-            row.settle_as(self._outcome)
+            row.record_outcome(self._outcome)
 
 
 Effects = Callable[[], Awaitable[list[int]]]

@@ -56,7 +56,7 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
     with (
         patch("faststream_sqlbroker.flow.fleet.lookout.MAX_LEASE_INFO_AGE", 0.1),
         patch.object(
-            rig.store, "lease_ends_in", wraps=rig.store.get_seconds_to_lease_end
+            rig.store, "get_seconds_to_lease_end", wraps=rig.store.get_seconds_to_lease_end
         ) as searched,
     ):
         await eventually(lambda: searched.call_count > 2)

@@ -38,7 +38,7 @@ def scan(monkeypatch: pytest.MonkeyPatch) -> int:
     if MANY:
         return SCAN_SIZE
     for module in ("rows", "intake"):
-        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", STEP)
+        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN_SIZE", STEP)
     return STEP
 
 

@@ -153,7 +153,7 @@ async def test_arrivals_of_all_priorities_are_taken_in_order(
 ) -> None:
     """Z7: also where there are more than one look finds, of one priority and not of another."""
     for module in ("rows", "intake"):
-        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", 10)
+        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN_SIZE", 10)
     now = await rig.store.server.read_now()
 
     async def put(count: int, seconds: int, **fields: Any) -> list[int]:

@@ -50,7 +50,7 @@ async def test_a_message_that_arrives_while_its_burst_ends_takes_part(
         wanted = PolicyClaimRequest(["q"], 10, 60.0, uuid4(), [Debounce(WINDOW)])
         return (await rig.store.policies.claim(wanted, ScanPosition()))[0].rows
 
-    monkeypatch.setattr(PolicyRows, "due", late)
+    monkeypatch.setattr(PolicyRows, "list_due", late)
     first = 0
     early: list[ClaimedMessage] = []
 

@@ -36,7 +36,7 @@ class Gate:
     async def __call__(self, rows: Any) -> None:
         for row in rows if isinstance(rows, tuple) else (rows,):
             self.started.append(row.payload)
-            row.settle_as(Ack())
+            row.record_outcome(Ack())
         if len(self.started) > 1:
             await self.open.wait()
 

@@ -44,7 +44,7 @@ class Watch:
         await asyncio.sleep(0.01)
         for row in given:
             self.handled.append(len(row.payload))
-            row.settle_as(Ack())
+            row.record_outcome(Ack())
 
 
 async def publish(rig: Rig, sizes: list[int]) -> None:

@@ -46,7 +46,7 @@ async def test_a_wake_up_is_answered_by_a_claim(rig: Rig, time: VirtualTime) -> 
     """No scan for the pairs of a queue comes first: one round trip less before the handler."""
     consumer = rig.consumer(**SLEEPY)
     await idle(consumer, time)
-    with patch.object(rig.store, "ready_pairs", side_effect=AssertionError("looked")):
+    with patch.object(rig.store, "find_ready_pairs", side_effect=AssertionError("looked")):
         await rig.publisher.publish([NewMessage("q", b"1")])
         await eventually(lambda: rig.handled)
     await consumer.stop()
@@ -117,7 +117,7 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
         return result
 
     consumer = rig.consumer(max_fetch_interval=0.1, release_stuck_interval=600.0, wakeup="poll")
-    with patch.object(rig.store, "ready_pairs", slowly):
+    with patch.object(rig.store, "find_ready_pairs", slowly):
         await consumer.start()
         await eventually(lambda: consumer._fetcher.ready.mode is Mode.BLIND)
         await rig.put(5)
@@ -245,7 +245,7 @@ async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
 
     await rig.put(3)
     consumer = rig.consumer(max_fetch_interval=0.1, flush_interval=30.0, wakeup="poll")
-    with patch.object(rig.store, "ready_pairs", slowly):
+    with patch.object(rig.store, "find_ready_pairs", slowly):
         await consumer.start()
         await eventually(hanging.is_set)
         async with Awake() as awake:
@@ -318,7 +318,7 @@ async def test_z2_m2_a_claim_follows_a_scan_that_has_succeeded(rig: Rig, at_once
 
     await rig.put(3)
     await rig.put(3, priority=100)
-    with patch.object(rig.store, "ready_pairs", look):
+    with patch.object(rig.store, "find_ready_pairs", look):
         consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=2)
         await consumer.start()
         await eventually(lambda: len(order) == 6)

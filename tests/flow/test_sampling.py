@@ -149,7 +149,7 @@ async def test_a_failed_look_leaves_no_old_values(rig: Rig) -> None:
     await process.sampler.tick()
     assert process.tells
     process.sampler._sample_at = 0.0
-    with patch.object(rig.store.queue_states, "read", side_effect=StoreError("gone")):
+    with patch.object(rig.store.queue_states, "read_all", side_effect=StoreError("gone")):
         assert await process.sampler.tick() == LONG
     assert not process.tells
     assert [level for level, _ in process.told] == [logging.WARNING]
@@ -164,7 +164,7 @@ async def test_what_stands_by_unseen_is_in_the_log_once(rig: Rig) -> None:
     for late, warnings in ((500.0, 0), (700.0, 1), (800.0, 1), (0.0, 1), (900.0, 2)):
         state = QueueState("a", 0, 0, 0, 0.0, 0, standing=3, standing_overdue=late)
         process.sampler._sample_at = 0.0
-        with patch.object(rig.store.queue_states, "read", return_value=[state]):
+        with patch.object(rig.store.queue_states, "read_all", return_value=[state]):
             await process.sampler.tick()
         assert process.kept.gauges[STANDBY.name] == {("a",): 3.0}
         assert process.kept.gauges[STANDBY_OVERDUE.name] == {("a",): late}
@@ -190,7 +190,7 @@ async def test_a_slow_look_is_followed_by_a_longer_pause(rig: Rig) -> None:
         looks += 1
         return await read()
 
-    with patch.object(rig.store.queue_states, "read", slow):
+    with patch.object(rig.store.queue_states, "read_all", slow):
         await process.sampler.tick()
         for _ in range(3):
             now += 5.0

@@ -209,7 +209,7 @@ async def test_nothing_is_claimed_while_a_suspect_runs(rig: Rig) -> None:
     await rig.put(5)
     looks = rig.store.find_ready_pairs
     with (
-        patch.object(rig.store, "ready_pairs", wraps=looks) as looked,
+        patch.object(rig.store, "find_ready_pairs", wraps=looks) as looked,
         patch("faststream_sqlbroker.flow.deliver.solo_run.MAX_SOLO_TIME", 600.0),
     ):
         await ticks(consumer._fetch_loop, 10)

@@ -271,7 +271,7 @@ async def test_a_request_that_was_let_in_before_takes_no_job_of_a_push_consumer(
         async def find(channel: str, consumer: str) -> Any:
             return before
 
-        monkeypatch.setattr(jobs, "find", find)
+        monkeypatch.setattr(jobs, "find_channel", find)
         for each in (waiting, job):
             refused = await pulling.post(each["ID"], "INFLIGHT", IncrementalTimeout=100_000)
             assert refused.status_code == 400
@@ -300,7 +300,7 @@ async def test_a_job_that_is_taken_during_a_change_to_push_is_queued_again(
                 await connection.execute(values)
             return found
 
-        monkeypatch.setattr(store, "put_channel", taken_at_last)
+        monkeypatch.setattr(store, "set_channel", taken_at_last)
         assert (await pulling.put(JOBS, {"type": "push"})).status_code == 200
         [row] = await look.rows()
         assert (str(row["id"]), row["state"], row["lease_token"]) == (job["ID"], "PENDING", None)

@@ -247,7 +247,7 @@ async def test_many_that_wait_share_one_look_and_one_claim(
         return await take(*args, **options)
 
     monkeypatch.setattr(store, "poll_all", looking)
-    monkeypatch.setattr(store.direct_claims, "take", taking)
+    monkeypatch.setattr(store.direct_claims, "claim", taking)
     waiting = [asyncio.create_task(web.reserve(wait=30)) for _ in range(20)]
     await until_waiting(web, 20)
     while len(claims) < 20:
@@ -426,7 +426,7 @@ async def test_one_that_leaves_during_its_claim_calls_the_next_one(
             await leave.wait()
         return taken
 
-    monkeypatch.setattr(no_looks.store.direct_claims, "take", slowly)
+    monkeypatch.setattr(no_looks.store.direct_claims, "claim", slowly)
 
     def wait() -> "asyncio.Task[Any]":
         return asyncio.create_task(no_looks.reserve(QUEUE, limit=1, lease=3600.0, wait=30.0))

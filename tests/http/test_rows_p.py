@@ -191,11 +191,11 @@ async def test_p15_a_part_that_hangs_or_fails_stays_alone(
         await asyncio.Event().wait()
 
     with (
-        patch.object(store.server, "health", hangs),
+        patch.object(store.server, "read_health", hangs),
         patch.object(
             store.server, "read_schema_version", side_effect=TransientStoreError("is away")
         ),
-        patch.object(store.access, "find_lacks", side_effect=RuntimeError(secret)),
+        patch.object(store.access, "find_missing_rights", side_effect=RuntimeError(secret)),
     ):
         found = await broker.admin.diagnosis(timeout=0.15)
     parts = {part.name: part for part in found.parts}

@@ -62,7 +62,7 @@ class Database:
         return nullcontext()
 
     def lock(self, _connection: Any, leases: Any, *, skip_locked: bool = False) -> set[int]:
-        held = self.still_held(None, leases)
+        held = self.find_held(None, leases)
         if held & self.locked and not skip_locked:
             raise TransientStoreError("waited for a lock for too long")
         return held - self.locked

@@ -93,7 +93,7 @@ class Watched(Inflight):
         return walk
 
     @contextmanager
-    def writing(self, settlements: Sequence[Settlement]) -> Iterator[OutcomeBatch]:
+    def track_writing(self, settlements: Sequence[Settlement]) -> Iterator[OutcomeBatch]:
         """Also noted."""
         before = {id(row): self.find_state(row) for row in self.rows}
         with super().track_writing(settlements) as batch:
@@ -301,7 +301,7 @@ class Machine(RuleBasedStateMachine):
 
         async def commit() -> None:
             try:
-                with self.inflight.writing(settlements) as batch:
+                with self.inflight.track_writing(settlements) as batch:
                     result = await self.store.settle(settlements)
                     self.inflight.apply_result(batch, result)
                     left = {s.id for s in batch.parts}

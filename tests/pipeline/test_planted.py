@@ -28,7 +28,7 @@ def error_of_the_outcome_lost(patch: pytest.MonkeyPatch) -> None:
         dealt_with = await original(self, row, message, error)
         outcome = getattr(row, "outcome", None)
         if getattr(outcome, "error", None) is not None:
-            row.settle_anew(type(outcome)())
+            row.replace_outcome(type(outcome)())
         return dealt_with
 
     original = Acknowledger.finish

@@ -44,10 +44,10 @@ class States:
         self._known = known
         self.kept: dict[str, Any] = {}
 
-    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+    def load_states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
         return {key: self._known[scope] for key in keys if scope in self._known}
 
-    def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
+    def save_states(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
         for info, _ in states.values():
             self.kept[scope] = json.loads(json.dumps(info))
 

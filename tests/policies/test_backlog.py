@@ -15,7 +15,7 @@ POLICIES: list[Policy] = [Debounce("1s"), Debounce("1s", edge="leading"), KeepLa
 @pytest.fixture(autouse=True)
 def small_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("rows", "intake"):
-        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", LOOK)
+        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN_SIZE", LOOK)
 
 
 def deliver(world: World, limit: int) -> list[int]:

@@ -27,7 +27,7 @@ from faststream_sqlbroker.schema.tables import build_tables
 from tests.policies.clock import MICROSECONDS, Clock
 
 QUEUE = "q"
-WRITES = "keep", "shift", "discard"
+WRITES = "save_states", "shift", "discard"
 SWAP = "build_compare_and_swap"
 
 

@@ -5,7 +5,7 @@ SUBSCRIBERS maps a queue to {"policies": [[name, [argument…], {option: value}]
 "options": {…}}. Every start of a handler is one line in FOLDER/<process id>, written at once: it
 survives SIGKILL. Times are whole microseconds of the database's clock, taken from the claim and
 what has passed since by the monotonic clock: a start was at least as late as its line says, by the
-time from the claim's statement to its answer. TEST_WORKER_DIES="after give_back_keys" in the
+time from the claim's statement to its answer. TEST_WORKER_DIES="after release_keys" in the
 environment kills the process there; "before commit" and "after commit" are those of the first claim
 that leases anything. TEST_WORKER_COMMITS="0.8" makes the COMMIT of each such claim under policies
 take so many seconds.

@@ -22,7 +22,7 @@ WAIT = 0.03
 async def run() -> None:
     """Until it is killed."""
     engine = create_async_engine(sys.argv[1])
-    retention.BATCH_SIZE = BATCH
+    retention.BATCH = BATCH
     # The lock of a process that was killed is free after a second.
     loop.PRUNE_LEASE = 1.0
     loop.PRUNE_INTERVAL = 0.1

@@ -22,8 +22,8 @@ SUBSCRIBERS: dict[str, Any] = {
     ("dies", "starts_before", "tried_again"),
     [
         ("after claim_keys", 0, False),
-        ("before give_back_keys", 1, False),
-        ("after give_back_keys", 1, True),
+        ("before release_keys", 1, False),
+        ("after release_keys", 1, True),
     ],
 )
 async def test_messages_given_back_are_retried_and_the_others_are_unknown(

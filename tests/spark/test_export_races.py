@@ -98,7 +98,7 @@ def first_exports(
 
 FIRST_STEPS = pytest.mark.parametrize(
     "step",
-    [(Lake, "begin"), (DeltaWriter, "create"), (DeltaWriter, "stage"), (DeltaWriter, "commit")],
+    [(Lake, "prepare"), (DeltaWriter, "create"), (DeltaWriter, "stage"), (DeltaWriter, "commit")],
     ids=lambda step: step[1],
 )
 
@@ -143,7 +143,7 @@ def test_a_row_that_goes_while_its_window_is_exported_again_stays_in_the_lake(
         if number == 1:
             archive.execute("DELETE FROM message_archive WHERE id = 1")
 
-    name = "_rows" if moment == "before its read" else "query_window_checksums"
+    name = "_scan_rows" if moment == "before its read" else "query_window_checksums"
     with monkeypatch.context() as patched:
         calls = around(patched, name, remove, after=moment == "after that")
         result = export_archive(
@@ -203,7 +203,7 @@ def test_a_window_whose_only_row_goes_before_it_is_read_has_no_rows(
     archive.add({"id": 1, "archived_at": MARCH + HOUR})
     path = tmp_path / "lake"
     with monkeypatch.context() as patched:
-        around(patched, "_rows", lambda _: archive.execute("DELETE FROM message_archive"))
+        around(patched, "_scan_rows", lambda _: archive.execute("DELETE FROM message_archive"))
         result = export_archive(spark, archive.url, str(path), until="2026-03-08")
     assert (result.windows, result.watermark) == ((), MARCH + timedelta(days=1))
     assert [one.name for one in path.rglob("*.parquet")] == []

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.capability(
 )
 
 STEPS = [
-    (Folders, "files"),
+    (Folders, "list_files"),
     (Folders, "sha256"),
     (Folders, "delete"),
     (DeltaTable, "create"),
@@ -124,7 +124,7 @@ def test_an_export_that_dies_at_any_step_loses_and_doubles_nothing(
         export_archive(spark, archive.url, str(live / "lake"), **given)
     moments.look("the end")
     names = {step.partition(" ")[2] for step in moments.copies.values()}
-    assert names >= {"files", "delete", "write_state", "create_write_transaction", "write"}
+    assert names >= {"list_files", "delete", "write_state", "create_write_transaction", "write"}
     assert ("create" in names) is not again
     for copy, step in moments.copies.items():
         path = str(copy / "lake")

@@ -155,13 +155,13 @@ def test_files_that_reach_into_a_common_window_are_repaired_together() -> None:
     """Neighbours that only touch are not; a file whose times the log does not say reaches into all
     windows."""
     days = [ExportWindow(START + DAY * number, "day") for number in range(6)]
-    lake: Any = SimpleNamespace(size="day", windows=lambda: days)
-    lake.span_of = partial(Lake.get_file_span, lake)
+    lake: Any = SimpleNamespace(size="day", list_windows=lambda: days)
+    lake.get_file_span = partial(Lake.get_file_span, lake)
 
     def file(first: int, last: int) -> DataFile:
         return DataFile("", 1, 1, times=(START + DAY * first, START + DAY * (last + 1) - TICK))
 
-    findings: Any = SimpleNamespace(found={}, differing=[days[5]])
+    findings: Any = SimpleNamespace(checksums={}, differing=[days[5]])
     found = module._find_damaged_spans(
         lake, findings, [file(0, 1), file(2, 2), file(1, 1), file(3, 4)]
     )

@@ -125,7 +125,7 @@ def test_a_full_disk_of_the_database(
 
 
 FAULTS = (
-    (Lake, "_measure", 0, OSError("no space left")),
+    (Lake, "_compute_file_stats", 0, OSError("no space left")),
     (transfer, "query_window_checksums", 0, KeyboardInterrupt()),
     (Folders, "sync", 1, OSError("no space left")),
 )

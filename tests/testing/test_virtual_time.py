@@ -235,7 +235,7 @@ async def test_schedules_fire(broker: SqlBroker, clock: VirtualClock, seen: Seen
         return fire_time.isoformat()
 
     async with TestSqlBroker(broker, clock=clock):
-        with patch.object(clock, "_settle", wraps=clock._run_until_idle) as moments:
+        with patch.object(clock, "_run_until_idle", wraps=clock._run_until_idle) as moments:
             await clock.advance("24h")
     ticks = [at for body, at in seen.calls if body == "tick"]
     assert ticks == [3600 * n for n in range(1, 25)]

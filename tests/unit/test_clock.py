@@ -42,7 +42,7 @@ class Database:
         self.searches += 1
         return None
 
-    async def end(self) -> list[int]:
+    async def end_dead_sessions(self) -> list[int]:
         return []
 
     async def remove_expired_states(self, _limit: int) -> int:

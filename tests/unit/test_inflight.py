@@ -323,7 +323,7 @@ async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_
             inflight.add([later])
             return SettleResult(lost_ids={1})
 
-    store: Any = Mock(starts=Starts())
+    store: Any = Mock(ack_first_starts=Starts())
     first = AckFirstTracker(store, inflight, SettleRules(), quiet, lease=60.0, interval=1.0)
     inflight.add([older])
     assert await first.remove([older]) == []
@@ -398,13 +398,13 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
         async def end_cancelled(self, _queues: Any, **_: Any) -> int:
             return 0
 
-        async def now(self) -> None:
+        async def read_now(self) -> None:
             return None
 
         async def release_stuck(self, _queues: Any, _limit: int, _before: Any) -> int:
             return counts.pop(0)
 
-        async def end(self) -> list[int]:
+        async def end_dead_sessions(self) -> list[int]:
             return []
 
         async def remove_expired_states(self, _limit: int) -> int:
@@ -426,7 +426,7 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
     waits = []
     for _ in range(6):
         waits.append(round(await releaser.tick(), 2))
-        lookout.forget_leases()  # as after `LONGEST_TRUST`
+        lookout.forget_leases()  # as after `MAX_LEASE_INFO_AGE`
     assert waits == [0.0, 0.0, 2.5, 0.5, SEARCH_INTERVAL, IDLE_INTERVAL]
     assert (len(released), counts) == (2, []), (
         "of the third a handler's transaction has locked the row"
@@ -511,7 +511,7 @@ async def test_nothing_is_remembered_of_a_removal_whose_commit_was_not_answered(
     store = Mock()
     inflight = Inflight(quiet)
     message = row()
-    store.starts.remove_first = unanswered
+    store.ack_first_starts.remove_first = unanswered
     inflight.add([message])
     inflight.waiting.get_nowait()
     first = AckFirstTracker(store, inflight, SettleRules(), quiet, lease=10.0, interval=1.0)

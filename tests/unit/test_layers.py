@@ -90,7 +90,7 @@ def begins(tree: ast.AST) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = ast.unparse(node.func.value).rpartition(".")[2].lstrip("_")
-            connects = owner in {"connection", "engine", "own", "session"}
+            connects = owner in {"connection", "engine", "new_session", "session"}
             if node.func.attr in {"begin", "begin_nested"} and connects:
                 return True
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -129,7 +129,7 @@ asyncio.run(main())
     assert not ours & {"sqlalchemy.dialects.mysql", "sqlalchemy.dialects.postgresql"}
     rare = {
         "core.health",
-        "core.jobs",
+        "core.bulk_jobs",
         "admin.admin",
         "database.bulk.store",
         "database.explain",

@@ -68,10 +68,10 @@ class Store:
     def live_subscribers(self) -> Any:
         return self
 
-    async def announce(self, *_: Any, **__: Any) -> OperatorRequests:
+    async def write_heartbeat(self, *_: Any, **__: Any) -> OperatorRequests:
         return OperatorRequests()
 
-    async def leave(self, _names: Any) -> None: ...
+    async def remove(self, _names: Any) -> None: ...
 
     async def list_live(self) -> list[Any]:
         return []

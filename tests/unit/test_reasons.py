@@ -12,7 +12,7 @@ from faststream_sqlbroker.core import reasons
 from tests.unit.test_layers import FILES, tree_of
 from tests.unit.test_layers import name as name_of
 
-PLACE = {"Reject": 0, "Discard": 0, "_fail": 3, "_dead_letter": 1}
+PLACE = {"Reject": 0, "Discard": 0, "_fail": 3, "_reject": 1}
 """Which argument of what is written is the reason; or it is given by name."""
 PASSED_ON = {"reason", "outcome.reason or REJECTED", "settlement.reason or SETTLE_ERROR"}
 """Reasons given by a handler or decided before."""

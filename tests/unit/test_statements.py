@@ -26,9 +26,9 @@ ASSEMBLED = re.compile(
 ALIKE = {"sqlite/lock.sql"}
 """Files whose variants are alike: SQLite has no row locks, so none is skipped."""
 ASSEMBLERS = {
-    "access.py _statement": "tries the columns of one right on no row",
-    "multi_statement.py insert_statement": "repeats a row",
-    "operations.py use_index": "makes a hint of SQLAlchemy's",
+    "rehearsal.py _build_statement": "tries the columns of one right on no row",
+    "multi_statement.py get_insert_statement": "repeats a row",
+    "operations.py add_index_hint": "makes a hint of SQLAlchemy's",
     "overviews.py build": "repeats a statement for each range",
 }
 """What makes SQL of parts outside of the loader, and why."""

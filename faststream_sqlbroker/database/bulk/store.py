@@ -424,7 +424,7 @@ class JobStore:
             return visits.find_next(connection, self._dialect, job, size)
         after = "" if job.cursor is None else str(job.cursor[0])
         scope = str(job.arguments["scope"])
-        # In the order of keys: notes removed meanwhile are before the position.
+        # In the order of keys: notes removed since then are before the position.
         c = self._table.c
         statement = select(c.key, c.info).where(c.scope == scope, c.key > after).order_by(c.key)
         notes = connection.execute(statement.limit(size)).all()

@@ -75,7 +75,7 @@ def read_job(
         if state is not PullJobState.INFLIGHT:
             return _to_job(row, state)
         age = max(0.0, (row.now - row.acquired_at).total_seconds())
-        return _to_job(row, state, token=row.lease_token, age=age, over=bool(row.over))
+        return _to_job(row, state, token=row.lease_token, lease_age=age, is_expired=bool(row.over))
     return None
 
 

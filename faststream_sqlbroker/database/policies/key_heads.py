@@ -138,7 +138,7 @@ class KeyHeads:
         return promoted | expired.keys()
 
     def _load_queued(self) -> None:
-        ids = {i for state in self.states.values() for i in state.known()}
+        ids = {i for state in self.states.values() for i in state.list_messages()}
         messages = self.rows.load_messages(ids)
         self.key_of = {i: message.key for i, message in messages.items() if message.key is not None}
         # A message whose key has changed no longer belongs to this key, though both keys may refer
@@ -146,7 +146,7 @@ class KeyHeads:
         self.queued = {
             key: {
                 i: messages[i]
-                for i in state.known()
+                for i in state.list_messages()
                 if i in messages and messages[i].key == key and not _is_standby(messages[i])
             }
             for key, state in self.states.items()
@@ -178,7 +178,7 @@ class KeyHeads:
         return state.standby and any(i not in self.queued[key] for i in state.waiting)
 
     def _find_owner(self, key: str, message: int) -> int | None:
-        return find_target(self.states[key].chosen, message, leading=self.policy.leading)
+        return find_target(self.states[key].targets, message, leading=self.policy.leading)
 
     def _fill_vacancies(self, keys: Sequence[str], discarded: dict[int, Discard]) -> set[int]:
         """Promote standby messages in place of messages that are gone; return the promoted ids.
@@ -383,7 +383,7 @@ class BurstHeads(KeyHeads):
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
             queued = {} if key is None else self.queued[key]
-            turn = None if key is None else self.states[key].next(set(queued))
+            turn = None if key is None else self.states[key].find_next(set(queued))
             if key in used_keys or (turn is not None and turn != message):
                 waiting[message] = self.now + compute_recheck_delay(queued.get(turn or 0), self.now)
             elif len(selected) < limit:
@@ -406,7 +406,7 @@ class BurstHeads(KeyHeads):
         self._supersede(started)
         for row in rows:
             if row.policy_key in keys:
-                self.states[row.policy_key].delivered(row.id)
+                self.states[row.policy_key].record_delivery(row.id)
         self._save_states(keys)
 
 
@@ -453,7 +453,7 @@ class LatestHeads(KeyHeads):
         }
         self._supersede(started)
         for key, message in started.items():
-            self.states[key].delivered(message, self.now)
+            self.states[key].record_delivery(message, self.now)
         self._save_states(started)
 
     def _compute_turns(self) -> dict[str, NextDelivery]:

@@ -23,7 +23,7 @@ Rows = list[ClaimedMessage]
 STOP_CHECK_INTERVAL = 0.2
 """Seconds between two checks whether to stop, while the result of a transaction is unknown."""
 CLOSE_TIMEOUT = 1.0
-"""Seconds for the query to return its connection, once nobody waits for its answer."""
+"""Seconds for the query to return its connection, once no caller waits for its answer."""
 
 
 class EndedTransactions:

@@ -222,7 +222,7 @@ class Worker(DeliveryRunner):
             return started_at
         current_delivery.delivery = row
         current_delivery.started_at = started_at
-        # Set before the handler suspends: a claim that runs meanwhile sees that this worker is
+        # Set before the handler suspends: a claim that runs then sees that this worker is
         # busy.
         inflight.running += 1
         try:

@@ -142,7 +142,7 @@ class Heartbeat:
             The time when the first of these pauses ends; None if no pause has an end.
 
         Raises:
-            StoreError: nobody was notified; call again.
+            StoreError: no listener was notified; call again.
         """
         registrations = list(self._registrations.values())
         if not any(registration.has_closed_queues for registration in registrations):
@@ -207,7 +207,7 @@ class Heartbeat:
         tick.
 
         Raises:
-            StoreError: nobody was notified; call again.
+            StoreError: no listener was notified; call again.
         """
         pause = await self._tick()
         if self._removed_policies.due_in <= 0:
@@ -227,7 +227,7 @@ class Heartbeat:
         # Cleared before the statement, so that a `wake` during the statement requests another one.
         self._is_requested = False
         async with self._lock:
-            # A snapshot: `join` requests another heartbeat for subscribers that join meanwhile.
+            # A snapshot: `join` requests another heartbeat for subscribers that join later.
             registrations = dict(self._registrations)
             sign = self._build_sign()
             descriptions = sign.descriptions
@@ -245,7 +245,7 @@ class Heartbeat:
             self._clean_at = self._clock.monotonic() + CLEAN_INTERVAL
         if self._change_count != change_count:
             self._is_requested = True
-            return 0.0  # the orders read may be older than the change applied meanwhile
+            return 0.0  # the orders read may be older than the change just applied
         # Skip subscribers that have left during the statement.
         self._notify(
             [

@@ -134,7 +134,7 @@ class Housekeeping:
         if (wait := self._cleaned_at + interval - self._clock.monotonic()) > 0:
             return wait
         previous = self._cleaned_at
-        # Set before the work, so that no other subscriber starts meanwhile.
+        # Set before the work, so that no other subscriber starts it too.
         self._cleaned_at = self._clock.monotonic()
         try:
             if await self._clean():

@@ -135,7 +135,7 @@ class SharedPoller:
         try:
             result = await self._query(list(dict.fromkeys(chain.from_iterable(shares.values()))))
             for member, queues in shares.items():
-                # A member that was woken meanwhile, or has other queues now, polls by itself.
+                # A member that was woken since then, or has other queues now, polls by itself.
                 has_same_queues = (
                     member is not requester and sharing_members.get(member) == member.open_queues
                 )

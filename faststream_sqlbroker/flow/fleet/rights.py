@@ -172,7 +172,7 @@ class Rights:
             self._log(logging.WARNING, "the database user lacks nothing any more: all goes on")
         if (
             not access.missing and activities >= self._find_activities()
-        ):  # otherwise more was refused meanwhile
+        ):  # otherwise more was refused since then
             self._is_healthy = True
             self._denied.clear()
         self._access = access

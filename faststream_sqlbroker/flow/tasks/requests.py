@@ -149,7 +149,7 @@ class Requests:
         try:
             async with self._clock.timeout(timeout):
                 await self._register_queue(address.queue, timeout)
-                # Nobody would ever answer a dropped request.
+                # A dropped request would never be answered.
                 [message_id] = await self._publisher.publish([row], droppable=False, at_once=True)
                 if message_id is None:
                     raise PublishError(_NOT_STORED)
