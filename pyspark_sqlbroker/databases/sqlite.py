@@ -40,7 +40,7 @@ class SQLite(ArchiveDatabase):
     kind = "sqlite"
     jdbc_driver = "org.sqlite.JDBC"
     native_timestamps = False
-    one_writer = True
+    has_single_writer = True
 
     def begin(self, connection: Connection) -> None:
         """Take the write lock at once: upgrading a read lock fails if another writer is active."""

@@ -103,7 +103,9 @@ def test_the_schema_tells_the_meaning_of_each_option() -> None:
         properties = json_schema()["$defs"][name]["properties"]
         assert [key for key, value in properties.items() if not value.get("description")] == []
     queue = json_schema()["$defs"]["QueueSection"]["properties"]
-    assert queue["max_workers"]["description"].startswith("Handlers that run at the same time")
+    assert queue["max_workers"]["description"].startswith(
+        "Maximum number of handlers that run at the same time"
+    )
     assert "default" not in queue["max_workers"]
 
 

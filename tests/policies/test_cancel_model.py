@@ -155,7 +155,7 @@ class CancelMachine(RuleBasedStateMachine):
     def write(self, row: ClaimedMessage, how: str, *, held: bool = True) -> None:
         written = settle(row, OUTCOMES[how], RULES, ended_after=0.0, attempted=how != "release")
         result = self.run(self.world.store.settle([written]))
-        assert (result.settled if held else result.lost) == {row.id}
+        assert (result.settled_ids if held else result.lost_ids) == {row.id}
 
     def draw_outcome(self, data: st.DataObject) -> tuple[str, bool]:
         """What its handler says, and whether the request was heard of."""
