@@ -68,7 +68,7 @@ def blind_repeat(store: Any) -> None:
 
     def settle_and_publish(connection: Any, settlements: Any, **options: Any) -> Any:
         result = original(connection, settlements, **options)
-        lost = {s.unit: None for s in settlements if s.unit is not None and s.id in result.lost}
+        lost = {s.unit: None for s in settlements if s.unit is not None and s.id in result.lost_ids}
         messages = [row for unit in lost for row in unit.on_ack]
         if blind and messages:
             dialect.insert(connection, messages)

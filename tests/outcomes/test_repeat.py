@@ -20,7 +20,7 @@ from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_states import MAX_PARTS, SPLIT_AFTER, DeliveryState
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from tests.outcomes.database import ACK, FAILED, Database
-from tests.outcomes.test_model import NOW, NoLimit
+from tests.outcomes.test_model import NOW, HighLimit
 
 
 class Direct:
@@ -53,7 +53,7 @@ class Bench:
 
         self.inflight = Inflight(log)
         self.flusher = Flusher(self.store, self.inflight, log, batch_size=batch_size, interval=1.0)
-        self.settlements = Settlements(SettleRules(retry_strategy=NoLimit()), log)
+        self.settlements = Settlements(SettleRules(retry_strategy=HighLimit()), log)
 
     def claim(self, count: int) -> list[ClaimedMessage]:
         first = len(self.database.rows.tokens) + len(self.database.rows.written)
