@@ -65,9 +65,10 @@ class DriverShortcut:
         self.is_possible = plain and int(options.get("statement_cache_size", 1)) > 0
 
     def get_driver(self, connection: Connection) -> Any | None:
-        """Return the driver's connection under `connection`, None if statements are observed.
+        """Return the driver's connection under `connection`, None if it cannot be used directly.
 
-        Listeners and echo count as observers.
+        That is so if statements are observed (listeners, echo), if the engine connects in another
+        way, or if the connection is closed.
         """
         engine = connection.engine
         # The application may publish on a connection of another engine, which may connect in

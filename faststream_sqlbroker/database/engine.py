@@ -86,7 +86,8 @@ class Database:
             locks: It may lock rows. The server then ends the session if its client sends nothing
                 in the transaction for 30 seconds, or for `timeout` if that is less.
             deadline: In the event loop's time; default `timeout` seconds from now.
-            activity_source: Replaces `activities`; a function is called only after a refusal.
+            activity_source: Replaces `activities`; a function is called only after a refusal, when
+                `work` has run, so that it can depend on what `work` was doing.
             retry_lock_timeout: Repeat the transaction also if it waited too long for a lock.
             replan: Several statements use no cached query plan of the session.
             connection_slots: Acquire one of these for each attempt instead of the database's.

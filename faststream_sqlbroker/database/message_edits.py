@@ -159,9 +159,10 @@ class MessageEdits:
         return await self._run(message_id, set_fields, job)
 
     def _has_key(self, connection: Connection, row: Any, key: str | None) -> bool:
-        """Return True if policies use `key`, or take the message's key from a header.
+        """Return True if the key of the message's policies stays the same when `key` is set.
 
-        The database compares: SQLite may hold text that is not UTF-8.
+        That is so if it is the same key, or if policies use a header's. The database compares:
+        SQLite may hold text that is not UTF-8.
         """
         if row.policy_marks & HEADER_KEY:
             return True

@@ -48,7 +48,7 @@ AnySelect = TypeVar("AnySelect", bound=Select[Any])
 class DialectOperations(ClaimedRows, ABC):
     """The SQL of a database over the tables of a broker, operation by operation.
 
-    Code built from operations, such as ordered claims, takes this class; `Dialect` adds both.
+    Code built from operations, such as ordered claims, takes this class; `Dialect` has both.
     """
 
     name: str

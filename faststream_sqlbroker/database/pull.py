@@ -223,7 +223,10 @@ class PullJobStore:
         return ChangeResult("done", job.state, ended=settlement)
 
     def _is_pulled(self, connection: Connection, queue: str) -> bool:
-        """Return True if `queue` is a pull consumer's, until the end of the transaction."""
+        """Return True if `queue` belongs to a pull consumer, and lock its type.
+
+        The lock holds until the end of the transaction.
+        """
         scope, key = get_consumer_key(*queue.split("/", 1))
         c = self._table.c
         of_consumer = select(c.key, c.info).where(c.scope == scope, c.key == key)
@@ -260,7 +263,7 @@ class PullJobStore:
                 (archive.c.deliveries_count < 1, 1), else_=archive.c.deliveries_count
             ),
             "next_attempt_at": clock(),
-            # Clear the expiry and the dedup_id: an explicit start must run the job in any case.
+            # Both have expired by now, and an explicit start must run the job.
             "expires_at": None,
             "dedup_id": None,
         }

@@ -186,7 +186,7 @@ class StoredMessages:
     async def group_dead_letters(self, filters: Filters, limit: int) -> DeadLetters:
         """Find the `limit` largest groups of FAILED messages that match `filters`.
 
-        At most `SCANNED` messages are read, the last archived first.
+        At most `MAX_SCANNED` messages are read, the last archived first.
         """
 
         def count_groups(connection: Connection) -> DeadLetters:

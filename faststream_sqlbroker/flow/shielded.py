@@ -26,11 +26,11 @@ class ShieldedCalls:
     async def run(
         self, work: Coroutine[Any, Any, T], undo: Callable[[], Awaitable[object]] | None = None
     ) -> T:
-        """Run `work` to the end, even if the caller is cancelled; then call `undo`.
+        """Run `work` to the end, even if the caller is cancelled.
 
-        It is not undone if it returned None or failed.
-
-        Database errors of `undo` are dropped: leases expire by themselves.
+        After a cancellation, `undo` is called unless `work` returned None or failed with an error
+        other than `UnknownOutcomeError`. Database errors of `undo` are dropped: leases expire by
+        themselves.
         """
         task = asyncio.ensure_future(work)
         try:

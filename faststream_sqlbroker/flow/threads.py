@@ -124,8 +124,9 @@ def _run_calls(calls: _CallQueue) -> None:
 async def run_in_tracked_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a handler, its dependency, or a schedule's function in a thread that can be found later.
 
-    The shutdown needs the name of the function for its log. A handler's function is noted in the
-    worker's current delivery, because a middleware may run the handler in another task.
+    The shutdown must know which workers wait for a thread: these are abandoned, not cancelled,
+    because their messages must not be released. The function is noted in the worker's current
+    delivery, because a middleware may run the handler in another task.
     """
     name = getattr(function, "__name__", None) or repr(function)
     if (delivery := current_delivery.get()) is not None:

@@ -209,7 +209,8 @@ class Wakeups:
             finally:
                 if self.is_listening:
                     self.is_listening = False
-                    # Such subscribers poll by themselves until notifications arrive again.
+                    # Subscribers that poll only when notified poll by themselves until
+                    # notifications arrive again.
                     self._wake_local(ALL)
 
     def _on_notification(self, payload: str) -> None:

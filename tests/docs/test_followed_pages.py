@@ -8,7 +8,7 @@ from tests.docs.reader import ROOT, Reader
 
 HOWTO = ROOT / "docs" / "howto"
 TUTORIAL = ROOT / "docs" / "tutorial"
-PAGES = ("first_message.md", "outbox.md", "failures.md", "once.md", "workers.md", "testing.md")
+PAGES = ("first_message.md", "outbox.md", "failures.md", "testing.md", "once.md", "workers.md")
 FOLLOWED = {"alembic.md", "api_and_workers.md", "configuration.md"}
 """Pages of docs/howto that have files and commands."""
 SHORT = 'release_stuck_timeout="2s"'

@@ -385,11 +385,11 @@ async def test_rows_published_with_the_ack_are_written_with_a_move_only(
 
     async def done() -> bool:
         rows = await look.rows()
-        return not any(r["lease_token"] for r in rows) and sorted(r["queue"] for r in rows) == [
-            "next of moved",
-            "other",
-            "postponed",
-        ]
+        return (
+            not any(r["lease_token"] for r in rows)
+            and all(r["deliveries_count"] for r in rows if r["queue"] == "postponed")
+            and sorted(r["queue"] for r in rows) == ["next of moved", "other", "postponed"]
+        )
 
     await eventually(done)
     [row] = [r for r in await look.rows() if r["queue"] == "postponed"]

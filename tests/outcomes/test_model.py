@@ -64,8 +64,8 @@ walked: set[tuple[DeliveryState | None, DeliveryState]] = set()
 class HighLimit:
     """A strategy whose limit no example reaches.
 
-    Without a limit, a message that another lease of its unit sends back is charged an attempt, which
-    this model would take for a failure.
+    Without a limit, a message that another lease of its unit sends back is charged an attempt,
+    which this model would take for a failure.
     """
 
     max_attempts = 1_000

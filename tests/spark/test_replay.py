@@ -358,9 +358,9 @@ KILLED = """
 import os, pickle, signal, sys
 from pathlib import Path
 from sqlalchemy import event
-from pyspark_sqlbroker.replays.writer import Task
+from pyspark_sqlbroker.replays.writer import ReplayTask
 writer, rows, moment, left = pickle.loads(Path(sys.argv[1]).read_bytes())
-task = Task(writer, 0)
+task = ReplayTask(writer, 0)
 
 def die(_connection, _cursor, statement, *_):
     global left

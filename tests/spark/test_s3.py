@@ -153,14 +153,14 @@ def test_from_the_first_export_to_an_erasure(
 
 
 @pytest.mark.usefixtures("by_environment")
-@pytest.mark.parametrize("name", ["begin", "create"])
+@pytest.mark.parametrize("name", ["prepare", "create"])
 def test_of_two_first_exports_both_succeed(
     spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Proves D5 in a store, too."""
     archive.add_days(1)
     path = f"s3://lakes/first-{name}"
-    step = {"begin": Lake, "create": DeltaWriter}[name], name
+    step = {"prepare": Lake, "create": DeltaWriter}[name], name
     first_exports(spark, archive, path, monkeypatch, step)
     rows = of_table(archive, START + timedelta(days=2))
     assert of_lake(read_export(spark, path)) == rows

@@ -196,7 +196,7 @@ class PolicyDetails:
         }
 
     def load_standby(self, key: str) -> tuple[list[int], dict[int, QueuedMessage]]:
-        """Return the messages of `key` with standby messages, and the queued messages by id."""
+        """Return the ids for which other messages of `key` stand by, and the queued ones by id."""
         state = self._rows.load_states(get_burst_scope(self.queue), [key]).get(key)
         waiting = list_waiting(state or {})
         return waiting, self._rows.load_messages(waiting)

@@ -262,8 +262,9 @@ class PublishCoalescer:
         return [call for call in group if call.deadline > now] if overdue else group
 
     async def _run_on_connection(self) -> None:
-        """Write group after group on a connection for a while; calls in `_group` were not
-        written.
+        """Write group after group on a connection for a while.
+
+        Calls that are still in `_group` afterwards were not written.
         """
         try:
             async with (
@@ -310,7 +311,10 @@ class PublishCoalescer:
                 return
 
     async def _send(self, connection: AsyncConnection, driver: Any) -> bool:
-        """Write the group; return False if nothing was written."""
+        """Write the group; return False if nothing was written.
+
+        True means that the group is dealt with, also by an error.
+        """
         group = self._group
         remaining = group[0].deadline - self.loop.time()
         try:

@@ -36,7 +36,10 @@ class PairsClaim:
     limit: int
     token: UUID
     suspicion: SuspectRule | None
-    """Suspects are skipped by the claim; None if there are none."""
+    """The rule by which no suspect is leased, as in `Dialect.build_claim`.
+
+    None leases suspects like other rows.
+    """
     lock_first: LockPair
     """Locks the rows of a single pair."""
     _claimed: ClaimedMessages = field(default_factory=ClaimedMessages, init=False)

@@ -245,7 +245,7 @@ class _QueueClaim:
         self._free: int | None = None
         self._slots = Slots(intake, read, request, position)
         self.gated = False
-        """True if nothing more can start before the next scan."""
+        """True if nothing more can start before the next scan, whatever arrives."""
         self.next_scan = NextScan(read.now)
         self._suspicion = None if request.only is not None else request.suspicion
         self._selection = MessageSelection(

@@ -90,7 +90,7 @@ class PolicyClaim:
     known.
     """
     gated: bool
-    """True if nothing more can start before that time."""
+    """True if nothing more can start before that time, whatever arrives."""
     has_more: bool = False
     """True if more remains to be scanned at once."""
     suspects: Mapping[int, Suspect] = field(default_factory=dict)

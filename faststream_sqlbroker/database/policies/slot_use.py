@@ -151,10 +151,10 @@ class SlotUse:
     # -- outcomes of slots ----------------------------------------------------------------------
 
     def start(self, row: ClaimedMessage, *, must: bool = False) -> bool:
-        """Start the handler of `row` unless the slot is missed; return True on a start.
+        """Record that the handler of `row` starts now; return False if the slot is missed.
 
-        With `must` it starts in any case. Call it right before the handler, and again if the
-        handler starts later after all. Where the start is not final, call `record_end` when the
+        With `must` it counts as started in any case. Call it right before the handler, and again if
+        the handler starts later after all. Where the start is not final, call `record_end` when the
         handler has ended.
         """
         if row.slot is None:

@@ -52,7 +52,10 @@ class HandlerTimes:
         self.ended_at = now
 
     def record_start(self, at: float) -> None:
-        """Record that a worker waits until `at` to start a run: no run can end before."""
+        """Record that a worker waits until `at` to start a run.
+
+        If no run ends before that time, that does not mean that handlers are stuck.
+        """
         self.starts_at = max(self.starts_at, at)
 
     def count_upcoming_starts(self, workers: int, free: int, horizon: float = HORIZON) -> int:

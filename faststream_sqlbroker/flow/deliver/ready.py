@@ -81,13 +81,12 @@ def get_next_mode(mode: Mode, event: ModeEvent) -> Mode:
 SCAN_INTERVAL = 1.0
 """Seconds for which known pairs are trusted under load."""
 SLOW_POLL = 0.005
-"""Seconds of server time from which a poll of one queue counts as slow."""
+"""Seconds of server time above which a poll counts as slow, plus `SLOW_POLL_PER_QUEUE` for each
+queue."""
 SLOW_POLL_PER_QUEUE = 0.00005
 """Seconds that are added to `SLOW_POLL` for each queue."""
 SLOW_SHARE = 20
-"""Pause after a slow poll, as a multiple of its duration, but no longer than `MAX_SCAN_INTERVAL`.
-
-"""
+"""Pause after a slow poll, as a multiple of its duration, up to `MAX_SCAN_INTERVAL`."""
 MAX_SCAN_INTERVAL = 10.0
 """Maximum seconds between two polls, however slow: only a poll finds new priorities."""
 LATE_COMMITS = timedelta(seconds=1)
@@ -123,7 +122,7 @@ class ReadyTracker:
     ) -> None:
         """Assume that every queue has messages of priority 0.
 
-        `may_guess` is False where each claim after a wake-up polls.
+        `can_guess` is False where each claim after a wake-up polls.
         """
         self._store = store
         self._queues = queues
@@ -197,7 +196,7 @@ class ReadyTracker:
         """Poll all queues, with `poll` if given.
 
         Raises:
-            StoreError: as `Store.ready_pairs`.
+            StoreError: as `Store.find_ready_pairs`.
         """
         restriction_count = self._restriction_count
         self._update_pairs(await self._query(poll), restriction_count)
@@ -250,7 +249,7 @@ class ReadyTracker:
         None means that no background poll is needed.
 
         Raises:
-            StoreError: as `Store.ready_pairs`.
+            StoreError: as `Store.find_ready_pairs`.
         """
         if self.mode is Mode.BLIND and self._get_poll_wait() <= 0:
             await self.scan()

@@ -245,7 +245,7 @@ class TransactionalDeliveries:
     def _has_pending_key(self, row: ClaimedMessage) -> bool:
         """Return True if `row` has a key of policy Once and no final outcome.
 
-        Such a key must be released or consumed before the outcome is written.
+        Such a key must be released, or its row rejected, before the outcome is written.
         """
         return self._has_once_policy and row.policy_key is not None and not _is_final(row)
 

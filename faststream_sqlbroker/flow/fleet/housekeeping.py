@@ -53,7 +53,10 @@ class JobRunner:
             await asyncio.gather(task, return_exceptions=True)
 
     def run_due(self) -> None:
-        """Start a task that runs the due jobs, unless a task runs already. Returns at once."""
+        """Start a task that runs the due jobs, and return at once.
+
+        Do nothing if a task runs already, or if `start` was not called.
+        """
         # A running task handles all jobs, including those that were added after its start.
         if self._is_open and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="sqlbroker-jobs")

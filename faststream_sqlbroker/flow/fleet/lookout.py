@@ -122,7 +122,7 @@ class SharedPoller:
         """Poll the queues of `requester`, which is idle, and of all other idle members.
 
         Raises:
-            StoreError: as `Store.ready_pairs`; the other members get no result.
+            StoreError: as `Store.find_ready_pairs`; the other members get no result.
         """
         shares = {
             member: member.open_queues
@@ -172,7 +172,7 @@ class SharedPoller:
         A subscriber with `notify_only` polls again whenever there may be new leases.
 
         Raises:
-            StoreError: as `Store.lease_ends_in`.
+            StoreError: as `Store.get_seconds_to_lease_end`.
         """
         leases = self._leases
         age = self._clock.monotonic() - leases.at

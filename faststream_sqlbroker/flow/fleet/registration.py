@@ -66,7 +66,8 @@ class Registration:
     def describe(self, *, is_frequent: bool = False) -> dict[str, Any]:
         """Return the description that other processes read.
 
-        With `often`, which means several times a minute, it includes the counts of ended messages.
+        With `is_frequent`, which means several times a minute, it includes the counts of ended
+        messages.
         """
         settings = self._settings
         description = build_description(

@@ -30,7 +30,7 @@ it again; other code may never do so.
 _DENIAL_TTLS = {Activity.PUBLISH: inf}
 """Exceptions to `DENIAL_TTL`: code that has published once will publish again, maybe much later."""
 RESULT_TTL = 0.1
-"""Seconds for which errors reuse the last result: many statements may be refused at a time."""
+"""Seconds for which errors reuse what was missing: many statements may be refused at a time."""
 RIGHTS_TIMEOUT = 3.0
 """Maximum seconds that the error of a refused statement waits for the list of missing rights."""
 
@@ -181,7 +181,7 @@ class Rights:
     async def find_lacks(self, activities: Activities) -> Access:
         """Return what is missing for `activities`, which the database has just refused.
 
-        A result of the last moment is used again.
+        A recent result is used again if something was missing in it.
 
         Raises:
             StoreError: the database did not answer in time.

@@ -317,7 +317,7 @@ class PullJobs:
         return min(MAX_PAUSE, max(MIN_PAUSE, pause))
 
     async def _end_leases(self, queue: str, job: int | None = None) -> None:
-        """Release expired jobs, or only `job`; a job with too many attempts ends."""
+        """Release expired jobs, or only `job`; a job whose lease has run out too often ends."""
         max_retries = self._options.max_retries
         for settlement in await self.store.pull.end_leases(queue, max_retries, job):
             self._metrics.record_settled(settlement, queue)
