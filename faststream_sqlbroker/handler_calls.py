@@ -43,7 +43,7 @@ def ensure_name(handler: Any) -> Any:
 
 
 def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `handler` to postpone the message if the thread started too late.
+    """Wrap `handler` so that it does not run if its thread started too late.
 
     By then the slot of a Throttle is over, or the lease is lost.
     """
@@ -52,7 +52,9 @@ def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         delivery = current_delivery.get()
         if delivery is not None and not delivery.can_start():
-            raise Postpone(0)  # the message is released
+            # This ends the call only: a missed slot has already recorded Release, and after a lost
+            # lease nothing is written.
+            raise Postpone(0)
         return handler(*args, **kwargs)
 
     return call

@@ -75,7 +75,7 @@ class ClaimedProperties:
 
     @property
     def queue(self) -> str:
-        """The queue of the message."""
+        """The queue that the message was claimed from."""
         return self.raw_message.queue
 
     @property
@@ -175,7 +175,9 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:
-        """Deliver the message again after `delay`, without counting an attempt or a delivery.
+        """Record that the message is due again after `delay`.
+
+        It counts no delivery and no attempt.
 
         Args:
             delay: Seconds, a timedelta or text like "1.5h"; a negative value means now.
@@ -204,7 +206,7 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         self.note_outcome()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
-        """Publish the message again, and increase `publish_count` by 1.
+        """Record that the message is published again; `publish_count` increases by 1.
 
         Like `move_to`, the republish is written in the transaction that settles the message,
         together with messages published with the ack. The message keeps its id, body, headers, key,

@@ -129,7 +129,7 @@ class SqlBrokerBatchParser(SqlBrokerParser):
 
     # FastStream recognises batch decoders by exactly this name.
     async def decode_batch(self, msg: StreamMessage[Any]) -> list["DecodedMessage"]:
-        """Decode each body by the content type of the message."""
+        """Decode each body by its own content type."""
         if isinstance(msg, SqlBrokerBatchMessage) and not msg.opened:
             headers = msg.batch_headers
             if len(headers) != len(msg.raw_message):

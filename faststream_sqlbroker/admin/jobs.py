@@ -259,7 +259,7 @@ class JobOperations(AdminOperations):
         messages wait again, redriven messages are in the archive again, with the current time as
         `archived_at` (the header `archived-before` keeps the first), and copies of a replay are
         deleted. A `dedup_id` that the job has removed stays removed. A job can be undone for 30
-        days.
+        days after it.
 
         Args:
             job_id: Id of a job that has ended or is stopped; the job cannot be resumed then.

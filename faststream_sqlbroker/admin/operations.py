@@ -62,7 +62,7 @@ class AdminOperations:
             on_rescheduled: Called when an operator has changed a schedule, for this process.
             publish: Publishes with the broker's codec, middlewares and limits.
             get_process: Returns the health of this process.
-            get_surroundings: Returns the listener, relays and state around this process.
+            get_surroundings: Returns what surrounds this process: wake-ups, relays, state.
             find_write_problem: Returns why the database takes no writes.
         """
         self._store = store

@@ -176,7 +176,7 @@ class SqlBroker(
             ack_policy: Default ack policy of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
-            codec: Encodes and decodes bodies; pass either a codec or a decoder.
+            codec: Encodes and decodes bodies; cannot be combined with a decoder.
             dependencies: Dependencies of every handler.
             middlewares: Middlewares of every handler and publish.
             routers: Routers to include.

@@ -60,7 +60,7 @@ make_queue_logger_state = partial(make_logger_state, default_storage_cls=QueueLo
 
 
 def find_enabled_level(logger: Any) -> int:
-    """Return a level at which `logger` writes lines, regardless of the levels of its handlers."""
+    """Return a level at which `logger` writes lines, whatever its own level and its handlers'."""
     if not isinstance(logger, logging.Logger):
         return logging.CRITICAL  # levels unknown; loguru and structlog end here, too
     levels = [logging.DEBUG, logger.getEffectiveLevel(), logger.manager.disable + 1]

@@ -37,7 +37,7 @@ class RegistrationOptions(TypedDict, total=False):
     decoder: "CustomCallable | None"
     """Replaces the broker's decoder."""
     codec: "CodecProto | None"
-    """Decodes bodies; pass either a codec or a decoder."""
+    """Decodes bodies; cannot be combined with a decoder."""
     no_reply: bool
     """Drop the handler's answer to messages with reply_to; default False."""
     persistent: bool

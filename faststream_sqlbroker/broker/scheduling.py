@@ -65,7 +65,7 @@ class SqlBrokerScheduling:
         missed: MissedRuns = "one",
         **options: Unpack[ScheduleOptions],
     ) -> None:
-        """Publish `message` at the times of a cron expression, while any process runs.
+        """Publish `message` at the times of a cron expression, while at least one process runs.
 
         Each fire time is published once, in the transaction that marks it as done. Times are by the
         database's clock. The message has the headers `schedule` (the name) and `fire-time` (ISO

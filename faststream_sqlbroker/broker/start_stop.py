@@ -38,7 +38,7 @@ class StartStop:
 
     @asynccontextmanager
     async def wait_to_stop(self, limit: float | None) -> AsyncIterator[None]:
-        """Cancel earlier starts, and wait at most `limit` seconds for a start that runs.
+        """Void earlier starts, and wait at most `limit` seconds for a start that runs.
 
         The wait is limited because a database may not answer the start.
         """

@@ -216,7 +216,7 @@ class HttpMessage(LeasedItem):
         await self._settle("rollback", _remove_none(delay=_convert_to_seconds(delay), error=error))
 
     async def release(self) -> None:
-        """Release the message, without counting an attempt."""
+        """Release the message as if it had not been reserved, without counting a delivery."""
         await self._settle("rollback", {"outcome": "release"})
 
     async def give_up(

@@ -135,7 +135,7 @@ TRANSITIONS = (
     (PullJobState.INFLIGHT, PullJobState.DEAD),
     (PullJobState.DEAD, PullJobState.INFLIGHT),
 )
-"""(state in the database, requested state)"""
+"""Allowed changes of a job: its state in the database and the requested state."""
 
 
 def is_allowed(state: PullJobState, requested: PullJobState, *, with_timeout: bool) -> bool:

@@ -248,7 +248,10 @@ class ScheduleState:
 
     @property
     def due_at(self) -> datetime | None:
-        """Time from which a process must publish a message; None if nothing is scheduled."""
+        """Time from which a process must publish a message.
+
+        None while paused, or without a further fire time or request.
+        """
         if self.paused_at is not None:
             return None
         return self.run_at or self.next_at

@@ -194,7 +194,7 @@ class BasicAuth:
 
 
 def parse_credentials(connection: HTTPConnection) -> tuple[str, str] | None:
-    """Return name and password of a request, or None."""
+    """Return name and password of a request; None if missing or unreadable."""
     kind, _, value = connection.headers.get("authorization", "").partition(" ")
     try:
         text = b64decode(value.strip(), validate=True).decode()

@@ -18,7 +18,7 @@ Not Sec-Fetch-Mode: browsers send it with Sec-Fetch-Site only, and Node's `fetch
 
 
 class Csrf:
-    """Creates and checks stateless CSRF tokens."""
+    """CSRF tokens that only a page of this application can know; nothing is stored."""
 
     def __init__(self, secret: bytes) -> None:
         """Use `secret`, which all processes that serve one browser must share."""

@@ -1,6 +1,6 @@
 """The options of a subscriber, declared once.
 
-Names and meaning are declared here, checks in `subscriber.checks`, defaults and types in
+Names and meaning are declared here, checks in `subscriber.option_checks`, defaults and types in
 `flow.settings`. Durations are seconds, a timedelta or text like "500ms" or "1.5h";
 `SubscriberSettings` holds seconds.
 """
@@ -70,7 +70,7 @@ class SubscriberOptions(TypedDict, total=False):
     if the strategy has no maximum.
     """
     handler_timeout: Duration | None
-    """Time after which an async handler is cancelled and its message nacked; default None."""
+    """Time after which an async handler is cancelled and its message nacked; never by default."""
     max_lease: Duration | None
     """Time after the claim from which a lease is no longer renewed; default None, never."""
     ack_policy: AckPolicy

@@ -98,7 +98,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                 `transactional=True` needs: messages and those tables are committed together.
                 The broker's tables are created in it.
             clock: The time of the broker and of its database. Without it time stands still: only
-                calls of the test itself (`get_one`, `pop`, `reserve`, `lock`) end, in real time.
+                waits of the test itself (`get_one`, `pop`, `reserve`, `lock`) end, after real time.
 
         Raises:
             SetupError: `with_real` together with `engine` or `clock`, `clock` is no VirtualClock,

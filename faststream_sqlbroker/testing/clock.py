@@ -41,7 +41,7 @@ class VirtualTimer:
     """A scheduled call."""
 
     def __init__(self, call: Callable[[], object]) -> None:
-        """Schedule `call`; None after the call or after `cancel`."""
+        """Create a timer; its attribute `call` is None once it is cancelled or has run."""
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
@@ -338,9 +338,9 @@ class VirtualClock:
 
 
 class StandingClock(VirtualClock):
-    """The time of a test without a clock, which cannot be advanced.
+    """The time of a test that was given no clock; it cannot be advanced.
 
-    Calls of the application itself, such as `get_one`, end in real time.
+    Waits of the application itself, such as `get_one`, end after real time.
     """
 
 

@@ -116,7 +116,7 @@ class FakePublisher(Publisher):
 
     @override
     def _get_count_connection(self, connection: Any) -> Any:
-        """Count in the test's private database on separate connections."""
+        """Return the connection to count on; None, a separate one, for the private database."""
         return connection if self.pump.database.is_external else None
 
     @override

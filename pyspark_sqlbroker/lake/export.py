@@ -161,8 +161,8 @@ def export_archive(
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
         queues: Only these queues; None takes all.
-        safety_lag: Longest duration of a transaction on databases that do not show open
-            transactions; see `find_horizon`.
+        safety_lag: Longest duration of a transaction where open transactions cannot be seen; see
+            `find_horizon`.
         primary: URL of the primary, if `url` is a standby.
         source: A name for the database in the state, where it has several addresses (a standby, a
             fail-over); None takes host, port and name, or the path of SQLite's file.

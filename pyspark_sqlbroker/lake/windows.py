@@ -36,8 +36,9 @@ class ExportWindow:
 
     @property
     def repair_hint(self) -> str:
-        """Hint to export the window again, with since= because the next export may not check so far
-        back checks.
+        """Hint to export the window again.
+
+        It gives since=, because the window may be older than those that an export checks.
         """
         return f"export again with --since {self.name[: _NAME_LENGTHS['day']]}"
 

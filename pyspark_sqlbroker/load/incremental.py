@@ -121,8 +121,8 @@ def new_rows(
             where the last load ended, or repeat the last window.
         queues: Only these queues; every load of a state must request the same queues.
         states: Only these states; every load of a state must request the same states.
-        safety_lag: See `find_horizon`: longest duration of a transaction on databases that do not
-            show open transactions.
+        safety_lag: See `find_horizon`: longest duration of a transaction where open transactions
+            cannot be seen.
         margin: See `find_horizon`: how long a statement may run before it becomes visible.
         max_window: Maximum duration of a window: a long history then comes in several loads. None
             has no limit.

@@ -94,7 +94,7 @@ class Selection:
         return f"(SELECT {', '.join(columns)} {self.build_from_clause(database)}) q"
 
     def choose_range_column(self, *, in_snapshot: bool = False) -> str:
-        """Choose the column to cut the rows by, so that each message is in a range only.
+        """Choose the column to cut the rows by, so that each message is in one range exactly.
 
         The id of a row stays while others move the row (by an update, or a redrive and its undo).
         Its position in the table does not, and its time may move to a later range while the window

@@ -120,7 +120,7 @@ def build_partitions(
     column: str,
     conditions: Sequence[str],
 ) -> list[InputPartition]:
-    """Build a partition for each condition on `column`, from `ArchiveDatabase.predicates`."""
+    """Build a partition for each condition on `column`, from `build_predicates`."""
     names = {field.name for field in fields} | {column}
     inner = selection.build_subquery(database, names, column)
     outer = ", ".join(database.quote(field.name) for field in fields)

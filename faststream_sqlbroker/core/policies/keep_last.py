@@ -145,7 +145,7 @@ class Latest(Standby):
             self.newest = replacement
 
     def adopt(self, message: int) -> None:
-        """Add a standby message whose target is unknown: the newest of the waiting messages."""
+        """Add a standby message of unknown target; it is newer than all waiting messages."""
         if message != self.current:
             self.newest = message
 

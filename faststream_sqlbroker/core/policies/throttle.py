@@ -224,8 +224,8 @@ def _get_need(limit: Limit) -> Need:
 def _find_next_slot(limit: Limit, log: SlotLog, at: int) -> int:
     """Return the first time at `at` or later that complies with `limit`."""
     rate, per, burst = limit
-    # Add one microsecond: two starts with the distance of exactly one period would be in one
-    # period.
+    # Add one microsecond, for the burst as well: a period includes both ends, so two starts exactly
+    # one period apart would be in one period.
     if len(log.starts) >= rate:
         at = max(at, log.starts.get_nth_last(rate) + per + 1)
     if burst < rate:

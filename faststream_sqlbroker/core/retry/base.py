@@ -240,7 +240,7 @@ class RetryStrategyTemplate(ABC):
             self.no_retry_on = validate_error_classes(self.no_retry_on, "no_retry_on")
 
     def retries(self, exception: BaseException) -> bool:
-        """Return True if the message is tried again after `exception`."""
+        """Return True if `exception` allows another attempt; the limits are checked separately."""
         # __post_init__ has converted both to tuples.
         excluded = cast("_Classes | None", self.no_retry_on)
         included = cast("_Classes | None", self.retry_on)

@@ -200,7 +200,7 @@ def to_search_arguments(fields: Mapping[str, str], settings: DashboardSettings) 
 
 
 def is_archived(fields: Mapping[str, str]) -> bool:
-    """Return True if the search includes the archive."""
+    """Return True if the search reads the archive instead of live messages."""
     state = fields.get("state", "").upper()
     is_ended = state in {archived_state.name for archived_state in ARCHIVED_STATES}
     return is_ended or bool({"archived", "reason", "fingerprint"} & fields.keys())

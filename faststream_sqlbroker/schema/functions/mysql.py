@@ -32,7 +32,7 @@ _OPTIONS = {
 """The options, their allowed JSON types, and the description of these types."""
 
 _TIME_PATTERN = "^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?)?$"
-"""No other format, and no offset: MySQL would convert it from the session's time zone."""
+"""No other format, and no offset: MySQL would convert it to the session's time zone."""
 
 
 def _build_check(condition: str, text: str) -> str:

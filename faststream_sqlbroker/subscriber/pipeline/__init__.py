@@ -13,7 +13,7 @@ observable behaviour stays the same: the context, the order of acks and log line
 | `parts.py` | runs a message without middlewares, or through the user's |
 | `bodies.py` | creates the message and decodes its body |
 | `context.py` | sets FastStream's context around a message |
-| `arguments.py`, `models.py` | build the handler's arguments |
+| `arguments.py`, `dependency_models.py` | build the handler's arguments |
 | `dependencies.py` | resolves the values of `Depends` |
 | `answers.py` | publishes the result of a handler |
 | `acknowledging.py` | acks and logs; handles messages whose handler has failed |

@@ -195,7 +195,7 @@ Process = Callable[[Any], Awaitable[None]]
 
 
 class CompiledHandler:
-    """The function that workers of a subscriber call with each row or batch."""
+    """The pipeline that the workers of a subscriber call with each row or batch."""
 
     def __init__(self, subscriber: Any, methods: Mapping[str, Any]) -> None:
         """Compile the pipeline of `subscriber`, which is prepared, or select FastStream's.
