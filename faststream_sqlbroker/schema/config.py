@@ -106,7 +106,7 @@ class SqlBrokerSchemaConfig:
 
     @property
     def policy_state_table_name(self) -> str:
-        """Name of the small table of state that outlives a message: slots, keys, locks, schedules."""
+        """Name of the small table of state that outlives a message: slots, keys, schedules."""
         return f"{self.message_table_name}_policy_state"
 
     @property
