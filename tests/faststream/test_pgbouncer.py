@@ -38,7 +38,7 @@ async def test_messages_published_and_handled_at_once(
 
     await broker.create_tables()
     await broker.start()
-    await eventually(lambda: broker.config.broker_config.wakeups.listening)
+    await eventually(lambda: broker.config.broker_config.wakeups.is_listening)
     other = SqlBroker(database_url, pgbouncer=True, logger=None)
     await asyncio.gather(*(other.publish(n, "q") for n in range(50)))
     await look.archived(50)  # woken, not polled
