@@ -139,8 +139,8 @@ def found(took: float, *pairs: ReadyPair, at: datetime | None = None) -> ReadyPa
     return result
 
 
-class IntakePosition:
-    """A store whose looks find what they are told."""
+class FakeStore:
+    """A store whose polls return the given results, one after the other."""
 
     def __init__(self, *results: ReadyPairs) -> None:
         self.results = list(results)
@@ -154,7 +154,7 @@ async def test_claims_begin_a_little_before_the_last_row_while_scans_are_slow(ri
     [message] = await rig.claim(1)
     due = message.next_attempt_at
     earlier = ReadyPair("q", 0, -60.0, due - timedelta(minutes=1))
-    ready = ReadyTracker(IntakePosition(found(1.0), found(1.0, earlier, at=due), found(0.0)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(FakeStore(found(1.0), found(1.0, earlier, at=due), found(0.0)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
     assert [p.since for p in ready.list_known()] == [None], "nothing was claimed yet"
     ready.record_claimed(ready.list_known(), [message])
@@ -177,7 +177,7 @@ async def test_a_scan_that_finds_an_earlier_row_is_not_undone_by_a_running_claim
     [message] = await rig.claim(1)
     due = message.next_attempt_at
     earlier = ReadyPair("q", 0, -3600.0, due - timedelta(hours=1))
-    ready = ReadyTracker(IntakePosition(found(1.0, at=due), found(1.0, earlier, at=due)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(FakeStore(found(1.0, at=due), found(1.0, earlier, at=due)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
     asked = ready.list_known()
     await ready.scan()
@@ -193,7 +193,7 @@ async def test_pairs_that_a_slow_scan_does_not_find_are_not_scanned_again() -> N
     first row."""
     at = MINUTES
     ready = ReadyTracker(
-        IntakePosition(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)),
+        FakeStore(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)),
         ["a", "b"],
     )  # type: ignore[arg-type]
     await ready.scan()
@@ -205,7 +205,7 @@ async def test_pairs_that_a_slow_scan_does_not_find_are_not_scanned_again() -> N
 
 async def test_a_message_that_becomes_due_does_not_hurry_claims_without_scans() -> None:
     later = ReadyPair("q", 0, 60.0)
-    ready = ReadyTracker(IntakePosition(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(FakeStore(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
     assert ready.list_next_due() != []
     ready.polled_at -= 61
@@ -255,7 +255,7 @@ async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
 
 
 async def test_slow_scans_take_a_twentieth_of_the_time() -> None:
-    looks = IntakePosition(found(0.2), found(0.2))
+    looks = FakeStore(found(0.2), found(0.2))
     ready = ReadyTracker(looks, ["q"], Clock(VirtualTime()))  # type: ignore[arg-type]
     assert await ready.scan_in_background() is None, "no claim needs it"
     await ready.scan()
@@ -270,7 +270,7 @@ async def test_slow_scans_take_a_twentieth_of_the_time() -> None:
 async def test_known_pairs_are_bounded() -> None:
     many = [ReadyPair("q", n % 200, 0.0) for n in range(200)]
     few = ReadyPair("q", 7, 0.0)
-    ready = ReadyTracker(IntakePosition(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
+    ready = ReadyTracker(FakeStore(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
     with patch.object(module, "MAX_PAIRS", 10):
         await ready.scan()
         assert len(ready.list_known()) == 200, "what has rows is never forgotten"
