@@ -518,8 +518,12 @@ async def test_an_exporter_sends_traces_and_metrics(
 
         async def complete() -> bool:
             await asyncio.to_thread(meters.force_flush, PATIENCE * 1_000)
-            return {"sqlbroker.delayed_messages", "sqlbroker.settled_messages"} <= set(
-                collector.metrics
+            # A new counter is exported as 0, before the handler runs.
+            settled = collector.metrics.get("sqlbroker.settled_messages")
+            return (
+                settled is not None
+                and settled.sum.data_points[0].as_int == 1
+                and "sqlbroker.delayed_messages" in collector.metrics
             )
 
         await eventually(complete)
