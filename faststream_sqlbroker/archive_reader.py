@@ -104,7 +104,9 @@ class Archive:
             raise MissingExtraError(msg) from error
         table = self._store.tables.archive
         if table is None:
-            raise SetupError("there is no archive to read (message_archive_table_name=None)")
+            raise SetupError(
+                "the schema has no archive table to read (message_archive_table_name=None)"
+            )
         url = self._store.engine.url
         selection = select_rows(ARCHIVE, table.name, table.schema, queues=queues, states=states)
         return ArchiveReader(
@@ -227,8 +229,7 @@ class ArchiveReader:
             return await asyncio.to_thread(to_batch, page.rows, self.schema)
         except (ValueError, OverflowError, TypeError) as error:  # base classes of pyarrow's errors
             raise StoreError(
-                f"a row behind {self._position or ArchivePosition(MIN_TIME)} up to {page.end} "
-                "has a value "
-                f"that its column cannot have: {error}. Correct it (batch_rows=1 makes the number "
-                f"behind / its id), or leave these rows out: after={str(page.end)!r}"
+                f"a row after {self._position or ArchivePosition(MIN_TIME)} up to {page.end} has a "
+                f"value that its column cannot hold: {error}. Correct the row (with batch_rows=1, "
+                f"the number after / is its id), or skip these rows with after={str(page.end)!r}"
             ) from error

@@ -126,7 +126,7 @@ def _make_expected_call(body: Any, expected: ExpectedMessage) -> ExpectedCall:
     common_fields = {name: fields.pop(name, EMPTY) for name in _COMMON_FIELDS}
     if unknown := fields.keys() - ExpectedMessage.__annotations__:
         allowed = ", ".join(ExpectedMessage.__annotations__)
-        raise TypeError(f"a call is not compared by {min(unknown)!r}, but by {allowed}")
+        raise TypeError(f"calls cannot be compared by {min(unknown)!r}: use {allowed}")
     if isinstance(delay := fields.get("delay"), int | float | str | timedelta):
         fields["delay"] = parse_delay(delay)
     return ExpectedCall(body=body, **common_fields, broker_fields=BrokerFields(fields, _read_field))
@@ -140,8 +140,8 @@ def _read_field(name: str, message: "StreamMessage[Any]") -> Any:
     row = message.raw_message
     if not isinstance(row, ClaimedMessage):
         raise SetupError(
-            f"{name!r} is a field of this broker's messages, and this "
-            f"{type(message).__name__} is none of them"
+            f"{name!r} is a field of this broker's messages, which {type(message).__name__} does "
+            "not have"
         )
     if name == "attempt":
         return row.attempts_count + 1

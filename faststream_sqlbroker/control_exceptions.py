@@ -88,7 +88,7 @@ class NotReadyYet(NackMessage, ControlException):
 
     def __str__(self) -> str:
         return (
-            f"Message was not ready: again in {self.retry_in} s, for at most {self.give_up_after} s"
+            f"Message was not ready: retry in {self.retry_in} s, for at most {self.give_up_after} s"
         )
 
 
@@ -142,7 +142,7 @@ class RetryPossible(NackMessage, ControlException):
         super().__init__(instead=outcomes.Nack(self.delay, retry_possible=True))
 
     def __str__(self) -> str:
-        return "Message may be tried again"
+        return "Message may be retried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +218,7 @@ async def apply_unacknowledged(
     try:
         await apply_raised(rows, exception.extra_options["instead"])
     except Exception as error:  # noqa: BLE001 - the message is nacked, or was acked before
-        text = (
-            f"{type(exception).__name__} of message {rows[0].id} could not be carried out: {error}"
-        )
+        text = f"{type(exception).__name__} could not be applied to message {rows[0].id}: {error}"
         log(logging.ERROR, text, message_id=rows[0].id)
 
 
@@ -231,8 +229,8 @@ async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> No
         holder = rows[0].services
         if holder is None or holder.encode is None:
             msg = (
-                "a new body needs the codec of a broker's subscriber, and this message has none: "
-                "leave body out"
+                "a new body needs the codec of a broker's subscriber, which this message does not "
+                "have: omit body"
             )
             raise SetupError(msg)
         payload, content_type = await holder.encode(target.body)
@@ -261,8 +259,8 @@ def warn_ignored_options(
     """
     if "requeue" in options and not isinstance(sys.exception(), HandlerException):
         raise SetupError(
-            f"{method} of a message does not take requeue=: use nack(), also with delay=, to try "
-            "it again, or reject() to end it"
+            f"{method}() of a message does not take requeue=: use nack(), optionally with delay=, "
+            "to retry it, or reject() to end it"
         )
     holder = rows[0].services
     names = ", ".join(sorted(options))
@@ -270,8 +268,7 @@ def warn_ignored_options(
         return
     holder.warned.add(key)
     text = (
-        f"{method} of a message takes {supported}; {names} is ignored, and the message is settled "
-        "without it"
+        f"{method}() of a message takes {supported}: {names} is ignored, but the message is settled"
     )
     holder.log(logging.WARNING, text, message_id=rows[0].id)
 
@@ -287,7 +284,7 @@ async def extend_leases(rows: Sequence[ClaimedMessage], duration: Duration) -> b
     seconds = parse_positive("duration", duration)
     holder = rows[0].services
     if holder is None:
-        msg = "only a message that a subscriber has claimed has a lease"
+        msg = "only a message that a running subscriber has claimed has a lease to extend"
         raise SetupError(msg)
     if holder.ack_first:
         raise SetupError(_ALREADY_ACKED)
@@ -333,5 +330,5 @@ def build_reject(reason: str | None, error: BaseException | None) -> outcomes.Re
 
 _ALREADY_ACKED = (
     "AckPolicy.ACK_FIRST acked the message before its handler started, so its outcome is final: "
-    "use another policy for handlers that postpone, move or hold their messages"
+    "use another policy for handlers that postpone, move or extend their messages"
 )

@@ -54,12 +54,12 @@ async def _report_progress(row: ClaimedMessage, fraction: float, text: str | Non
     if not is_number or not 0 <= fraction <= 1:
         raise SetupError(f"fraction must be a number from 0 to 1, got {format_value(fraction)}")
     if text is not None and not isinstance(text, str):
-        raise SetupError(f"text must be text, got {format_value(text)}")
+        raise SetupError(f"text must be a string or None, got {format_value(text)}")
     holder = row.services
     if holder is None or holder.progress is None or holder.ack_first:
         raise SetupError(
-            "only a message that a subscriber has leased tells of its progress; ACK_FIRST has "
-            "removed it before its handler starts"
+            "only a message that a running subscriber has leased can report progress; "
+            "AckPolicy.ACK_FIRST acks it before its handler starts"
         )
     cleaned = None if text is None else clean_text(text, limit=_MAX_PROGRESS_BYTES)
     return await holder.progress(row, float(fraction), cleaned)

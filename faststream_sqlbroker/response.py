@@ -228,8 +228,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             return responses
         if not _is_unambiguous(aligned, responses, bodies):
             raise PublishError(
-                f"a middleware gave {len(bodies)} other bodies for {len(responses)} with options "
-                "of their own: replace bodies, or change their number or order"
+                f"a middleware returned {len(bodies)} other bodies for {len(responses)} messages "
+                "with options: replace bodies, or change their number or order, but not both"
             )
         return [None if response is UNMATCHED else response for response in aligned]
 
@@ -325,8 +325,8 @@ class SqlBrokerResponse(Response):
         next_attempt_at = options.get("next_attempt_at")
         if isinstance(next_attempt_at, datetime) and next_attempt_at.utcoffset() is None:
             raise SetupError(
-                f"next_attempt_at must have a time zone, got {next_attempt_at!r}: "
-                "use datetime.now(timezone.utc), or delay"
+                f"next_attempt_at must have a time zone, got {next_attempt_at!r}: use "
+                "datetime.now(timezone.utc), or delay"
             )
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
@@ -380,20 +380,20 @@ def make_request(
 
 
 _NEVER_COMMITTED = (
-    "it waits for a reply, and no handler sees a message before the transaction is committed; "
-    "leave it out, the request is then committed at once, or publish with reply_to="
+    "a handler sees the request only after the transaction is committed, so its reply would never "
+    "arrive: omit it to commit the request immediately, or publish with reply_to="
 )
-_DUE_IMMEDIATELY = "its caller waits, so it is due at once: leave it out, or publish with reply_to="
+_DUE_IMMEDIATELY = "its caller waits, so it is due immediately: omit it, or publish with reply_to="
 _PUBLISH_ONLY_OPTIONS = {
     "connection": _NEVER_COMMITTED,
     "session": _NEVER_COMMITTED,
     "with_ack": _NEVER_COMMITTED,
     "delay": _DUE_IMMEDIATELY,
     "next_attempt_at": _DUE_IMMEDIATELY,
-    "dedup_id": "a message that is not stored gets no reply; leave it out",
-    "lookup": "its caller waits for it: leave it out, or publish with reply_to=",
-    "info": "it belongs to a lookup value, which a request has not: leave it out",
-    "reply_to": "the reply goes to its caller; to send it to a queue, publish with reply_to=",
+    "dedup_id": "a duplicate is not stored and gets no reply: omit it",
+    "lookup": "its caller waits for the reply: omit it, or publish with reply_to=",
+    "info": "it belongs to a lookup value, which a request does not have: omit it",
+    "reply_to": "the caller gets the reply: to send it to a queue, publish with reply_to=",
 }
 """Options of `publish` that `request` does not take, with the reason."""
 
@@ -401,12 +401,12 @@ _PUBLISH_ONLY_OPTIONS = {
 _OPTIONS = frozenset(RowOptions.__annotations__)
 FOREIGN_OPTIONS = build_hints(
     ("routing_key topic subject channel stream list", "use queue"),
-    ("exchange", "leave it out, and publish to each queue by its name"),
+    ("exchange", "omit it, and publish to each queue by name"),
     ("expiration ttl expires", "use expires_in"),
     ("countdown", "use delay"),
     ("eta", "use next_attempt_at"),
     ("partition partition_key", "use key"),
-    ("persist mandatory no_confirm", "leave it out, each publish is stored"),
+    ("persist mandatory no_confirm", "omit it, every publish is stored"),
 )
 """Options of other brokers, with the replacement."""
 

@@ -29,8 +29,8 @@ def parse_security(security: BaseSecurity | None, url: URL) -> tuple[URL, dict[s
         return url, {}
     if url.get_backend_name() == "sqlite":
         raise SetupError(
-            "security= is for database servers, and SQLite is a file: leave it out, and restrict "
-            "the rights on the file"
+            "security= is only for database servers, but SQLite is a file: omit it, and restrict "
+            "the permissions of the file"
         )
     return _add_login(security, url), _build_tls_args(security, url.get_driver_name())
 
@@ -43,13 +43,13 @@ def _add_login(security: BaseSecurity, url: URL) -> URL:
         allowed = (SASLPlaintext, SASLScram256)
     if not isinstance(security, allowed):
         raise SetupError(
-            f"{type(security).__name__} is no login of {url.get_backend_name()}: give "
-            "SASLPlaintext(username, password), on PostgreSQL also SASLScram256"
+            f"{type(security).__name__} cannot log in to {url.get_backend_name()}: use "
+            "SASLPlaintext(username, password), or on PostgreSQL also SASLScram256"
         )
     if url.username or url.password:
         raise SetupError(
-            f"the database URL and {type(security).__name__} both name a user: leave the user "
-            "out of the URL"
+            f"the database URL and {type(security).__name__} both name a user: remove the user "
+            "from the URL"
         )
     return url.set(username=security.username, password=security.password)
 
@@ -61,7 +61,7 @@ def _build_tls_args(security: BaseSecurity, driver: str) -> dict[str, Any]:
         return {"ssl": security.ssl_context or ssl.create_default_context()}
     if security.ssl_context is not None:
         raise NotSupportedError(
-            f"{driver} takes no SSLContext: write "
-            "?sslmode=verify-full&sslrootcert=ca.pem in the URL, or give an AsyncEngine"
+            f"{driver} accepts no SSLContext: write ?sslmode=verify-full&sslrootcert=ca.pem in the "
+            "URL, or pass an AsyncEngine"
         )
     return {"sslmode": "verify-full", "sslrootcert": "system"}

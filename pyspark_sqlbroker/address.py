@@ -111,11 +111,13 @@ def parse_address(url: str | URL) -> Address:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        msg = "the database URL cannot be read: give one like postgresql+asyncpg://user@host/name"
+        msg = "the database URL is not valid: use a URL such as postgresql+asyncpg://user@host/name"
         raise SetupError(msg) from error
     kind = DATABASE_KINDS.get(backend)
     if kind is None:
-        raise NotSupportedError(f"{backend!r} is not supported: {', '.join(DATABASE_KINDS)} are")
+        raise NotSupportedError(
+            f"unsupported database {backend!r}: use one of {', '.join(DATABASE_KINDS)}"
+        )
     _check_options(kind, parsed)
     if kind == "sqlite":
         return _build_sqlite(parsed)
@@ -133,13 +135,13 @@ def _check_options(kind: str, url: URL) -> None:
     socket = url.query.get("unix_socket") or url.query.get("host")
     if socket is not None:
         raise SetupError(
-            "Java cannot connect by a Unix socket or by ?host=: give host and port in the URL"
+            "Java cannot connect through a Unix socket or ?host=: put host and port in the URL"
         )
     unknown = sorted(set(url.query) - set(_ALLOWED_OPTIONS[kind]) - _IGNORED_OPTIONS)
     if unknown:
         msg = (
-            f"the URL's option {unknown[0]!r} has no counterpart in JDBC: leave it out; allowed "
-            f"are {', '.join(_ALLOWED_OPTIONS[kind])}"
+            f"the URL option {unknown[0]!r} has no JDBC equivalent: remove it (allowed: "
+            f"{', '.join(_ALLOWED_OPTIONS[kind])})"
         )
         raise SetupError(msg)
 
@@ -190,8 +192,8 @@ def _parse_connect_timeout(value: str) -> int:
     """Parse whole seconds: Python's driver takes no fractions, and no 0."""
     if not re.fullmatch(r"[0-9]{1,6}", value) or int(value) == 0:
         raise SetupError(
-            "the URL's option connect_timeout must be whole seconds, at least 1 and less than a "
-            "million, such as connect_timeout=5"
+            "the URL option connect_timeout must be whole seconds from 1 to 999999, such as "
+            "connect_timeout=5"
         )
     return int(value)
 
@@ -200,8 +202,8 @@ def _build_sqlite(url: URL) -> Address:
     database = url.database
     if not database or database == ":memory:" or database.startswith("file:"):
         raise SetupError(
-            "an in-memory or file: SQLite database cannot be read by Spark: give the path of a "
-            "file, like sqlite:////data/shop.db"
+            "Spark cannot read an in-memory or file: SQLite database: give the path of a file, "
+            "such as sqlite:////data/shop.db"
         )
     path = Path(database).resolve()
     timeout = _parse_timeout(url)
@@ -215,7 +217,7 @@ def _parse_timeout(url: URL) -> float:
     value = _get_text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", value):
         raise SetupError(
-            "the URL's option timeout must be seconds, at least 0 and less than a million, such as "
+            "the URL option timeout must be seconds from 0 to less than a million, such as "
             "timeout=2.5"
         )
     return float(value)
@@ -242,7 +244,7 @@ def _build_jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
     """
     host = str(url.host)
     if not url.database:
-        raise SetupError("the URL names no database: add /name after the host")
+        raise SetupError("the URL has no database name: add /name after the host")
     server = f"{f'[{host}]' if ':' in host else host}:{url.port}"
     name = quote(url.database, safe="") if kind == "postgresql" else _check_mysql_name(url.database)
     return f"jdbc:{kind}://{server}/{name}?{urlencode(options)}"
@@ -252,8 +254,8 @@ def _check_mysql_name(name: str) -> str:
     """Return the name unquoted for MariaDB's driver, which does not decode; refuse separators."""
     if re.search("[?/#&]", name):
         raise SetupError(
-            "the name of a MySQL or MariaDB database may hold no ?, /, # or & here, as it would "
-            "change the URL for Java: give a database with another name"
+            "the name of a MySQL or MariaDB database must not contain ?, /, # or &, which Java "
+            "would misread in its URL: use a database with another name"
         )
     return name
 

@@ -133,8 +133,8 @@ def _create_age_error(kind: str, jar: DriverJar) -> SetupError:
     driver = DRIVERS[kind]
     oldest = ".".join(map(str, driver.min_version))
     return SetupError(
-        f"{jar.path} is too old for {driver.database}: version {oldest} or newer is needed, "
-        f"e.g. {driver.coordinate}"
+        f"{jar.path} is too old for {driver.database}: use version {oldest} or newer, e.g. "
+        f"{driver.coordinate}"
     )
 
 
@@ -155,7 +155,9 @@ def parse_kinds(databases: str | Iterable[str] | None) -> list[str]:
     ]
     for kind in kinds:
         if kind not in DRIVERS:
-            raise SetupError(f"databases has {kind!r}: {', '.join(DRIVERS)} are allowed")
+            raise SetupError(
+                f"databases must contain only {', '.join((*DRIVERS, 'mariadb'))}, got {kind!r}"
+            )
     return kinds
 
 
@@ -177,8 +179,8 @@ def get_hint(kind: str) -> str:
     """Return a hint how to install a driver."""
     driver = DRIVERS[kind]
     return (
-        f"install Debian's {driver.package}, give the jar as jars=[...] or in {JARS_VARIABLE}, or "
-        f"let Spark fetch {driver.coordinate} with packages=True"
+        f"install the Debian package {driver.package}, give the jar as jars=[...] or in "
+        f"{JARS_VARIABLE}, or let Spark fetch {driver.coordinate} with packages=True"
     )
 
 
@@ -188,7 +190,7 @@ def _iter_sources(driver: Driver, user_paths: list[Path]) -> Iterator[tuple[str,
     for source, paths in (("jars", user_paths), (JARS_VARIABLE, variable)):
         missing = [str(path) for path in paths if not path.is_file()]
         if missing:
-            raise SetupError(f"{source} names {missing[0]}, which is no file")
+            raise SetupError(f"{source} contains {missing[0]}, which is not a file")
     yield ARGUMENT_SOURCE, user_paths
     yield JARS_VARIABLE, variable
     yield str(DEBIAN_JARS), sorted(DEBIAN_JARS.glob("*.jar"))
@@ -235,11 +237,11 @@ def require_java() -> JavaRuntime:
     searched = f"JAVA_HOME={os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "PATH"
     hint = f"install Java {MIN_JAVA} or newer, e.g. Debian's default-jre-headless, or set JAVA_HOME"
     if java is None:
-        raise SetupError(f"Spark needs Java and none was found ({searched}): {hint}")
+        raise SetupError(f"Spark needs Java, but found none ({searched}): {hint}")
     if java.version < MIN_JAVA:
         raise SetupError(
-            f"Spark needs Java {MIN_JAVA}, {java.path} is version {java.version} ({searched}): "
-            f"{hint}"
+            f"Spark needs Java {MIN_JAVA} or newer, but {java.path} is version {java.version} "
+            f"({searched}): {hint}"
         )
     return java
 

@@ -35,12 +35,12 @@ def parse_time(name: str, value: TimeInput | None) -> datetime | None:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise SetupError(
-                f"{name} {original!r} has no time zone: add one, like 2026-03-01T12:00:00+00:00"
+                f"{name} {original!r} has no time zone: add one, as in 2026-03-01T12:00:00+00:00"
             )
         try:
             return value.astimezone(timezone.utc)
         except OverflowError as error:
-            msg = f"{name} {original!r} is in no year from 1 to 9999 in UTC: give a moment that is"
+            msg = f"{name} must be a time of the years 1 to 9999 in UTC, got {original!r}"
             raise SetupError(msg) from error
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=timezone.utc)
@@ -56,7 +56,7 @@ def _parse_text(name: str, value: str) -> datetime | date:
         )
     except ValueError as error:
         msg = (
-            f"{name} {value!r} is no ISO 8601 time: give one like 2026-03-01 or "
+            f"{name} {value!r} is not an ISO 8601 time: use a time such as 2026-03-01 or "
             "2026-03-01T12:00:00+00:00"
         )
         raise SetupError(msg) from error

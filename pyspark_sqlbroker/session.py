@@ -194,8 +194,8 @@ def require_driver(spark: SparkSession, class_name: str, kind: str) -> None:
     except Exception as error:
         msg = (
             f"this Spark session was started without the JDBC driver {class_name}: restart the "
-            f"Python process or kernel and start one with build_session(databases=[{kind!r}]), or "
-            "give the jar in spark.jars, as with spark-submit --jars (it must be there before Java "
-            "starts, which outlives a stopped session)"
+            f"Python process or kernel and call build_session(databases=[{kind!r}]), or give the "
+            "jar in spark.jars, as with spark-submit --jars (before Java starts: it outlives a "
+            "stopped session)"
         )
         raise SetupError(msg) from error

@@ -67,8 +67,8 @@ class ArchiveOperations(AdminOperations):
         """
         if not self._store.partitions.is_partitioned:
             raise SetupError(
-                'the archive has no partitions: SqlBrokerSchemaConfig(archive_partitions="week") '
-                "names them (PostgreSQL only)"
+                "the archive is not partitioned: set "
+                'SqlBrokerSchemaConfig(archive_partitions="week") (PostgreSQL only)'
             )
         created = []
         operator = get_operator_name(by)

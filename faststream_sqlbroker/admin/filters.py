@@ -55,7 +55,7 @@ def parse_time_or_age(name: str, value: Duration | datetime | None) -> datetime 
     seconds = parse_duration(value, name=name)
     if not 0 <= seconds <= MAX_AGE_SECONDS:
         raise SetupError(
-            f"{name} must be a datetime, or how long ago: 0 to 100 years, got {format_value(value)}"
+            f"{name} must be a datetime, or an age of 0 to 100 years, got {format_value(value)}"
         )
     return seconds
 
@@ -100,8 +100,7 @@ def _to_utc(name: str, value: datetime) -> datetime:
         return value.astimezone(timezone.utc)
     except OverflowError:
         raise SetupError(
-            f"{name} must be in the years 1 to 9999, in UTC, too, got "
-            f"{format_value(value.isoformat())}"
+            f"{name} must be in the years 1 to 9999 in UTC, got {format_value(value.isoformat())}"
         ) from None
 
 
@@ -141,7 +140,7 @@ def parse_message_id(message_id: int | str) -> int:
     number = int(message_id) if is_text else message_id
     if not isinstance(number, int) or isinstance(number, bool) or not -MAX_ID <= number <= MAX_ID:
         msg = (
-            "message_id must be a whole number of 64 bits, as returned by publish or found in "
+            "message_id must be a 64-bit integer, as returned by publish or found in "
             f"message.message_id, got {format_value(message_id)}"
         )
         raise SetupError(msg)
@@ -206,9 +205,8 @@ def _parse_ids(ids: Sequence[int | str]) -> tuple[int, ...]:
     # Trap: without ids all messages match, which a program with an empty list does not mean.
     if isinstance(ids, str) or not isinstance(ids, Sequence) or not 1 <= len(ids) <= MAX_IDS:
         raise SetupError(
-            f"ids must be a list of 1 to {MAX_IDS} ids of messages, got {format_value(ids)}: use "
-            "other "
-            "filters for more"
+            f"ids must be a list of 1 to {MAX_IDS} message ids, got {format_value(ids)}: use other "
+            "filters to select more messages"
         )
     return tuple(sorted({parse_message_id(id_) for id_ in ids}))
 
@@ -227,7 +225,7 @@ def _validate_key(value: str | None) -> str | None:
     key = validate_filter_text("key", value)
     # MySQL and MariaDB would treat the key as equal to the one without spaces.
     if key is not None and key.endswith(" "):
-        raise SetupError(f"key must not end in a space, as no key does, got {format_value(value)}")
+        raise SetupError(f"key must not end in a space, got {format_value(value)}")
     return key
 
 
@@ -255,9 +253,9 @@ def _validate_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def _check_filters(filters: Filters, has_archive: bool) -> None:
     if filters.archived and not has_archive:
-        raise SetupError("there is no archive: message_archive_table_name is None")
+        raise SetupError("this broker has no archive: message_archive_table_name is None")
     if filters.archived and filters.state is not None and filters.state not in ARCHIVED_STATES:
-        raise SetupError(f"no archived message is {filters.state.name}: leave archived=True out")
+        raise SetupError(f"no archived message is {filters.state.name}: omit archived=True")
     for name in ("reason", "fingerprint"):
         if getattr(filters, name) is not None and not filters.archived:
-            raise SetupError(f"only archived messages have a {name}: give archived=True, too")
+            raise SetupError(f"only archived messages have a {name}: add archived=True")

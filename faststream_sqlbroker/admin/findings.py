@@ -167,7 +167,7 @@ class FindingsReport(
     async def _check_unknown(self, collector: "FindingCollector") -> None:
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
             count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
-            text = f"{count} whose handler may or may not have run"
+            text = f"the handler of {count} may or may not have run"
             collector.findings.append(Finding("unknown outcomes", text))
 
 

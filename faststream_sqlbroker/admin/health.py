@@ -196,10 +196,11 @@ class HealthReport(AdminOperations):
 
     async def _check_listener(self) -> CheckResult:
         listening = self._get_surroundings().listening
-        explanation = (
-            "wake-ups of other processes are not heard, so messages are found by polling: see "
+        text = (
+            "wake-ups of other processes do not arrive, so messages are found only by polling: see "
+            "the log for why LISTEN fails"
         )
-        problems = [f"{explanation}the log for why LISTEN fails"] if listening is False else []
+        problems = [text] if listening is False else []
         return {"listening": listening}, problems
 
     async def _check_subscribers(self) -> CheckResult:
@@ -220,7 +221,7 @@ class HealthReport(AdminOperations):
     async def _check_relays(self) -> CheckResult:
         relays = self._get_surroundings().relays
         problems = [
-            f"{name} cannot publish: start its broker with this one"
+            f"{name} cannot publish: start its broker together with this broker"
             for name, can_publish in relays.items()
             if not can_publish
         ]
@@ -280,7 +281,8 @@ class HealthReport(AdminOperations):
             )
         except InvalidCursorError:
             raise SetupError(
-                f"after must be what the call before returned as after, got {format_value(after)}"
+                "after must be the value that the previous call returned, got "
+                f"{format_value(after)}"
             ) from None
 
 
@@ -296,7 +298,7 @@ async def _run_check(name: str, check: Check, time_limit: float) -> DiagnosisPar
     except Exception as failed:  # noqa: BLE001 - the other parts are still reported
         # Trap: show only the class, because the text of another package's error may contain a
         # password.
-        error = f"it failed: {type(failed).__name__}"
+        error = f"failed with {type(failed).__name__}"
     else:
         duration = monotonic() - started_at
         return DiagnosisPart(name=name, facts=details, problems=tuple(problems), took=duration)

@@ -195,9 +195,8 @@ class JobOperations(AdminOperations):
         arguments = {} if to is None else {"to": validate_queue(to)}
         if getattr(state, "name", str(state).upper()) not in REDRIVABLE_STATES:
             raise SetupError(
-                "redrive takes messages that are FAILED or DISCARDED, got "
-                f"state={format_value(state)}: "
-                "replay publishes what was COMPLETED again, under a new id"
+                f"redrive needs the state FAILED or DISCARDED, got state={format_value(state)}: "
+                "use replay to publish COMPLETED messages again, under new ids"
             )
         return await self._run_bulk(
             REDRIVE, arguments, {**options, "state": state, "archived": True}
@@ -245,7 +244,7 @@ class JobOperations(AdminOperations):
             RightsError: this process lacks the rights, and `wait` is set.
         """
         if job.state != "planned":
-            raise SetupError(f"only the job of a dry run can be run, got {job}")
+            raise SetupError(f"job must be the result of a dry run, got {job}")
         if wait:
             await self._check_rights(job.action)
         started_job = await self._writable_store.jobs.start(job, self._channel)
@@ -281,8 +280,8 @@ class JobOperations(AdminOperations):
         if undo_job is None:
             job = await self._require_job(job_id)
             raise SetupError(
-                f"the job cannot be undone, got {job}: it must be a bulk action that has ended "
-                "or is stopped, and neither an undo nor undone"
+                f"cannot undo {job}: it must be a bulk action that has ended or is stopped, and "
+                "neither an undo nor already undone"
             )
         return await self.wait_for_job(undo_job.id) if wait else undo_job
 
@@ -378,9 +377,8 @@ class JobOperations(AdminOperations):
         filters = parse_filters(has_archive=self._store.messages.has_archive, **filter_options)
         if filters.archived and action not in ARCHIVE_ACTIONS:
             raise SetupError(
-                f"{action} changes messages that wait, not archived ones, got "
-                f"{_format_filters(filter_options)}: "
-                "redrive and replay take those"
+                f"{action} changes only waiting messages, got {_format_filters(filter_options)}: "
+                "use redrive or replay for archived messages"
             )
         rate = _validate_rate(settings["rate"])
         limit = None if settings["limit"] is None else validate_integer("limit", settings["limit"])
@@ -403,7 +401,7 @@ class JobOperations(AdminOperations):
         job = await self._store.jobs.find(_validate_job_id(job_id))
         if job is None:
             raise SetupError(
-                f"there is no job {format_value(job_id)}: broker.admin.audit() lists them"
+                f"job {format_value(job_id)} does not exist: broker.admin.audit() lists the jobs"
             )
         return job
 

@@ -118,7 +118,7 @@ class MessageQueries(AdminOperations):
             page = await self._store.messages.read_page(filters, limit, after, with_hidden=bodies)
         except InvalidCursorError as error_:
             raise SetupError(
-                f"after must be what the page before returned for the same filters, got "
+                "after must be the value that the previous call returned for the same filters, got "
                 f"{format_value(after)}"
             ) from error_
         if redact is None:

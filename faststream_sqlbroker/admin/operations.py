@@ -21,7 +21,7 @@ message's id.
 
 async def _reject_publish(_message: Any, _queue: str, _by: str, _options: Any) -> int | None:
     """Refuse to publish, which needs the broker's codec and middlewares."""
-    raise SetupError("publish needs broker.admin: this object was made without a broker")
+    raise SetupError("this object was created without a broker: publish with broker.admin")
 
 
 async def _skip_write_check() -> None:

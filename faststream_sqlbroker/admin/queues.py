@@ -155,7 +155,7 @@ class QueueOperations(AdminOperations):
             )
             if paused is None:
                 raise SetupError(
-                    f"until must be ahead of the database's clock, got {until}: resume ends a pause"
+                    f"until must be after the database's time, got {until}: end a pause with resume"
                 )
             self._on_paused(paused)
 
@@ -194,7 +194,7 @@ def _parse_until(value: Duration | datetime | None) -> datetime | float | None:
     seconds = parse_duration(value, name="until")
     if not 0 < seconds <= MAX_QUEUE_PAUSE:
         raise SetupError(
-            "until must be a duration above 0 and of at most 100 years, or a datetime, "
+            "until must be a datetime, or a duration above 0 and at most 100 years, "
             f"got {format_value(value)}"
         )
     return seconds

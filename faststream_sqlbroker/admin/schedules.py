@@ -72,8 +72,7 @@ class ScheduleOperations(AdminOperations):
         )
         if schedule is not None and schedule.paused_at is not None:
             raise SetupError(
-                f"the schedule {format_value(name)} is paused by {schedule.paused_by}: resume it "
-                "first"
+                f"schedule {format_value(name)} is paused by {schedule.paused_by}: resume it first"
             )
         self._on_rescheduled()
         return schedule is not None

@@ -91,10 +91,10 @@ class WorkerOperations(AdminOperations):
             {name for subscriber in subscribers for name in (subscriber.worker, subscriber.process)}
         )
         similar = find_similar_name(worker, names)
-        suggestion = "" if similar is None else f", is {similar!r} meant?"
+        suggestion = "" if similar is None else f"; did you mean {similar!r}?"
         msg = (
-            f"no live subscriber or process is named {format_value(worker)}{suggestion}: "
-            "broker.admin.subscribers() lists the live ones with their names"
+            f"no live subscriber or process is named {format_value(worker)}: "
+            f"broker.admin.subscribers() lists the names{suggestion}"
         )
         raise SetupError(msg)
 
@@ -124,16 +124,15 @@ class WorkerOperations(AdminOperations):
         registration = await self._store.live_subscribers.find_subscriber(worker)
         if registration is None:
             msg = (
-                f"no subscriber is known as {format_value(worker)}: broker.admin.subscribers() "
-                "lists the "
-                "live ones with their names; one that ended without stop() is known for an hour"
+                f"no subscriber is named {format_value(worker)}: broker.admin.subscribers() lists "
+                "the names; a subscriber that ended without stop() stays known for an hour"
             )
             raise SetupError(msg)
         subscriber, is_alive = registration
         if is_alive and not force:
             msg = (
-                f"{worker} is alive until {subscriber.lease_expires_at} at least: wait, or stop "
-                "its process, or give force=True; with it others handle the messages while "
+                f"{worker} is alive until at least {subscriber.lease_expires_at}: wait, stop its "
+                "process, or give force=True, which lets other workers handle the messages while "
                 "handlers of this worker may still run"
             )
             raise SetupError(msg)

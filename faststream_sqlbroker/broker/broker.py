@@ -532,7 +532,8 @@ class SqlBroker(
             from faststream_sqlbroker.schema.validate import format_advice  # noqa: PLC0415
 
             msg = (
-                f"{format_advice(differences)}\nvalidate_schema_on_start=False starts all the same"
+                f"{format_advice(differences)}\nTo start without this check, set "
+                "validate_schema_on_start=False"
             )
             # `faststream run` prints a long traceback before the text; the log shows the text
             # first.
@@ -549,10 +550,10 @@ class SqlBroker(
         ):
             raise SchemaError(
                 "a subscriber has max_fetch_interval=None, but the table "
-                f"{self._store.tables.message.name!r} has no triggers that tell it of messages: "
+                f"{self._store.tables.message.name!r} has no triggers that announce messages: "
                 "create them with SqlBrokerSchemaConfig(notify_trigger=True) and "
-                "broker.create_tables(), or the migrations rendered with it; or give a "
-                "max_fetch_interval such as 10"
+                "broker.create_tables(), or with migrations rendered from that schema; or set a "
+                "max_fetch_interval, such as 10"
             )
 
     @override

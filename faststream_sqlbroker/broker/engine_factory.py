@@ -60,7 +60,7 @@ def make_engine(
 def _create_engine(url: Any, security: "BaseSecurity | None") -> AsyncEngine:
     if isinstance(url, Engine):
         msg = (
-            "the broker needs an AsyncEngine, got a synchronous Engine: make it with "
+            "the broker needs an AsyncEngine, got a synchronous Engine: create it with "
             "sqlalchemy.ext.asyncio.create_async_engine"
         )
         raise SetupError(msg)
@@ -89,22 +89,21 @@ def _create_engine(url: Any, security: "BaseSecurity | None") -> AsyncEngine:
     except (ArgumentError, NoSuchModuleError) as error:
         # The text leaves out the URL, which may hold a password.
         msg = (
-            "the database URL cannot be used: give one like "
-            f"postgresql+asyncpg://user@host/name ({type(error).__name__})"
+            "the database URL is not valid: use a URL like postgresql+asyncpg://user@host/name "
+            f"({type(error).__name__})"
         )
         raise SetupError(msg) from error
     except InvalidRequestError as error:
         msg = (
             f"the database URL begins with {parsed.drivername}, whose driver is not asynchronous: "
-            f"begin it with {URL_PREFIXES}"
+            f"use {URL_PREFIXES}"
         )
         raise SetupError(msg) from error
     except Exception as error:  # noqa: BLE001 - a dialect may raise anything
         # The error may quote a part of the password, so it is neither shown nor chained.
         msg = (
-            "no asyncio engine can be made from the database URL: quote user and password by "
-            "urllib.parse.quote_plus, and write the port as a number "
-            f"({type(error).__name__})"
+            "cannot create an engine from the database URL: quote user and password with "
+            f"urllib.parse.quote_plus, and write the port as a number ({type(error).__name__})"
         )
         raise SetupError(msg) from None
 
@@ -116,9 +115,8 @@ def _check_backend(url: URL) -> None:
     """
     if url.get_backend_name() not in BACKENDS:
         raise SetupError(
-            f"the database URL begins with {format_value(url.drivername)}, which is no database "
-            "of the "
-            f"broker: begin it with {URL_PREFIXES}"
+            f"the database URL begins with {format_value(url.drivername)}, which the broker does "
+            f"not support: use {URL_PREFIXES}"
         )
 
 
@@ -141,7 +139,7 @@ def make_listen_engine(url: Any, *, security: "BaseSecurity | None" = None) -> A
     engine, _ = make_engine(url, security=security)
     if engine.dialect.driver != "asyncpg":
         got = f"{engine.dialect.name}+{engine.dialect.driver}"
-        raise SetupError(f"listen_url must lead to PostgreSQL by asyncpg, got {got}")
+        raise SetupError(f"listen_url must connect to PostgreSQL through asyncpg, got {got}")
     return engine
 
 
@@ -155,7 +153,7 @@ def configure_for_pgbouncer(engine: AsyncEngine) -> None:
         NotSupportedError: `engine` does not connect to PostgreSQL.
     """
     if engine.dialect.name != "postgresql":
-        msg = f"pgbouncer=True is for PostgreSQL, this is {engine.dialect.name}: leave it out"
+        msg = f"pgbouncer=True is only for PostgreSQL, got {engine.dialect.name}: omit it"
         raise NotSupportedError(msg)
     options = _UNNAMED_STATEMENT_ARGS.get(engine.dialect.driver, {})
 

@@ -73,8 +73,8 @@ class HttpPublish:
         rows: list[NewMessage] = await self._producer.make_rows(cmd)
         if len(rows) != count:
             raise RuntimeError(
-                f"a middleware has made {len(rows)} messages of the {count} of a request: over "
-                "HTTP it may change messages, or drop the whole publish, but not their number"
+                f"a middleware turned a request of {count} messages into {len(rows)}: over HTTP it "
+                "may change messages or drop the whole publish, but must keep their number"
             )
         return rows
 

@@ -32,12 +32,12 @@ class Step:
         """
         if (problem := find_queue_error(queue)) is not None:
             raise SetupError(
-                f"a step of a pipeline has one queue, got {format_value(queue)}: {problem}"
+                f"a pipeline step cannot have the queue {format_value(queue)}: {problem}"
             )
         if "forward_to" in options:
             raise SetupError(
                 f"the step {queue!r} has forward_to={format_value(options['forward_to'])}, but its "
-                "messages go to the next step: leave it out; forward_to of the pipeline is for the "
+                "messages go to the next step: omit it, or set forward_to of the pipeline for the "
                 "last step"
             )
         self.queue = queue
@@ -111,22 +111,19 @@ def check_pipeline(
     if not isinstance(name, str) or not name:
         raise SetupError(f"the name of a pipeline must be text, got {format_value(name)}")
     if name in existing_names:
-        raise SetupError(
-            f"there is a pipeline {format_value(name)} already: give each its own name"
-        )
+        raise SetupError(f"the pipeline {format_value(name)} already exists: use another name")
     _check_step_list(name, steps)
     queues = [step.queue for step in steps]
     for n, queue in enumerate(queues):
         if queue in queues[:n]:
             raise SetupError(
                 f"the pipeline {format_value(name)} has the queue {format_value(queue)} twice: "
-                "name each once"
+                "list each queue once"
             )
     if forward_to in queues:
         raise SetupError(
-            f"forward_to={format_value(forward_to)} is a step of the pipeline "
-            f"{format_value(name)} itself, so "
-            "messages would go in a circle: give another queue"
+            f"forward_to={format_value(forward_to)} is a step of the pipeline {format_value(name)} "
+            "itself, so messages would circulate: use another queue"
         )
     if (
         not isinstance(forward_to, Destination)
@@ -138,18 +135,17 @@ def check_pipeline(
 def _check_step_list(name: str, steps: Sequence[Any]) -> None:
     if not steps:
         raise SetupError(
-            f"the pipeline {format_value(name)} has no step: give at least one Step(queue)"
+            f"the pipeline {format_value(name)} has no steps: give at least one Step(queue)"
         )
     if len(steps) > MAX_HOPS:
         raise SetupError(
-            f"the pipeline {format_value(name)} has {len(steps)} steps, but a message moves at "
-            "most "
-            f"{MAX_HOPS} times before a handler takes it: use fewer steps"
+            f"the pipeline {format_value(name)} has {len(steps)} steps, but a message can move at "
+            f"most {MAX_HOPS} times without a handler: use fewer steps"
         )
     for step in steps:
         if not isinstance(step, Step):
             raise SetupError(
-                f"the steps of a pipeline are Step(queue, ...), got {format_value(step)}"
+                f"the steps of a pipeline must be Step(queue, ...), got {format_value(step)}"
             )
 
 
@@ -180,8 +176,8 @@ def find_forward_loop(subscribers: "Iterable[QueueSubscriber]") -> str | None:
         return None
     route = " → ".join(loop)
     return (
-        f"forward_to moves messages in a circle: {route}; after {MAX_HOPS} moves without a "
-        "handler a message becomes a dead letter"
+        f"forward_to forms a loop: {route}; a message that moves {MAX_HOPS} times without a "
+        "handler becomes a dead letter"
     )
 
 
@@ -203,7 +199,7 @@ def check_dead_letter_loop(subscribers: "Iterable[Any]") -> None:
     )
     if loop is not None:
         raise SetupError(
-            "subscribers with forward_to are each other's dead letter queues: "
-            f"{' → '.join(loop)}; messages that they cannot move would go in a circle for ever: "
-            "give one of them another dead_letter_queue, or none"
+            "the dead letter queues of subscribers with forward_to form a loop: "
+            f"{' → '.join(loop)}. Messages that cannot be moved would circulate forever: change or "
+            "remove one dead_letter_queue"
         )

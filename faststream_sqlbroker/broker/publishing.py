@@ -121,7 +121,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         allowed = MessageOptions.__annotations__
         if unknown := options.keys() - allowed:
             names = ", ".join(sorted(allowed))
-            raise PublishError(f"admin.publish has no option {min(unknown)}; there are {names}")
+            raise PublishError(f"admin.publish has no option {min(unknown)}: use {names}")
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
         cmd.id_generator = self.config.id_generator
         await self.connect()

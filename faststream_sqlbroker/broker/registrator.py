@@ -295,7 +295,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         """
         if not isinstance(router, SqlBrokerRegistrator):
             name = f"{type(router).__module__}.{type(router).__name__}"
-            raise SetupError(f"{name} is of another broker: include a SqlBrokerRouter")
+            raise SetupError(f"{name} belongs to another broker: include a SqlBrokerRouter")
         super().include_router(router, **options)
 
 
@@ -312,7 +312,7 @@ def _merge_queues(
         return queues
     if isinstance(queues, Mapping):
         raise SetupError(
-            "give all queues with weights in one mapping, "
-            f"got {format_value(more_queues[0])} after {format_value(queues)}"
+            f"queues with weights must be in one mapping, got {format_value(more_queues[0])} after "
+            f"{format_value(queues)}"
         )
     return [*([queues] if isinstance(queues, str) else queues), *more_queues]

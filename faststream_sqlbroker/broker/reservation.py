@@ -213,8 +213,8 @@ class Reservation(ReceivedMessage):
         outcome = self._held.outcome
         if outcome is not None:
             raise SetupError(
-                f"message {self.id} of queue {self.queue!r} is "
-                f"{_OUTCOME_LABELS.get(type(outcome), 'rolled back')} already; reserve another one"
+                f"message {self.id} of queue {self.queue!r} is already "
+                f"{_OUTCOME_LABELS.get(type(outcome), 'rolled back')}: reserve another message"
             )
 
     async def _encode_replacement(self, body: Any) -> "Replacement":

@@ -54,7 +54,7 @@ class SqlBrokerRoute(SubscriberRoute):
             SetupError: neither `call` nor `forward_to` is passed, or publishers without `call`.
         """
         if call is None and (options.get("forward_to") is None or publishers):
-            msg = "a route without a handler needs forward_to=, and has no publishers"
+            msg = "a route without a handler needs forward_to= and takes no publishers"
             raise SetupError(msg)
         # FastStream's annotation of `call` does not allow None.
         route: Any = call

@@ -241,7 +241,9 @@ def _get_function_name(function: Any) -> str:
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     if not module or not name:
-        raise SetupError(f"{format_value(function)} has no name: give the schedule one with name=")
+        raise SetupError(
+            f"the function {format_value(function)} has no name: name its schedule with name="
+        )
     return f"{module}.{name}"
 
 
@@ -267,7 +269,7 @@ def _make_body_factory(function: Any) -> MakeBody:
 def _is_taking_fire_time(function: Any) -> bool:
     """Return True if `function` accepts the fire time, False if it takes no argument."""
     if not callable(function):
-        raise SetupError(f"a schedule decorates a function, got {format_value(function)}")
+        raise SetupError(f"a schedule must decorate a function, got {format_value(function)}")
     signature = inspect.signature(function)
     for arguments in ([None], []):
         try:
@@ -281,7 +283,7 @@ def _is_taking_fire_time(function: Any) -> bool:
         if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
     ]
     raise SetupError(
-        "the function of a schedule is called with the fire time or without arguments; "
+        "the function of a schedule must accept the fire time or no arguments; "
         f"{format_value(function)} needs {', '.join(required)}"
     )
 

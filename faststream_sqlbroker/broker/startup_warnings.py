@@ -29,8 +29,8 @@ def iter_startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[
     settings = [subscriber.config.settings for subscriber in queue_subscribers if subscriber.calls]
     if any(s.handler_timeout is None and s.max_lease is None for s in settings):
         text = (
-            "without handler_timeout and max_lease, a handler that hangs holds its message until "
-            "its process ends"
+            "a subscriber has neither handler_timeout nor max_lease: a handler that hangs holds "
+            "its message until the process ends"
         )
         yield logging.DEBUG, text
 
@@ -49,8 +49,8 @@ async def format_archive_growth(store: Store) -> str | None:
     if not per_day:
         return None
     return (
-        f"the archive grows by about {per_day:,} messages a day, and nothing removes them: "
-        'SqlBroker(retention=Retention(completed="30d")) would'
+        f"the archive grows by about {per_day:,} messages a day and has no retention: to prune it, "
+        'set SqlBroker(retention=Retention(completed="30d"))'
     )
 
 
@@ -65,8 +65,8 @@ def _iter_unconnected_publishers(subscribers: Iterable[QueueSubscriber]) -> Iter
         for name in (name for name, can_publish in subscriber.relays.items() if not can_publish):
             yield (
                 f"a handler's answers go to the publisher {name}, whose broker is not connected: "
-                "await its connect() or start() first; until then these messages fail and are "
-                "tried again"
+                "the handler's messages fail and are retried. Await connect() or start() of that "
+                "broker first"
             )
 
 
@@ -79,7 +79,7 @@ def _iter_unscoped_limits(subscribers: Iterable[QueueSubscriber]) -> Iterator[st
                 continue
             if not (policy.key if isinstance(policy, Throttle) else policy.per_key):
                 yield (
-                    f"{policy} of the subscriber of {', '.join(sorted(settings.queues))} holds for "
-                    "each of these queues by itself: give it a scope for one limit over all of "
-                    "them, or a subscriber for each queue"
+                    f"{policy} of the subscriber of {', '.join(sorted(settings.queues))} limits "
+                    "each queue separately: give it a scope for one limit over all of them, or "
+                    "declare a subscriber for each queue"
                 )

@@ -48,6 +48,6 @@ class SqlBrokerUnderTest:
     def _get_pump(self, method: str) -> Any:
         if self._under_test is None:
             raise SetupError(
-                f"{method} is for tests: call it inside of `async with TestSqlBroker(broker)`"
+                f"{method} is for tests: call it inside `async with TestSqlBroker(broker)`"
             )
         return self._under_test

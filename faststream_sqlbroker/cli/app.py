@@ -45,11 +45,11 @@ def _parse_commands(spec: str) -> dict[str, CommandRef]:
 
 OPERATIONS = {
     "queues": CommandGroup(
-        "Show queues and what waits for policies; pause and resume queues.",
+        "Show queues and messages that wait for policies; pause and resume queues.",
         _parse_commands("list=look.queues look.policies follow.top mend.pause mend.resume"),
     ),
     "messages": CommandGroup(
-        "Find messages; publish, change and end them.",
+        "Find, publish, change and cancel messages.",
         _parse_commands(
             "list=look.messages look.show look.explain look.unknown follow.tail mend.publish "
             "mend.retry mend.postpone mend.edit mend.move mend.cancel bulk.replay "
@@ -57,11 +57,11 @@ OPERATIONS = {
         ),
     ),
     "dead-letters": CommandGroup(
-        "Group failed messages by their errors, and bring them back.",
+        "Group failed messages by error, and redrive them.",
         _parse_commands("list=bulk.dead bulk.redrive"),
     ),
     "subscribers": CommandGroup(
-        "List live subscribers; drain them, and release what dead ones hold.",
+        "List and drain live subscribers; release messages of dead subscribers.",
         _parse_commands("list=look.subscribers mend.drain mend.undrain mend.release"),
     ),
     "schedules": CommandGroup(
@@ -72,11 +72,11 @@ OPERATIONS = {
         ),
     ),
     "locks": CommandGroup(
-        "List locks, and take them from their holders.",
+        "List held locks, and release them by force.",
         _parse_commands("list=look.locks release=forget.release_lock"),
     ),
     "tables": CommandGroup(
-        "Make and migrate the tables, look through them, prune the archive.",
+        "Create, migrate and verify the tables; prune the archive.",
         _parse_commands("schema.migrate schema.sql schema.partitions check.verify prune.prune"),
     ),
 }
@@ -85,7 +85,7 @@ COMMANDS: CommandTable = {
     **_parse_commands("check.check"),
     **OPERATIONS,
     "jobs": CommandGroup(
-        "Show bulk actions; stop, resume and undo them.",
+        "List jobs (bulk actions); stop, resume and undo them.",
         _parse_commands(
             "list=job_commands.newest job_commands.show job_commands.stop job_commands.resume "
             "job_commands.undo"
@@ -93,7 +93,7 @@ COMMANDS: CommandTable = {
     ),
     **_parse_commands("bulk.audit"),
     "archive": CommandGroup(
-        "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
+        "Export the archive to a Delta table and maintain it; prune, erase, replay and report.",
         _parse_commands(
             "archive_commands.export archive_commands.prune archive_commands.erase lake.status "
             "lake.verify lake.repair replay_command.replay report.report"
@@ -101,7 +101,7 @@ COMMANDS: CommandTable = {
     ),
     **_parse_commands("serve.serve serve.hash_password"),
     "config": CommandGroup(
-        "Check files that describe a service.", _parse_commands("config.check config.schema")
+        "Check YAML files that describe a service.", _parse_commands("config.check config.schema")
     ),
     "spark": CommandGroup(
         "Check Java, Spark and the JDBC drivers.", _parse_commands("spark.check")
@@ -247,7 +247,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # a local may be the database's URL, with its password
     rich_markup_mode=None,  # its panels cut words in a narrow terminal
-    help="See, mend and check what is in the tables of faststream_sqlbroker.",
+    help="Inspect and change the queues, messages and tables of faststream_sqlbroker.",
 )
 
 
@@ -256,9 +256,7 @@ def store_global_options(
     context: typer.Context,
     application: Annotated[
         str | None,
-        typer.Option(
-            "--app", help="A SqlBroker or an application with one, as module:name: its tables."
-        ),
+        typer.Option("--app", help="SqlBroker, or application with a broker, as module:name."),
     ] = None,
     url: Annotated[
         str | None,
@@ -266,8 +264,8 @@ def store_global_options(
             envvar="SQLBROKER_URL",
             show_default=False,
             help=(
-                "SQLAlchemy URL of the database, with an asynchronous driver, unless --app is "
-                "given. Give it by the variable to keep its password out of the list of processes."
+                "SQLAlchemy URL of the database, with an asynchronous driver; not needed with "
+                "--app. Set the variable instead to keep the password out of the process list."
             ),
         ),
     ] = None,
@@ -277,6 +275,6 @@ def store_global_options(
     ] = "message_archive",
     schema: Annotated[str | None, typer.Option(help="Schema of the tables.")] = None,
 ) -> None:
-    """See, mend and check what is in the tables of faststream_sqlbroker."""
+    """Inspect and change the queues, messages and tables of faststream_sqlbroker."""
     # Not a Target yet, because its module imports the broker, which not every command needs.
     context.obj = (application, url, message_table, archive_table, schema)

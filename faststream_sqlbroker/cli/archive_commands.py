@@ -64,29 +64,29 @@ def export(
     queue: Queues = None,
     safety_lag: SafetyLag = "5m",
     recheck: Annotated[
-        str, typer.Option(help="Windows of this time before now are compared again.")
+        str, typer.Option(help="Compare windows of this last period again.")
     ] = "24h",
     primary: Primary = None,
     source: Source = None,
     record_as: Annotated[
         str | None,
         typer.Option(
-            help="Name of the lake: record its windows in the database, for retention by "
+            help="Name of the lake; records its windows in the database, for retention with "
             "unless_loaded_by."
         ),
     ] = None,
     message_table: Annotated[
-        str, typer.Option(help="Name of the live table, with --record-as.")
+        str, typer.Option(help="Name of the message table, for --record-as.")
     ] = "message",
     verify: Annotated[
         VerifyMode,
-        typer.Option(help="What of a window is compared with the database."),
+        typer.Option(help="Data of a window to compare with the database."),
     ] = VerifyMode.checksums,
     rows_per_commit: Annotated[
-        int, typer.Option(help="A commit takes whole windows until it has so many rows.")
+        int, typer.Option(help="Commit after this many rows, in whole windows.")
     ] = 1_000_000,
 ) -> None:
-    """Write the closed windows that the export lacks, each compared with the database.
+    """Export the closed windows that are missing, and compare each with the database.
 
     The exit code is 1 if a file of the export was altered.
     """
@@ -125,34 +125,35 @@ def export(
 def _print_export(result: "spark.ExportResult") -> None:
     rows = [(window.name, window.action, f"{window.rows:,}") for window in result.windows]
     print_table(result.path, ["window", "action", "rows"], rows)
-    print_line(f"{result.rows:,} rows in the windows that were written")
-    print_line(f"closed up to {result.horizon}; in the export {format_watermark(result.watermark)}")
+    print_line(f"{result.rows:,} rows written")
+    print_line(f"windows are closed up to {result.horizon}; {format_watermark(result.watermark)}")
     for name, problem in result.damaged.items():
-        print_line(f"{name}: {problem}: sqlbroker archive repair exports its windows again")
+        print_line(f"{name}: {problem}. Run sqlbroker archive repair to export its windows again")
 
 
 def prune(
     url: Url,
     options: SparkOptions,
     exported: Annotated[
-        str | None, typer.Option(help="Remove only rows that this export holds.")
+        str | None, typer.Option(help="Remove only rows that this export contains.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option(help='Remove only rows that are older, like "30d" or "12h".')
+        str | None, typer.Option(help='Remove only rows older than this, such as "30d" or "12h".')
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Remove nothing; show what would be removed.")
     ] = False,
     table: Annotated[
-        str | None, typer.Option(help="Name of the archive table; default: that of the export.")
+        str | None,
+        typer.Option(help="Name of the archive table; default: the table of the export."),
     ] = None,
     schema: Schema = None,
     queue: Queues = None,
     source: Source = None,
 ) -> None:
-    """Remove rows from the archive: those that an export holds, old ones, or those that are both.
+    """Remove archive rows that an export contains, that are old, or both.
 
-    The exit code is 1 if the rows of a window were refused, as the export does not hold them all.
+    The exit code is 1 if a window was refused because the export does not contain all its rows.
     """
     check_folder_exists(exported)
     with convert_database_errors(), show_progress("prune") as update_progress:
@@ -192,12 +193,14 @@ def _print_prune(result: "spark.PruneResult", exported: str | None, refused_coun
         print_table(exported or "", ["window", "rows", ""], rows, full_text=True)
     for name in result.partitions:
         print_line(f"partition {name} {verb}")
-    print_line(f"{result.rows:,} rows {verb}; {refused_count} windows were refused")
+    print_line(f"{result.rows:,} rows {verb}; {refused_count} windows refused")
 
 
 def format_watermark(watermark: datetime | None) -> str:
     """Format the time up to which an export has every window."""
-    return "there is no window yet" if watermark is None else f"without a gap up to {watermark}"
+    if watermark is None:
+        return "the export has no windows"
+    return f"the export is complete up to {watermark}"
 
 
 def erase(
@@ -205,23 +208,23 @@ def erase(
     options: LakeOptions,
     keys: Annotated[
         list[str] | None,
-        typer.Option("--keys", "--key", help="Messages with this key; repeat it for several."),
+        typer.Option("--keys", "--key", help="Messages with this key; repeat for several."),
     ] = None,
     ids: Annotated[
         list[int] | None,
-        typer.Option("--ids", "--id", help="The message with this id; repeat it for several."),
+        typer.Option("--ids", "--id", help="Message with this id; repeat for several."),
     ] = None,
     path: Annotated[
-        str | None, typer.Option(help="Path of the export; without it, the tables only.")
+        str | None, typer.Option(help="Path of the export; default: only the tables.")
     ] = None,
     keep: Annotated[
-        str, typer.Option(help="How long replaced files of the export stay, in whole hours.")
+        str, typer.Option(help="Time to keep replaced files of the export, in whole hours.")
     ] = "0h",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Remove nothing; show what would be removed.")
     ] = False,
     yes: Yes = False,
-    by: Annotated[str, typer.Option(help="Who asked for it, for the audit.")] = "",
+    by: Annotated[str, typer.Option(help="Who requested it, for the audit.")] = "",
     message_table: Annotated[str, typer.Option(help="Name of the message table.")] = "message",
     table: ArchiveTable = "message_archive",
     schema: Annotated[str | None, typer.Option(help="Schema of the tables.")] = None,
@@ -229,9 +232,9 @@ def erase(
 ) -> None:
     """Erase messages by key or id from the live table, the archive and an export.
 
-    It shows what it would erase, then asks. Copies that replays have made go with their message. A
-    message that a subscriber has leased stays: the exit code is 1, and the command is to be run
-    again with its id. Earlier versions of the export go, too.
+    The command shows a preview and asks for confirmation. Copies published by replays are erased
+    with their message. A message that a subscriber has leased is kept, and the exit code is 1: run
+    the command again with its id. Earlier versions of the export are removed as well.
     """
     if not (yes or dry_run):
         refuse_json(options.as_json)
@@ -269,14 +272,14 @@ def erase(
 
 def _print_erase(result: "spark.EraseResult", options: LakeOptions) -> None:
     verb = "would be erased" if result.dry_run else "were erased"
-    counts = f"{result.live:,} live rows, {result.archived:,} of the archive"
+    counts = f"{result.live:,} live rows, {result.archived:,} archive rows"
     summary = f"{result.files:,} files were removed; audit record {result.audit}"
     print_result(
         to_json_dict(result),
-        f"{counts} and {result.lake:,} of the export {verb}",
+        f"{counts} and {result.lake:,} export rows {verb}",
         *(
-            f"message {message_id} is leased and stays: erase it by --ids {message_id} when it has "
-            "ended"
+            f"message {message_id} is leased and was kept: erase it with --ids {message_id} when "
+            "it has ended"
             for message_id in result.leased
         ),
         *([] if result.dry_run else [summary]),

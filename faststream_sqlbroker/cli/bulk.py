@@ -30,10 +30,10 @@ from faststream_sqlbroker.cli.target import run
 def dead(
     context: typer.Context,
     message_filter: ArchivedMessageFilter,
-    limit: Annotated[int, typer.Option(help="Most groups to show.")] = 20,
+    limit: Annotated[int, typer.Option(help="Maximum groups to show.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Group the failed messages of the archive by their errors, the largest group first."""
+    """Group the failed messages of the archive by error, largest group first."""
     dead_letters = run(
         context, lambda broker: broker.admin.dead_letters(limit=limit, **message_filter.filters)
     )
@@ -46,7 +46,7 @@ def dead(
     if not dead_letters.groups:
         warn_if_queue_is_empty(context, message_filter.queue)
     if dead_letters.scanned_until is not None:
-        print_line(f"looked at messages until {dead_letters.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
+        print_line(f"searched messages up to {dead_letters.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def _build_group_row(group: DeadLetterGroup) -> list[Any]:
@@ -63,7 +63,7 @@ def redrive(
     state: Annotated[str, typer.Option(help="FAILED or DISCARDED.")] = "FAILED",
     to: To = None,
 ) -> None:
-    """Bring failed messages back to their queues, under their ids."""
+    """Move failed messages back to their queues, under their ids."""
     warn_if_queue_is_empty(context, to)
     arguments = options.to_arguments(message_filter, message_ids)
     run_bulk_action(context, options, lambda a: a.redrive(state=state, to=to, **arguments))
@@ -71,7 +71,7 @@ def redrive(
 
 def replay(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Of the replay: each message once for it.")],
+    name: Annotated[str, typer.Argument(help="Name of the replay; publishes each message once.")],
     message_filter: ArchivedMessageFilter,
     options: BulkOptions,
     message_ids: MessageIds = None,
@@ -80,7 +80,7 @@ def replay(
     ] = None,
     to: To = None,
 ) -> None:
-    """Publish archived messages again as new ones; those in a lake: archive replay."""
+    """Publish archived messages again as new messages; for an export, use archive replay."""
     warn_if_queue_is_empty(context, to)
     arguments = options.to_arguments(message_filter, message_ids)
     run_bulk_action(context, options, lambda a: a.replay(name, state=state, to=to, **arguments))
@@ -88,11 +88,11 @@ def replay(
 
 def audit(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, help="Most actions to show.")] = 50,
-    before: Annotated[str | None, typer.Option(help="Only before the one with this id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum actions to show.")] = 50,
+    before: Annotated[str | None, typer.Option(help="Only actions before this id.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what operators did: who, when, on how many messages, with which filter."""
+    """Show the actions of operators: who, when, how many messages, which filter."""
     jobs = run(context, lambda broker: broker.admin.audit(limit=limit, before=before))
     show_jobs("Audit", jobs, as_json=as_json)
 
@@ -128,8 +128,8 @@ def _show_plan(context: typer.Context, planned_job: Job, *, as_json: bool) -> No
     if as_json:
         print_json(to_job_dict(planned_job))
         return
-    print_table("These match", ["queue", "messages"], planned_job.queues.items())
-    limit_note = ", the oldest" if planned_job.expected == planned_job.limit else ""
+    print_table("Matching messages", ["queue", "messages"], planned_job.queues.items())
+    limit_note = " (the oldest)" if planned_job.expected == planned_job.limit else ""
     print_line(f"{planned_job.action}: {planned_job.expected} messages{limit_note}")
     print_line((planned_job.note or "").replace("; ", "\n"))
     if not planned_job.expected and planned_job.filters is not None:
@@ -137,7 +137,7 @@ def _show_plan(context: typer.Context, planned_job: Job, *, as_json: bool) -> No
 
 
 def _build_hints(job: Job) -> list[str]:
-    hint = f"it goes on in other processes: sqlbroker jobs show {job.id}"
+    hint = f"other processes run the job: see sqlbroker jobs show {job.id}"
     return [hint] if job.state == "running" else []
 
 
@@ -155,7 +155,7 @@ async def watch_job(broker: SqlBroker, job: Job) -> Job:
             )
     except asyncio.CancelledError:
         # Ctrl-C must not look as if it had ended the job.
-        text = f"the job goes on in other processes: sqlbroker jobs stop {job.id} stops it"
+        text = f"the job continues in other processes: sqlbroker jobs stop {job.id} stops it"
         typer.echo(text, err=True)
         raise
 

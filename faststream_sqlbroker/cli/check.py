@@ -22,17 +22,15 @@ from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 
 def check(
     context: typer.Context,
-    max_age: Annotated[
-        str, typer.Option(help="How long a due message may wait for a subscriber.")
-    ] = "10m",
+    max_age: Annotated[str, typer.Option(help="Maximum time that a due message may wait.")] = "10m",
     old_transaction: Annotated[
-        str, typer.Option(help="How long a transaction of any session may be open.")
+        str, typer.Option(help="Maximum age of an open transaction of any session.")
     ] = "5m",
     as_json: AsJson = False,
 ) -> None:
-    """Look at the database, queues, schedules and dead letters; exit code 1 for an error.
+    """Check the database, queues, schedules and dead letters; exit code 1 for an error.
 
-    Warnings are shown, and do not change the exit code.
+    Warnings do not change the exit code.
     """
     max_age_seconds = parse_positive("max-age", max_age)
     max_transaction_seconds = parse_positive("old-transaction", old_transaction)
@@ -51,7 +49,7 @@ def check(
         print_json(results)
     else:
         lines = [(level, subject, text) for level, subject, _, text in rows]
-        print_table("Check", ["", "what", "result"], lines, full_text=True)
+        print_table("Check", ["", "check", "result"], lines, full_text=True)
     if report.errors:
         raise typer.Exit(1)
 
@@ -77,16 +75,16 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
     # Subscribers and pool are left out: this process has none, and hardly uses its pool.
     passed = {
         "database": database.version,
-        "writes": "the database takes them",
-        "tables": "as this version needs them",
+        "writes": "accepted",
+        "tables": "match this version",
         "clock": f"{abs(health.clock_difference):.1f} s from this machine's",
         "transactions": sessions,
-        "dead rows": f"about {dead}" if database.tables else "not told by this database",
+        "dead rows": f"about {dead}" if database.tables else "not reported by this database",
     }
     if not any((health.schema, health.lacks, health.writes)):
         passed |= {
-            "rights": "all that operators need",
-            "queues": f"{len(report.queues)} looked at",
+            "rights": "complete",
+            "queues": f"{len(report.queues)} checked",
             "overdue schedule": "none",
             "dead letters": "none since yesterday",
             "unknown outcomes": "none",
@@ -116,22 +114,22 @@ EXIT_INCOMPLETE = 3
 
 def verify(
     context: typer.Context,
-    rows: Annotated[int, typer.Option(min=1, help="End after so many rows.")] = 1_000_000,
-    time_limit: Annotated[str, typer.Option(help="End after this time as well.")] = "10m",
-    after: Annotated[str | None, typer.Option(help="Go on where it ended before.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Stop after this many rows.")] = 1_000_000,
+    time_limit: Annotated[str, typer.Option(help="Stop after this time.")] = "10m",
+    after: Annotated[str | None, typer.Option(help="Continue after the previous run.")] = None,
     lease_over: Annotated[
-        str, typer.Option(help="A lease that ended so long ago has no owner.")
+        str, typer.Option(help="Report leases that expired at least this long ago.")
     ] = "10m",
-    limit: Annotated[int, typer.Option(min=1, help="Most lines to show.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum rows to show.")] = 100,
     partial: Annotated[
-        bool, typer.Option("--partial", help="A run that ends early has the exit code 0, too.")
+        bool, typer.Option("--partial", help="Exit with code 0 even if the run stops early.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look through the tables for rows that cannot be; exit code 1 if there are some.
+    """Search the tables for inconsistent rows; exit code 1 if any are found.
 
-    The exit code is 3 if it ended by --rows or --time-limit before all was looked at, and found
-    nothing wrong. It writes nothing, and may run while messages are handled.
+    The exit code is 3 if --rows or --time-limit stopped the run early and no damage was found. The
+    command writes nothing and can run while messages are handled.
     """
     verification = run(
         context,
@@ -154,7 +152,7 @@ def verify(
 def _print_verification(verification: Verification) -> None:
     if verification.damages:
         lines = [(d.kind, d.message_id, d.queue, d.name, d.found) for d in verification.damages]
-        print_table("Damages", ["kind", "id", "queue", "name", "found"], lines)
+        print_table("Damage", ["kind", "id", "queue", "name", "found"], lines)
     for kind, number in sorted(verification.counts.items()):
         print_line(f"{number:,} {kind}: {MEANINGS[kind]}")
     if verification.notes:
@@ -164,10 +162,9 @@ def _print_verification(verification: Verification) -> None:
             [(n.kind, n.name, n.found) for n in verification.notes],
         )
         for kind in sorted({n.kind for n in verification.notes}):
-            print_line(f"{kind}: {NOTES[kind]}; nothing is to be done")
+            print_line(f"{kind}: {NOTES[kind]}; no action is needed")
     print_line(
-        f"{verification.rows:,} rows looked at"
-        + ("" if verification.counts else ", nothing is wrong")
+        f"{verification.rows:,} rows checked" + ("" if verification.counts else ", no damage found")
     )
     if verification.after is not None:
-        print_line(f"that is not all: go on with --after {verification.after}")
+        print_line(f"not all rows were checked: continue with --after {verification.after}")

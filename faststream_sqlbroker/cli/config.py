@@ -11,11 +11,11 @@ from faststream_sqlbroker.exceptions import ConfigError
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="The file of YAML.")], as_json: AsJson = False
+    file: Annotated[Path, typer.Argument(help="Path of the YAML file.")], as_json: AsJson = False
 ) -> None:
-    """Find the mistakes of a file, without the database; handlers are imported.
+    """Find mistakes in a file without connecting to the database; handlers are imported.
 
-    Exit code 0: there are none; 1: there are some; 2: the file cannot be read, or an extra is not
+    The exit code is 1 if the file has mistakes, and 2 if it cannot be read or an extra is not
     installed.
     """
     from faststream_sqlbroker.config import check_service  # noqa: PLC0415 - an extra
@@ -38,7 +38,7 @@ def check(
 
 
 def schema() -> None:
-    """Print the JSON Schema of such a file, for editors."""
+    """Print the JSON Schema of these files, for editors."""
     from faststream_sqlbroker.config import json_schema  # noqa: PLC0415 - an extra
 
     print_json(json_schema())

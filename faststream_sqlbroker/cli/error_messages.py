@@ -11,15 +11,11 @@ SHELL_TERMS = (
     ("broker.admin.subscribers()", "`sqlbroker subscribers`"),
     ("broker.admin.audit()", "`sqlbroker jobs`"),
     ("that dead_letters shows", "that `sqlbroker dead` shows"),
-    ("give archived=True", "give --archived"),
-    ("leave archived=True out", "leave --archived out"),
+    ("add archived=True", "add --archived"),
+    ("omit archived=True", "omit --archived"),
     (
-        "after must be what the call before returned as after",
-        "--after must be what the command before printed behind --after",
-    ),
-    (
-        "after must be what the page before returned for the same filters",
-        "--after must be what the command before printed behind --after, for the same options",
+        "after must be the value that the previous call returned",
+        "--after must be the value that the previous command printed",
     ),
     ("give ids= or keys=", "give --id or --key"),
     ("give exported= (the path of an export), older_than=", "give --exported, --older-than"),
@@ -27,7 +23,7 @@ SHELL_TERMS = (
     ("without stop()", "without a stop"),
     (
         "run the migrations, or await broker.create_tables() while developing",
-        "run `sqlbroker migrate`, or see whether --schema and --message-table name the right ones",
+        "run `sqlbroker migrate`, or check that --schema and --message-table are right",
     ),
     ("give archive_partitions=", "give --every day, week or month, and --convert the first time"),
 )
@@ -51,8 +47,8 @@ def convert_database_errors() -> Iterator[None]:
             yield
     except NotConnectedError as error:
         raise StoreError(
-            f"the database cannot be reached: {error}: see whether its server runs, and whether "
-            "the URL names its host, port, user and database"
+            f"the database cannot be reached: {error}. Check that its server runs and that the URL "
+            "has the right host, port, user and database"
         ) from None
     except (SetupError, AccessError) as error:
         text = _translate_to_shell(str(error))

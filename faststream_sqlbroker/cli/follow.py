@@ -24,8 +24,8 @@ from faststream_sqlbroker.cli.output import (
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.times import parse_positive
 
-Interval = Annotated[str, typer.Option(help="Time between two looks.")]
-Count = Annotated[int | None, typer.Option(help="Looks; default until it is interrupted.", min=1)]
+Interval = Annotated[str, typer.Option(help="Time between polls.")]
+Count = Annotated[int | None, typer.Option(help="Number of polls; default: no limit.", min=1)]
 OVERLAP = timedelta(seconds=10)
 """Time before the latest row that each poll reads again: a row is dated before it is committed,
 so a row that commits later may have an earlier date.
@@ -41,7 +41,7 @@ def top(
     count: Count = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the queues again and again; with --json one document a line."""
+    """Show the queues and refresh them until interrupted; with --json, one document per line."""
     pause = parse_positive("interval", interval)
 
     async def work(broker: SqlBroker) -> None:
@@ -70,15 +70,15 @@ def top(
 def tail(
     context: typer.Context,
     queue: Annotated[str | None, typer.Option(help="Only messages of this queue.")] = None,
-    state: Annotated[str | None, typer.Option(help="COMPLETED, FAILED or DISCARDED only.")] = None,
-    since: Annotated[str, typer.Option(help="Begin with what ended so long ago.")] = "10s",
+    state: Annotated[str | None, typer.Option(help="Only COMPLETED, FAILED or DISCARDED.")] = None,
+    since: Annotated[str, typer.Option(help="Start this long ago.")] = "10s",
     interval: Interval = "1s",
     count: Count = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print messages as they end, in the archive's order; with --json one document a line.
+    """Print messages as they end, in the archive's order; with --json, one document per line.
 
-    Of more than 1 000 that end between two looks the newest are shown.
+    If more than 1 000 messages end between two polls, only the newest 1 000 are shown.
     """
     pause = parse_positive("interval", interval)
     lookback = timedelta(seconds=parse_positive("since", since))

@@ -13,21 +13,21 @@ from faststream_sqlbroker.exceptions import SetupError
 
 MAX_LISTED = 100_000
 """Maximum schedules, locks or messages to search for a name or id."""
-ScheduleName = Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")]
+ScheduleName = Annotated[str, typer.Argument(help="Schedule's name, as listed by schedules.")]
 
 
 def release_lock(
     context: typer.Context,
-    key: Annotated[str, typer.Argument(help="The lock's key, as locks lists it.")],
+    key: Annotated[str, typer.Argument(help="Lock's key, as listed by locks.")],
     options: ChangeOptions,
 ) -> None:
-    """Take a lock from its holder, which learns of it at its next renewal and is not stopped."""
+    """Release a lock by force; its holder continues, and learns of it at its next renewal."""
     # Not revertible: the old holder may run next to a new one for up to a third of its lease.
 
     async def is_held(admin: Admin) -> bool:
         return key in [lock.key for lock in await admin.locks(limit=MAX_LISTED)]
 
-    question = f"take the lock {key} from its holder"
+    question = f"release the lock {key} by force"
     had_holder = run_confirmed(
         context, options, question, lambda a: a.release_lock(key, by=options.by), is_held
     )
@@ -36,7 +36,7 @@ def release_lock(
 
 
 def forget_schedule(context: typer.Context, name: ScheduleName, options: ChangeOptions) -> None:
-    """Remove a schedule that no process declares any more, with the fire times that are due."""
+    """Remove a schedule that no process declares any more, including its due fire times."""
     # Due fire times are removed as well, and no later command restores them.
     if not options.yes:
         _check_schedule_exists(context, name)
@@ -44,33 +44,33 @@ def forget_schedule(context: typer.Context, name: ScheduleName, options: ChangeO
     was_known = run_confirmed(
         context, options, question, lambda a: a.forget_schedule(name, by=options.by)
     )
-    text = f"{name} is forgotten" if was_known else f"there is no schedule {name}"
+    text = f"{name} is forgotten" if was_known else f"schedule {name} does not exist"
     options.print_result({"name": name, "was_known": was_known}, text)
 
 
 def run_schedule(context: typer.Context, name: ScheduleName, options: ActionOptions) -> None:
-    """Publish a schedule's message once more, now, by a process that declares the schedule."""
+    """Request an extra run of a schedule now, from a process that declares the schedule."""
     is_known = run(context, lambda broker: broker.admin.run_schedule(name, by=options.by))
-    text = f"{name} is asked to run" if is_known else f"there is no schedule {name}"
+    text = f"requested a run of {name}" if is_known else f"schedule {name} does not exist"
     options.print_result({"name": name, "is_known": is_known}, text)
     if not is_known:
         raise typer.Exit(1)
 
 
 def pause_schedule(context: typer.Context, name: ScheduleName, options: ChangeOptions) -> None:
-    """Publish nothing of a schedule, in all processes, until it is resumed."""
+    """Stop publishing the messages of a schedule, in all processes, until it is resumed."""
     # Fire times during the pause are skipped, and no later command restores them.
     _check_schedule_exists(context, name)
     question = f"pause the schedule {name}"
     was_changed = run_confirmed(
         context, options, question, lambda a: a.pause_schedule(name, by=options.by)
     )
-    text = f"{name} {'is' if was_changed else 'was'} paused until it is resumed"
+    text = f"{name} is {'' if was_changed else 'already '}paused until it is resumed"
     options.print_result({"name": name, "paused": was_changed}, text)
 
 
 def resume_schedule(context: typer.Context, name: ScheduleName, options: ActionOptions) -> None:
-    """End the pause of a schedule, which leaves out the fire times until now."""
+    """End the pause of a schedule; fire times during the pause are skipped."""
     was_paused = run(context, lambda broker: broker.admin.resume_schedule(name, by=options.by))
     if not was_paused:
         _check_schedule_exists(context, name)
@@ -88,22 +88,22 @@ def _check_schedule_exists(context: typer.Context, name: str) -> None:
     names = [schedule.name for schedule in schedules]
     if name not in names:
         nearest = find_similar_name(name, names)
-        hint = "`sqlbroker schedules` lists them" if nearest is None else f"is {nearest!r} meant?"
-        raise SetupError(f"there is no schedule {format_value(name)}: {hint}")
+        hint = "see `sqlbroker schedules`" if nearest is None else f"did you mean {nearest!r}?"
+        raise SetupError(f"schedule {format_value(name)} does not exist: {hint}")
 
 
 def forget_unknown(
     context: typer.Context,
-    message_ids: Annotated[list[int], typer.Argument(help="Ids, as unknown lists them.")],
+    message_ids: Annotated[list[int], typer.Argument(help="Message ids, as listed by unknown.")],
     options: ChangeOptions,
 ) -> None:
-    """Take messages off the list of unknown outcomes, once their outcome was found out."""
+    """Remove messages from the list of unknown outcomes, once you know the outcome."""
 
     async def count_listed(admin: Admin) -> int:
         outcomes = await admin.unknown(limit=MAX_LISTED)
         return sum(outcome.message_id in message_ids for outcome in outcomes)
 
-    question = f"take {len(message_ids)} messages off the list"
+    question = f"remove {len(message_ids)} messages from the list"
     count = run_confirmed(
         context,
         options,
@@ -111,5 +111,5 @@ def forget_unknown(
         lambda a: a.forget_unknown(*message_ids, by=options.by),
         count_listed,
     )
-    hint = "" if count == len(message_ids) else "; `sqlbroker unknown` shows what is on it"
-    options.print_result({"forgotten": count}, f"{count} messages are off the list{hint}")
+    hint = "" if count == len(message_ids) else "; `sqlbroker unknown` shows the list"
+    options.print_result({"forgotten": count}, f"removed {count} messages from the list{hint}")

@@ -17,7 +17,7 @@ JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
 def newest(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum jobs to show.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the newest bulk actions."""
@@ -26,7 +26,7 @@ def newest(
 
 
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Show how far a job has come."""
+    """Show the progress of a job."""
     job = _get_job(context, job_id)
     if as_json:
         print_json(to_job_dict(job))
@@ -36,7 +36,7 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
 
 
 def stop(context: typer.Context, job_id: JobId, options: ActionOptions) -> None:
-    """Let a job rest; what is done stays done."""
+    """Stop a job until it is resumed; completed changes stay."""
     job = run(context, lambda broker: broker.admin.stop_job(job_id, by=options.by))
     options.print_result(to_job_dict(job), str(job))
 
@@ -44,7 +44,7 @@ def stop(context: typer.Context, job_id: JobId, options: ActionOptions) -> None:
 def resume(
     context: typer.Context, job_id: JobId, options: ActionOptions, no_wait: NoWait = False
 ) -> None:
-    """Let a job go on that was stopped or has failed."""
+    """Resume a job that was stopped or has failed."""
 
     async def work(broker: SqlBroker) -> Job:
         job = await broker.admin.resume_job(job_id, wait=False, by=options.by)
@@ -56,14 +56,14 @@ def resume(
 def undo(
     context: typer.Context, job_id: JobId, options: ChangeOptions, no_wait: NoWait = False
 ) -> None:
-    """Take back what a job has done to messages that nothing has touched since."""
+    """Undo a job's changes to messages that have not changed since."""
     if not options.yes:
         refuse_json(options.as_json)
         job = _get_job(context, job_id)
         if not job.can_be_undone:
             raise SetupError(
-                f"the job cannot be undone, got {job}: it must be a bulk action that has ended or "
-                "is stopped, and neither an undo nor undone"
+                f"cannot undo {job}: it must be a bulk action that has ended or is stopped, and "
+                "neither an undo nor already undone"
             )
         options.confirm(f"undo {job}")
 
@@ -77,7 +77,7 @@ def undo(
 def _get_job(context: typer.Context, job_id: str) -> Job:
     job = run(context, lambda broker: broker.admin.job(job_id))
     if job is None:
-        raise SetupError(f"there is no job {job_id!r}: sqlbroker jobs lists them")
+        raise SetupError(f"job {job_id!r} does not exist: `sqlbroker jobs` lists the jobs")
     return job
 
 

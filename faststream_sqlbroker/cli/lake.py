@@ -29,7 +29,7 @@ from faststream_sqlbroker.exceptions import SetupError
 
 Lake = Annotated[str, typer.Argument(help="Path of the export.")]
 Ended = Annotated[
-    str | None, typer.Option(help="Only windows that have ended by this moment, like 2026-03-01.")
+    str | None, typer.Option(help="Only windows that ended by this time, such as 2026-03-01.")
 ]
 
 
@@ -40,17 +40,17 @@ def verify(
     until: Ended = None,
     database: Annotated[
         bool,
-        typer.Option("--database", help="Ask the database for rows that the export lacks."),
+        typer.Option("--database", help="Search the database for rows that the export lacks."),
     ] = False,
     url: UrlIfNeeded = None,
     source: Source = None,
 ) -> None:
-    """Read the files of an export again and compare them with what was recorded.
+    """Read the files of an export and compare them with its records.
 
-    The exit code is 1 if something differs, or the export lacks rows of its windows.
+    The exit code is 1 if they differ, or if the export lacks rows of its windows.
     """
     if database and url is None:
-        raise SetupError("--database asks the database: give --url or SQLBROKER_URL")
+        raise SetupError("--database reads the database: give --url or SQLBROKER_URL")
     check_folder_exists(path)
     with convert_database_errors():
         result = spark.verify_export(
@@ -61,7 +61,7 @@ def verify(
             since=since,
             until=until,
         )
-    uncovered_note = "rows of the database lie between its windows or before the first"
+    uncovered_note = "rows of the database are between the export's windows or before the first"
     counts = f"{result.files:,} files, {result.windows:,} windows and {result.rows:,} rows"
     print_result(
         {**to_json_dict(result), "intact": result.intact},
@@ -69,7 +69,7 @@ def verify(
         *_format_issues("window", result.differing),
         *_format_issues("window", result.lacking),
         *([f"{result.uncovered:,} {uncovered_note}"] if result.uncovered else []),
-        f"{counts} were compared: {_format_verification(result)}",
+        f"{counts} compared: {_format_verification(result)}",
         as_json=options.as_json,
     )
     raise typer.Exit(0 if result.intact else 1)
@@ -77,13 +77,13 @@ def verify(
 
 def _format_verification(result: "spark.VerifyResult") -> str:
     if result.intact:
-        return "all are as they were committed"
+        return "no differences"
     lacking = f"{len(result.lacking)} windows lack rows of the database"
     if not (result.damaged or result.differing):
         return lacking
     return (
-        f"{len(result.damaged)} files are damaged, {len(result.differing)} windows differ: "
-        "sqlbroker archive repair exports them again, if the database has their rows"
+        f"{len(result.damaged)} files are damaged, {len(result.differing)} windows differ: run "
+        "sqlbroker archive repair to export them again, if the database still has their rows"
         f"{f'; {lacking}' if result.lacking else ''}"
     )
 
@@ -94,18 +94,18 @@ def repair(
     options: SparkOptions,
     source: Source = None,
 ) -> None:
-    """Export damaged windows again, as long as the database has their rows.
+    """Export damaged windows again, if the database still has their rows.
 
     The exit code is 1 if a window stays damaged.
     """
     check_folder_exists(path)
     with convert_database_errors():
         result = spark.repair_export(options.start_driver_session(url), url, path, source=source)
-    counts = f"{len(result.windows)} windows were repaired, {len(result.left)} stay damaged"
-    files = f"{len(result.files)} files were taken out"
+    counts = f"{len(result.windows)} windows repaired, {len(result.left)} still damaged"
+    files = f"{len(result.files)} files removed from the table"
     print_result(
         to_json_dict(result),
-        *(f"window {name}: {rows:,} rows, whole again" for name, rows in result.windows.items()),
+        *(f"window {name}: repaired, {rows:,} rows" for name, rows in result.windows.items()),
         *_format_issues("window", result.left),
         f"{counts}; {files}",
         as_json=options.as_json,
@@ -121,19 +121,19 @@ def status(
     path: Annotated[str, typer.Argument(help="Folder of the export.")],
     options: LakeOptions,
     freshness: Annotated[
-        bool, typer.Option("--freshness", help="Ask the database how far the export is behind.")
+        bool, typer.Option("--freshness", help="Show how far the export lags behind the database.")
     ] = False,
     url: UrlIfNeeded = None,
     cap: Annotated[
-        int, typer.Option(help="Count rows up to this number, with --freshness.")
+        int, typer.Option(help="With --freshness: count at most this many rows.")
     ] = 1_000_000,
     safety_lag: SafetyLag = "5m",
     primary: Primary = None,
     source: Source = None,
 ) -> None:
-    """Show what an export holds, and up to when; with --freshness how far it is behind."""
+    """Show the windows and the watermark of an export; with --freshness, also its lag."""
     if freshness and url is None:
-        raise SetupError("--freshness asks the database: give --url or SQLBROKER_URL")
+        raise SetupError("--freshness reads the database: give --url or SQLBROKER_URL")
     check_folder_exists(path)
     lag = None
     with convert_database_errors():
@@ -164,11 +164,11 @@ def _print_status(export_status: "spark.ExportStatus") -> None:
     source = ", ".join(
         f"{name} {value}" for name, value in export_status.source.items() if value is not None
     )
-    print_line(f"of {source}")
+    print_line(f"source: {source}")
     print_line(f"{format_watermark(export_status.watermark)}; {export_status.rows:,} rows")
     print_line(
-        f"{export_status.files} files of {export_status.bytes:,} bytes; "
-        f"version {export_status.version} of the table"
+        f"{export_status.files} files, {export_status.bytes:,} bytes; "
+        f"table version {export_status.version}"
     )
 
 
@@ -179,5 +179,5 @@ def _print_freshness(lag: "spark.Freshness") -> None:
         else f"; the watermark is {format_duration(lag.watermark_age)} old"
     )
     rows = f"{'more than ' if lag.capped else ''}{lag.rows_behind:,}"
-    print_line(f"closed up to {lag.horizon}{age_note}")
+    print_line(f"windows are closed up to {lag.horizon}{age_note}")
     print_line(f"{rows} rows of closed windows are not in the export")

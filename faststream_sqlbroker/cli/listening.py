@@ -20,8 +20,8 @@ MAX_CONNECTIONS = 500
 SHUTDOWN_TIMEOUT = 5
 """Seconds for which a stop waits for responses in progress."""
 MISSING_TABLES = (
-    "the broker's tables are missing in this database: create them by `sqlbroker migrate`, with "
-    "the same URL and names of tables (it needs the extra 'migrations'), or by your own Alembic"
+    "the broker's tables do not exist in this database: create them with `sqlbroker migrate`, "
+    "the same URL and table names (it needs the extra 'migrations'), or with your own Alembic"
 )
 
 
@@ -55,8 +55,8 @@ def create_server_config(
         config.load()
     except ssl.SSLError as error:
         raise SetupError(
-            f"TLS cannot use {config.ssl_certfile} with {config.ssl_keyfile}: "
-            f"{error.reason or error}: give both as PEM, and the certificate's own key"
+            f"TLS cannot use the certificate {config.ssl_certfile} with the key "
+            f"{config.ssl_keyfile}: {error.reason or error}. Give a matching pair in PEM format"
         ) from None
     return config, bind_socket("port", host, port)
 
@@ -69,7 +69,7 @@ def print_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> No
     display_host = f"[{host}]" if ":" in host else host
     print_line(f"serving {kind}://{display_host}:{listener.getsockname()[1]}")
     if not tls and not is_loopback(host):
-        print_line("warning: without TLS, passwords can be read on their way: give a certificate")
+        print_line("warning: without TLS, passwords are sent unencrypted: give a certificate")
 
 
 async def check_tables(broker: SqlBroker) -> None:
@@ -85,12 +85,12 @@ async def check_tables(broker: SqlBroker) -> None:
         differences = await broker._store.server.find_differences()  # noqa: SLF001 - the same package
     except StoreError as error:
         raise StoreError(
-            f"nothing is served, as the database cannot be read: {error}. See whether its server "
-            "runs, and whether the URL names its host, port, user and database"
+            f"cannot start: the database cannot be read: {error}. Check that its server runs and "
+            "that the URL has the right host, port, user and database"
         ) from None
     if differences and broker._validate_schema:  # noqa: SLF001 - as above
         reason = MISSING_TABLES if are_missing(differences) else format_advice(differences)
-        raise SchemaError(f"nothing is served: {reason}")
+        raise SchemaError(f"cannot start: {reason}")
 
 
 def build_tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def build_tls_options(certificate: Path | None, key: Path | None) -> dict[str, A
         return {}
     if certificate is None or key is None:
         missing = "key" if key is None else "certificate"
-        raise SetupError(f"TLS needs both a certificate and its key: give {missing}, too")
+        raise SetupError(f"TLS needs both a certificate and its key: add the {missing}")
     for path in (certificate, key):
         if not path.is_file():
-            raise SetupError(f"{path} is no file")
+            raise SetupError(f"{path} is not a file")
     return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}

@@ -41,7 +41,7 @@ HINT_TIMEOUT = 2.0
 RedactBy = Annotated[
     str | None,
     typer.Option(
-        "--redact", help="A function, as module:name, that changes each message before it is shown."
+        "--redact", help="Function, as module:name, that redacts each message before it is shown."
     ),
 ]
 QUEUE_COLUMNS = (
@@ -63,7 +63,7 @@ def queues(
     queue: Annotated[str | None, typer.Argument(help="Only this queue.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what waits in each queue, how fast it grows, and who takes from it."""
+    """Show the messages, rates and live subscribers of each queue."""
     overviews = run(context, lambda broker: broker.admin.queues(queue))
     if as_json:
         print_json(
@@ -97,7 +97,7 @@ def warn_if_queue_is_empty(context: typer.Context, queue: str | None) -> None:
             suggestions += [
                 f"sqlbroker {group.info_name} {command}" for command in similar_commands
             ]
-        text = "no message waits, and no live subscriber takes from it"
+        text = "the queue has no waiting messages and no live subscribers"
         warn(f"{name}: {text}{format_name_hint(suggestions)}")
 
     # A hint must not stop a command, which may be the one that relieves the database.
@@ -119,16 +119,19 @@ def messages(
     message_filter: ArchivedMessageFilter,
     state: Annotated[str | None, typer.Option(help="Only messages in this state.")] = None,
     header: Annotated[
-        list[str] | None, typer.Option(help="A header, as name=value; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Only messages with this header, as name=value; repeat for several."),
     ] = None,
-    archived: Annotated[bool, typer.Option("--archived", help="Messages that have ended.")] = False,
-    limit: Annotated[int, typer.Option(help="Most messages to show.")] = 50,
-    after: Annotated[str | None, typer.Option(help="Go on where a page ended.")] = None,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Headers and bodies, too.")] = False,
+    archived: Annotated[bool, typer.Option("--archived", help="Search the archive.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum messages to show.")] = 50,
+    after: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
+    bodies: Annotated[
+        bool, typer.Option("--bodies", help="Show bodies; with --json, also headers.")
+    ] = False,
     redact: RedactBy = None,
     as_json: AsJson = False,
 ) -> None:
-    """List or search messages, a page at a time."""
+    """List or search messages, one page at a time."""
     hook = _load_redact(redact)
     page = run(
         context,
@@ -166,9 +169,9 @@ def _print_page(page: MessagePage, *, bodies: bool) -> None:
         "Messages", visible_columns, [_build_message_cells(m, bodies=bodies) for m in page.messages]
     )
     if page.scanned_until is not None:
-        print_line(f"looked at messages until {page.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
+        print_line(f"searched messages up to {page.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
     if page.after is not None:
-        print_line(f"there may be more: --after {page.after}")
+        print_line(f"there may be more messages: continue with --after {page.after}")
 
 
 def _load_redact(redact: str | None) -> Any:
@@ -210,15 +213,15 @@ def to_message_dict(message: StoredMessage, *, with_content: bool) -> dict[str, 
 def show(
     context: typer.Context,
     message_id: MessageId,
-    body: Annotated[bool, typer.Option(help="Show its headers and body, too.")] = True,
+    body: Annotated[bool, typer.Option(help="Show headers and body.")] = True,
     redact: RedactBy = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one message, live or archived: its history, and why it is where it is."""
+    """Show a live or archived message: its fields, history, and why it waits or how it ended."""
     hook = _load_redact(redact)
     detail = run(context, lambda broker: broker.admin.message(message_id, body=body, redact=hook))
     if detail is None:
-        text = f"there is no message {message_id}, live or archived"
+        text = f"no live or archived message has the id {message_id}"
         if as_json:
             print_error(text, "NotFound", 1)
         else:
@@ -243,7 +246,7 @@ def _print_detail(detail: MessageDetail, *, body: bool) -> None:
     values = [(name, value) for name, value in fields.items() if value is not None]
     print_table(f"Message {detail.message.id}", ["field", "value"], values)
     events = [(event.at, event.text) for event in detail.history]
-    print_table("History", ["when (UTC)", "what"], events)
+    print_table("History", ["time (UTC)", "event"], events)
     if (progress := detail.progress) is not None:
         print_line(f"progress {progress.fraction:.0%} {progress.text or ''} at {progress.at}")
     if detail.came_from is not None:
@@ -255,7 +258,7 @@ def _print_detail(detail: MessageDetail, *, body: bool) -> None:
 
 
 def explain(context: typer.Context, message_id: MessageId, as_json: AsJson = False) -> None:
-    """Tell why a message waits, or how it ended."""
+    """Explain why a message waits, or how it ended."""
     explanation = run(context, lambda broker: broker.admin.explain(message_id))
     print_result(to_json_dict(explanation), str(explanation), as_json=as_json)
     if explanation.state is None:
@@ -264,7 +267,7 @@ def explain(context: typer.Context, message_id: MessageId, as_json: AsJson = Fal
 
 def subscribers(
     context: typer.Context,
-    queue: Annotated[str | None, typer.Argument(help="Only those of this queue.")] = None,
+    queue: Annotated[str | None, typer.Argument(help="Only subscribers of this queue.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the live subscribers of all processes."""
@@ -289,17 +292,17 @@ def _get_mode(subscriber: Any) -> str:
     return "paused" if subscriber.paused else "claims"
 
 
-Limit = Annotated[int, typer.Option(min=1, help="Most lines to show.")]
+Limit = Annotated[int, typer.Option(min=1, help="Maximum rows to show.")]
 
 
 def policies(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only this queue.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most queues to show.")] = 100,
-    after: Annotated[str | None, typer.Option(help="Only queues behind this name.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum queues to show.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Only queues after this name.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what waits for which policy of its queue, and until when."""
+    """Show how many messages wait for each policy of a queue, and until when."""
     page = run(context, lambda broker: broker.admin.policies(queue, after=after, limit=limit))
     if as_json:
         print_json([to_json_dict(queue_policies) for queue_policies in page])
@@ -314,12 +317,12 @@ def policies(
         if len(queue_policies.ways) > 1:
             policy_sets = ", ".join(queue_policies.ways)
             print_line(
-                f"{queue_policies.queue}: no policy is guaranteed, as its subscribers differ: "
+                f"{queue_policies.queue}: policies are not guaranteed because subscribers differ: "
                 f"{policy_sets}"
             )
     if queue is None:
         if len(page) == limit:
-            print_line(f"there may be more: --after {page[-1].queue}")
+            print_line(f"there may be more queues: continue with --after {page[-1].queue}")
     elif not page:
         print_line(f"no live subscriber of {queue} has policies")
         warn_if_queue_is_empty(context, queue)
@@ -333,7 +336,7 @@ def _build_wait_rows(queue_policies: PoliciedQueue) -> list[list[Any]]:
         times = (wait.until, wait.until_last)
         lines.append([queue_policies.queue, wait.policy, wait.code, count, wait.due, *times])
     return lines or [
-        [queue_policies.queue, ", ".join(queue_policies.ways), "nothing waits", 0, 0, None, None]
+        [queue_policies.queue, ", ".join(queue_policies.ways), "none wait", 0, 0, None, None]
     ]
 
 
@@ -351,13 +354,13 @@ def unknown(
 
 
 def locks(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
-    """List the locks that have a holder."""
+    """List held locks."""
     held_locks = run(context, lambda broker: broker.admin.locks(limit=limit))
     _print_listing("Locks", "key fence acquired_at held_until worker", held_locks, as_json=as_json)
 
 
 def schedules(context: typer.Context, limit: Limit = 1_000, as_json: AsJson = False) -> None:
-    """List the schedules of all processes, with their last and next times."""
+    """List the schedules of all processes, with their last and next fire times."""
     stored_schedules = run(context, lambda broker: broker.admin.schedules(limit=limit))
     columns = "name expression tz last_fire_at next_fire_at failures_count paused_by"
     _print_listing("Schedules", columns, stored_schedules, as_json=as_json)

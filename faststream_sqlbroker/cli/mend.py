@@ -37,8 +37,8 @@ def pause(
     context: typer.Context,
     queue: QueueName,
     options: ChangeOptions,
-    reason: Annotated[str | None, typer.Option(help="Shown by queues and explain.")] = None,
-    until: Annotated[str | None, typer.Option(help='For how long, like "2h".')] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason, shown by queues and explain.")] = None,
+    until: Annotated[str | None, typer.Option(help='Length of the pause, such as "2h".')] = None,
 ) -> None:
     """Stop all claims from a queue, in all processes, until it is resumed."""
 
@@ -88,9 +88,9 @@ def cancel(
     targets: Targets,
     message_filter: MessageFilter,
     options: BulkOptions,
-    reason: Annotated[str | None, typer.Option(help="Kept with each message.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason, stored with each message.")] = None,
 ) -> None:
-    """End messages as DISCARDED: these, also while they run, or all that match and wait."""
+    """Discard messages by id, even if they run, or all waiting messages that match."""
     if is_for_all(targets, message_filter, options):
         run_bulk_action(
             context,
@@ -107,7 +107,7 @@ def cancel(
 def retry(
     context: typer.Context, targets: Targets, message_filter: MessageFilter, options: BulkOptions
 ) -> None:
-    """Make messages due now, these or all that match, that wait for their time or an attempt."""
+    """Make waiting messages due now, by id or all that match."""
     if is_for_all(targets, message_filter, options):
         run_bulk_action(
             context, options, lambda a: a.bulk_retry(**options.to_arguments(message_filter))
@@ -122,10 +122,10 @@ def retry(
 def postpone(
     context: typer.Context,
     message_id: MessageId,
-    until: Annotated[str, typer.Argument(help='In how long it is due, like "1h".')],
+    until: Annotated[str, typer.Argument(help='Time until the message is due, such as "1h".')],
     options: ChangeOptions,
 ) -> None:
-    """Make a message due later, or earlier, than it is."""
+    """Make a message due later or earlier."""
     ids = [message_id]
     _change_messages(
         context, "postpone", ids, options, lambda a, n: a.postpone(n, until, by=options.by)
@@ -134,12 +134,12 @@ def postpone(
 
 def move(
     context: typer.Context,
-    to: Annotated[str, typer.Option(help="The queue to move to.")],
+    to: Annotated[str, typer.Option(help="Target queue.")],
     targets: Targets,
     message_filter: MessageFilter,
     options: BulkOptions,
 ) -> None:
-    """Move messages that wait, these or all that match, to another queue; they are due there."""
+    """Move waiting messages, by id or all that match, to another queue, due there now."""
     warn_if_queue_is_empty(context, to)
     if is_for_all(targets, message_filter, options):
         run_bulk_action(
@@ -157,13 +157,15 @@ def edit(
     message_id: MessageId,
     options: ChangeOptions,
     priority: Annotated[
-        int | None, typer.Option(min=-100, max=100, help="Higher comes first.")
+        int | None, typer.Option(min=-100, max=100, help="Higher values are claimed first.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
-    no_key: Annotated[bool, typer.Option("--no-key", help="Take the key away.")] = False,
-    due: Annotated[str | None, typer.Option(help='In how long it is due, like "1h".')] = None,
+    key: Annotated[str | None, typer.Option(help="Key for policies and ordered delivery.")] = None,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Remove the key.")] = False,
+    due: Annotated[
+        str | None, typer.Option(help='Time until the message is due, such as "1h".')
+    ] = None,
 ) -> None:
-    """Change the priority, the key or the due time of a message that waits."""
+    """Change the priority, the key or the due time of a waiting message."""
     if key is not None and no_key:
         raise SetupError("give --key or --no-key, not both")
     # Leave the key out instead of passing None, which would remove it.
@@ -174,13 +176,13 @@ def edit(
 
 def release(
     context: typer.Context,
-    worker: Annotated[str, typer.Argument(help="Its name, as subscribers lists it.")],
+    worker: Annotated[str, typer.Argument(help="Worker's name, as listed by subscribers.")],
     options: ChangeOptions,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if it is alive: its handlers go on.")
+        bool, typer.Option("--force", help="Release even if it is alive; its handlers continue.")
     ] = False,
 ) -> None:
-    """Release what a worker has leased that ended without a stop."""
+    """Release the leased messages of a worker that ended without stopping."""
     count = run_confirmed(
         context,
         options,
@@ -195,21 +197,21 @@ def release(
 WorkerName = Annotated[
     str,
     typer.Argument(
-        help="Its name, as subscribers lists it; host:pid means all of that process.",
+        help="Worker's name, as listed by subscribers; host:pid selects all of a process.",
     ),
 ]
 
 
 def drain(context: typer.Context, worker: WorkerName, options: ChangeOptions) -> None:
-    """Let a worker claim nothing more: it ends what it runs, and stays alive."""
-    text = f"{worker} claims nothing more until it is undrained"
+    """Stop all claims of a worker; it finishes its running messages and stays alive."""
+    text = f"{worker} claims no more messages until it is undrained"
     names = run_confirmed(context, options, text, lambda a: a.drain(worker, by=options.by))
-    lines = [f"{name} is drained" for name in names] or [f"{worker} was drained already"]
+    lines = [f"{name} is drained" for name in names] or [f"{worker} was already drained"]
     options.print_result({"worker": worker, "drained": names}, *lines)
 
 
 def undrain(context: typer.Context, worker: WorkerName, options: ActionOptions) -> None:
-    """End the drain of a worker: it claims again."""
+    """End the drain of a worker, which then claims again."""
     # No confirmation, so that an accidental drain can be reverted at once.
     names = run(context, lambda broker: broker.admin.undrain(worker, by=options.by))
     lines = [f"{name} claims again" for name in names] or [f"{worker} was not drained"]
@@ -219,16 +221,20 @@ def undrain(context: typer.Context, worker: WorkerName, options: ActionOptions) 
 def publish(
     context: typer.Context,
     queue: QueueName,
-    body: Annotated[str, typer.Argument(help="JSON, or any text; - reads it from stdin.")],
+    body: Annotated[str, typer.Argument(help="JSON or text; - reads it from stdin.")],
     options: ActionOptions,
-    key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
-    priority: Annotated[int, typer.Option(help="-100 to 100; higher comes first.")] = 0,
-    delay: Annotated[str | None, typer.Option(help='In how long it is due, like "5m".')] = None,
+    key: Annotated[str | None, typer.Option(help="Key for policies and ordered delivery.")] = None,
+    priority: Annotated[
+        int, typer.Option(help="-100 to 100; higher values are claimed first.")
+    ] = 0,
+    delay: Annotated[
+        str | None, typer.Option(help='Time until the message is due, such as "5m".')
+    ] = None,
     header: Annotated[
-        list[str] | None, typer.Option(help="A header, as name=value; may be repeated.")
+        list[str] | None, typer.Option(help="Header, as name=value; repeat for several.")
     ] = None,
 ) -> None:
-    """Publish one message; the audit names who did."""
+    """Publish one message, with an entry in the audit."""
     text = sys.stdin.read() if body == "-" else body
 
     is_json, encoded = _parse_body(text)
@@ -242,7 +248,7 @@ def publish(
     options.print_result({"message_id": message_id, "queue": queue}, message)
     if not is_json and text.lstrip().startswith(("{", "[")):
         # The shell may have removed quotes.
-        warn("warning: the body begins like JSON, but is none: it was published as text")
+        warn("warning: the body looks like JSON but is not valid: it was published as text")
 
 
 def _parse_body(text: str) -> tuple[bool, bytes | str]:
@@ -319,7 +325,7 @@ def _show_affected(context: typer.Context, message_ids: Sequence[str], *, as_jso
     else:
         display_rows = [[row[0], row[1] or "not found", *row[2:]] for row in rows]
         print_table(
-            "These would change" if has_messages else "Nothing would change", columns, display_rows
+            "Messages to change" if has_messages else "No messages to change", columns, display_rows
         )
     if not has_messages:
         raise typer.Exit(1)

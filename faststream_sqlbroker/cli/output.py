@@ -43,7 +43,7 @@ class PlainConsole(Console):
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 MAX_DEPTH = 100
 """Levels of JSON that are printed; Python's encoder fails at some three hundred."""
 MAX_CELL_TEXT = 60
@@ -282,7 +282,7 @@ def confirm_or_abort(text: str, *, as_json: bool) -> None:
     refuse_json(as_json)
     if text:
         print_line(text)
-    typer.confirm("Go on?", abort=True)
+    typer.confirm("Continue?", abort=True)
 
 
 def refuse_json(as_json: bool) -> None:
@@ -292,4 +292,4 @@ def refuse_json(as_json: bool) -> None:
         SetupError: `--json` was given.
     """
     if as_json:
-        raise SetupError("--json does not ask: give --yes, too, or --dry-run if there is one")
+        raise SetupError("--json cannot ask for confirmation: add --yes, or --dry-run if available")

@@ -12,17 +12,21 @@ from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
 Completed = Annotated[
-    str | None, typer.Option(help='Remove COMPLETED ones of this age, like "30d".')
+    str | None, typer.Option(help='Age of COMPLETED messages to remove, such as "30d".')
 ]
-Failed = Annotated[str | None, typer.Option(help='Remove FAILED ones of this age, like "90d".')]
+Failed = Annotated[
+    str | None, typer.Option(help='Age of FAILED messages to remove, such as "90d".')
+]
 Discarded = Annotated[
-    str | None, typer.Option(help='Remove DISCARDED ones of this age, like "7d".')
+    str | None, typer.Option(help='Age of DISCARDED messages to remove, such as "7d".')
 ]
 LoadedBy = Annotated[
     str | None,
-    typer.Option(help="Only what exports with --record-as of this name have verified in the lake."),
+    typer.Option(
+        help="Only rows that an export with --record-as of this name has verified in the lake."
+    ),
 ]
-MaxRows = Annotated[int | None, typer.Option(help="Of more rows than that, remove the oldest.")]
+MaxRows = Annotated[int | None, typer.Option(help="Maximum rows to keep; older rows are removed.")]
 
 
 def prune(
@@ -37,11 +41,12 @@ def prune(
 ) -> None:
     """Remove old messages from the archive, a thousand in each transaction.
 
-    What is not given is kept. Without --yes it shows first what would go, and asks.
+    Only messages that an option selects are removed. Without --yes, the command shows a preview and
+    asks for confirmation.
     """
     if (completed, failed, discarded, max_rows) == (None,) * 4:
         raise SetupError(
-            "prune would remove nothing: give --completed, --failed, --discarded or --max-rows"
+            "no messages selected: give --completed, --failed, --discarded or --max-rows"
         )
     with convert_database_errors():
         retention = Retention(
@@ -74,7 +79,7 @@ def _print_pruned(pruned: Any, verb: str, options: ChangeOptions) -> None:
         f"{_format_counts(pruned)} {verb}",
         *(f"partition {name} dropped" for name in pruned.partitions),
         *(
-            f"nothing from window {window}, as the lake has recorded: export again"
+            f"kept window {window} as the lake has recorded: export it again"
             for window in pruned.differing
         ),
     ]

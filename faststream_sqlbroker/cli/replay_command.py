@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 def replay(
     url: Url,
     job: Annotated[
-        str, typer.Option(help="Name of the replay. Under one name each row is published once.")
+        str, typer.Option(help="Name of the replay. Each row is published once per name.")
     ],
     options: SparkOptions,
     path: Annotated[
         str | None,
-        typer.Option(help="Read Parquet from this path, such as an export, in place of the table."),
+        typer.Option(help="Read Parquet from this path, such as an export, instead of the table."),
     ] = None,
     queue: Queues = None,
     states: Annotated[
@@ -52,49 +52,51 @@ def replay(
     failed_in: Annotated[
         str | None,
         typer.Option(
-            help="Only rows that failed in this queue, also those that a dead letter queue took "
-            "over, unless they completed there since."
+            help="Only rows that failed in this queue, also if moved to a dead letter queue since; "
+            "rows that have completed in this queue since are skipped."
         ),
     ] = None,
     reason: Annotated[
         str | None,
-        typer.Option(help='With --failed-in: only this reason; "" is those without one.'),
+        typer.Option(help='With --failed-in: only this reason; "" selects rows without a reason.'),
     ] = None,
     error_type: Annotated[
         str | None,
-        typer.Option(help='With --failed-in: only this class of exception; "" is none.'),
+        typer.Option(
+            help='With --failed-in: only this exception class; "" selects rows without one.'
+        ),
     ] = None,
     into: Annotated[
         str | None, typer.Option(help="Queue to publish to. Default: the queue of each row.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="How many messages become due in a second.")
+        float | None, typer.Option(help="Number of messages that become due per second.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(help='Messages become due this much later, like "10m".')
+        str | None, typer.Option(help='Time until the messages become due, such as "10m".')
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="A header to set on each message, name=value; repeat for several."),
+        typer.Option(help="Header to set on each message, as name=value; repeat for several."),
     ] = None,
     redriven: Annotated[
         bool,
         typer.Option(
             "--redriven",
-            help="With --path: also messages that went on since, redriven or completed.",
+            help="With --path: also publish messages that were redriven or completed since.",
         ),
     ] = False,
     table: Annotated[str, typer.Option(help="Name of the message table.")] = "message",
     archive_table: ArchiveTable = "message_archive",
     schema: Annotated[str | None, typer.Option(help="Schema of both tables.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Publish without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
 ) -> None:
-    """Publish rows of the archive as new messages, each row once for a job.
+    """Publish rows of the archive as new messages, each row once per job.
 
-    It shows what it would publish, then asks. After a crash repeat the same command: it leaves out
-    what the job has published. The rows stay in the archive. With --path it leaves out messages of
-    which the lake, the archive or the live table has something newer. The exit code is 1 if the
-    answer is no.
+    The command shows a preview and asks for confirmation. After a crash, repeat the same command:
+    it skips rows that the job has already published. The rows stay in the archive. With --path, it
+    skips messages that have a newer row in the lake, the archive or the live table. The exit code
+    is 1 if you decline.
     """
     selection = select_rows(
         ARCHIVE, archive_table, schema, since=since, until=until, queues=queue, states=states
@@ -132,7 +134,7 @@ def _confirm_and_publish(
     preview = spark.replay(frame, url, **arguments)
     _print_replay(preview)
     if not preview.messages:
-        print_line("There is nothing to publish.")
+        print_line("No rows to publish.")
         return
     if not yes and not typer.confirm(f"Publish {preview.messages} messages?"):
         raise typer.Exit(1)
@@ -141,7 +143,7 @@ def _confirm_and_publish(
 
 def _check_error(failed_in: str | None, reason: str | None, error_type: str | None) -> None:
     if failed_in is None and not (reason is None and error_type is None):
-        raise SetupError("--reason and --error-type need --failed-in: name the queue as well")
+        raise SetupError("--reason and --error-type need --failed-in: give the queue as well")
 
 
 def _filter_by_error(
@@ -159,9 +161,9 @@ def _print_replay(result: "ReplayResult") -> None:
     verb = "would be published" if result.dry_run else "published"
     rows = [
         *result.queues.items(),
-        ("published before", result.already),
-        *([("went on since, left out", result.redriven)] if result.redriven else []),
-        ("bytes of payloads", result.bytes),
+        ("already published", result.already),
+        *([("redriven or completed since, skipped", result.redriven)] if result.redriven else []),
+        ("payload bytes", result.bytes),
     ]
     print_table(f"replay {result.job}: {result.rows} rows", ["queue", verb], rows)
     if result.dry_run and result.sample:
@@ -169,4 +171,4 @@ def _print_replay(result: "ReplayResult") -> None:
             (row["id"], row["queue"], row["key"], row["bytes"], format_value(row["headers"]))
             for row in result.sample
         ]
-        print_table("the first of them", ["id", "queue", "key", "bytes", "headers"], sample)
+        print_table("first messages", ["id", "queue", "key", "bytes", "headers"], sample)

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 def report(
-    out: Annotated[Path, typer.Option(help="The HTML file to write; an existing one is replaced.")],
+    out: Annotated[Path, typer.Option(help="HTML file to write; an existing file is replaced.")],
     options: SparkOptions,
     url: UrlIfNeeded = None,
     path: Annotated[
-        str | None, typer.Option(help="Folder of an export to read in place of the database.")
+        str | None, typer.Option(help="Folder of an export to read instead of the database.")
     ] = None,
     since: Since = None,
     until: Until = None,
     queue: Queues = None,
     every: Annotated[
-        str | None, typer.Option(help='Length of a time bucket in the plots, like "1h".')
+        str | None, typer.Option(help='Length of a time bucket in the plots, such as "1h".')
     ] = None,
     table: ArchiveTable = "message_archive",
     schema: Schema = None,
@@ -45,25 +45,23 @@ def report(
     before: Annotated[
         bool,
         typer.Option(
-            help="With --since and --until: show the period of the same length before, next to "
-            "this one."
+            help="With --since and --until: also show the preceding period of the same length."
         ),
     ] = True,
     message_url: Annotated[
         str | None,
         typer.Option(
-            help='Address of a message\'s page, like "https://ops.example/{id}": ids become links '
-            "to it."
+            help='URL of a message page, such as "https://ops.example/{id}"; ids link to it.'
         ),
     ] = None,
 ) -> None:
     """Render the archive, or an export of it, to one HTML page with tables and plots.
 
-    --path wins over the URL, which may come from SQLBROKER_URL.
+    --path takes precedence over the URL, which may come from SQLBROKER_URL.
     """
     if path is None and url is None:
         raise SetupError(
-            "give --url (or SQLBROKER_URL) for the database, or --path for an export of it"
+            "no archive given: use --url or SQLBROKER_URL for the database, or --path for an export"
         )
     check_folder_exists(path)
     with convert_database_errors():
@@ -87,7 +85,7 @@ def report(
             message_url=message_url,
             replay_options=replay_options,
         )
-    print_result({"written": str(report_path)}, f"written: {report_path}", as_json=options.as_json)
+    print_result({"written": str(report_path)}, f"wrote {report_path}", as_json=options.as_json)
 
 
 def _build_table_options(table: str, schema: str | None) -> list[str]:

@@ -25,7 +25,9 @@ from faststream_sqlbroker.schema.migrate import (
 )
 from faststream_sqlbroker.schema.partitions import check_dialect, convert_archive, get_archive
 
-Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
+Since = Annotated[
+    str | None, typer.Option(help="Only migrations after this version; default: all.")
+]
 
 
 def sql(
@@ -33,17 +35,17 @@ def sql(
     database: Annotated[
         str | None,
         typer.Option(
-            help="postgresql, mysql (MariaDB, too) or sqlite; default that of --app or --url."
+            help="postgresql, mysql (also for MariaDB) or sqlite; default: from --app or --url."
         ),
     ] = None,
     since: Since = None,
-    to: Annotated[str, typer.Option(help="Up to this version.")] = "head",
+    to: Annotated[str, typer.Option(help="Last version to print.")] = "head",
     functions: Annotated[
-        bool, typer.Option("--functions", help="The SQL functions, not the tables.")
+        bool, typer.Option("--functions", help="Print the SQL functions instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the migrations, or the functions, as SQL; nothing is connected to."""
+    """Print the migrations, or the SQL functions, without connecting to the database."""
     target = get_target(context)
     if database is None or target.app is not None:
         broker = target.create_broker()
@@ -76,12 +78,12 @@ def migrate(
     context: typer.Context,
     options: ChangeOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the SQL, and change nothing.")
+        bool, typer.Option("--dry-run", help="Print the SQL; change nothing.")
     ] = False,
 ) -> None:
-    """Bring the tables to the version of this package, creating them if there are none.
+    """Migrate the tables to the version of this package, or create them if they are missing.
 
-    What was done is in the audit.
+    The audit records the migration.
     """
     if not (options.yes or dry_run):
         refuse_json(options.as_json)
@@ -91,7 +93,7 @@ def migrate(
     if done:
         if not options.yes:
             print_line(pending)
-            typer.confirm(f"Run this, from version {version or 'none'} to {HEAD}?", abort=True)
+            typer.confirm(f"Migrate from version {version or 'none'} to {HEAD}?", abort=True)
         run(context, lambda broker: _upgrade(broker, version, operator))
     if options.as_json:
         print_json({"from": version, "to": HEAD, "sql": pending, "done": done})
@@ -101,8 +103,8 @@ def migrate(
 
 def _format_migration(version: str | None, pending: str, *, done: bool) -> str:
     if done:
-        return f"the tables have version {HEAD} now; it was {version or 'none'}\n"
-    return pending or f"the tables have version {HEAD}, the newest of this package\n"
+        return f"migrated the tables from version {version or 'none'} to {HEAD}\n"
+    return pending or f"the tables are up to date at version {HEAD}\n"
 
 
 async def _find_pending(broker: SqlBroker) -> tuple[str | None, str]:
@@ -114,8 +116,8 @@ async def _find_pending(broker: SqlBroker) -> tuple[str | None, str]:
         return version, ""
     if version is not None and version not in list_versions():
         raise SchemaError(
-            f"the tables have version {version}, which this package, of version {HEAD}, does not "
-            "know: it is older than the tables; upgrade the package"
+            f"the tables have version {version}, but this package knows no version after {HEAD}: "
+            "upgrade the package"
         )
     kind = _parse_dialect(broker._store.dialect_name)  # noqa: SLF001 - the same package
     return version, render_migrations(kind, config, since=version)
@@ -131,8 +133,8 @@ def _read_version(connection: Connection, broker: SqlBroker) -> str | None:
     if inspector.has_table(tables.message.name, schema=tables.message.schema):
         # The first migration would fail at the first table, without an explanation.
         raise SchemaError(
-            f"the table {tables.message.fullname!r} exists, but {tables.version.fullname!r} names "
-            "no version: migrations of your application have made it, so let them change it "
+            f"the table {tables.message.fullname!r} exists, but {tables.version.fullname!r} has no "
+            "version, so the migrations of your application created it: use them to change it "
             "(docs/howto/alembic.md)"
         )
     return None
@@ -161,24 +163,24 @@ def partitions(
     options: ChangeOptions,
     every: Annotated[
         str | None,
-        typer.Option(help="day, week or month; default that of --app."),
+        typer.Option(help="day, week or month; default: the setting of --app."),
     ] = None,
     convert: Annotated[
-        bool, typer.Option("--convert", help="Turn an archive without partitions into one.")
+        bool, typer.Option("--convert", help="Partition an archive that has none.")
     ] = False,
 ) -> None:
-    """Add the partitions of the archive that are missing; PostgreSQL, as its owner.
+    """Add missing partitions to the archive (PostgreSQL; run as the owner of the archive).
 
-    --convert builds a unique index first, which takes as long as reading the archive; messages are
-    archived during it.
+    --convert first builds a unique index, which takes as long as reading the archive; messages can
+    be archived meanwhile.
     """
     if convert and not options.yes:
         run(context, lambda broker: _get_partitioned_config(broker, every))
-        options.confirm("partitions: the archive will be converted")
+        options.confirm("partitions: convert the archive to a partitioned table")
     converted, added = run(
         context, lambda broker: _add_partitions(broker, every, options.by, convert=convert)
     )
-    headline = ["the archive has partitions now"] if converted else []
+    headline = ["the archive is now partitioned"] if converted else []
     result = {"converted": converted, "added": added}
     options.print_result(result, *headline, f"{len(added)} partitions added", *added)
 

@@ -41,51 +41,57 @@ def serve(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option(help="A service in a file of YAML; it says all that options would say."),
+        typer.Option(help="YAML file that describes the service, instead of all other options."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)
+        int, typer.Option(help="Port; 0 selects a free port.", min=0, max=65535)
     ] = 8080,
     users: Annotated[
         Path | None,
-        typer.Option(help="A file of users: in each line a name, a role and a hash."),
+        typer.Option(help="File of users; each line has a name, a role and a password hash."),
     ] = None,
     auth: Annotated[
         str | None,
-        typer.Option(help="What `broker.asgi` takes as auth, as module:name."),
+        typer.Option(help="Value for auth of `broker.asgi`, as module:name."),
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Without authentication; only from this machine."),
+        typer.Option("--insecure", help="No authentication; serve this machine only."),
     ] = False,
     channels: Annotated[
         bool,
-        typer.Option("--channels", help="Channels with pull consumers, made by administrators."),
+        typer.Option(
+            "--channels", help="Serve channels, whose pull consumers administrators create."
+        ),
     ] = False,
     queues: Annotated[
         bool,
-        typer.Option("--queues", help="Queues for clients, with tokens made by administrators."),
+        typer.Option(
+            "--queues", help="Serve queues to clients with tokens that administrators create."
+        ),
     ] = False,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="The certificate of TLS, as PEM.")
+        Path | None, typer.Option("--certificate", help="TLS certificate, as a PEM file.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Its private key, as PEM.")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="Private key of the certificate, as a PEM file.")
+    ] = None,
     proxies: Annotated[
         list[str] | None,
         typer.Option(
             "--proxies",
-            help="A proxy's address or network, whose X-Forwarded-For is trusted; may be repeated.",
+            help="Proxy address or network whose X-Forwarded-For is trusted; repeat for several.",
         ),
     ] = None,
 ) -> None:
     """Serve the broker over HTTP until it is interrupted.
 
-    No message is handled here, unless the file of --config says so.
+    This process handles messages only if the file of --config has queues.
 
-    One of --config, --users, --auth and --insecure is needed.
+    Give one of --config, --users, --auth and --insecure.
 
-    `sqlbroker hash-password` makes the hashes of --users.
+    `sqlbroker hash-password` creates the hashes for --users.
     """
     if config is not None:
         refuse_more_options(context)
@@ -117,7 +123,7 @@ def serve(
 def hash_password(
     password: Annotated[
         str | None,
-        typer.Option(help="Asked for if not given, which keeps it out of the list of processes."),
+        typer.Option(help="Prompted for if omitted, which keeps it out of the process list."),
     ] = None,
 ) -> None:
     """Print the hash of a password, for the file of `serve --users` and for `Login`."""
@@ -144,14 +150,13 @@ def _load_auth(users: Path | None, auth: str | None, *, insecure: bool, host: st
     if [users is not None, auth is not None, insecure].count(True) != 1:
         raise SetupError(
             "serve needs authentication: give one of --config FILE, --users FILE, "
-            "--auth module:name, or --insecure for yourself on this machine"
+            "--auth module:name, or --insecure to serve this machine only"
         )
     if insecure:
         if not is_loopback(host):
             raise SetupError(
-                f"--insecure listens on this machine only, got --host {format_value(host)}: "
-                "leave --host "
-                "out, or give --users"
+                f"--insecure listens on this machine only, got --host {format_value(host)}: omit "
+                "--host, or give --users"
             )
         return LocalOnly()
     if auth is not None:
@@ -179,8 +184,7 @@ def _read_logins(path: Path) -> list[Any]:
             continue
         if len(fields) != USER_FIELDS:
             raise SetupError(
-                f"{path}, line {number}: a line has a name, a role and a hash, this has "
-                f"{len(fields)} words"
+                f"{path}, line {number}: must be a name, a role and a hash, got {len(fields)} words"
             )
         try:
             logins.append(Login(*fields))
@@ -233,7 +237,7 @@ def refuse_more_options(context: typer.Context) -> None:
             is_given = source is not None and source.name == "COMMANDLINE"
             if is_given and parameter.name != "config":
                 raise SetupError(
-                    f"--config takes no {parameter.opts[0]}: the file says what is served, and how"
+                    f"--config cannot be combined with {parameter.opts[0]}: set it in the file"
                 )
         current = current.parent  # type: ignore[assignment]
 
@@ -265,7 +269,7 @@ def _stop_once(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         loop.remove_signal_handler(number)
         # Python's default SIGINT handler would wait for the broker's stop.
         signal.signal(number, signal.SIG_DFL)
-    print_line("stopping; a second signal ends at once")
+    print_line("stopping; a second signal ends the process immediately")
     stop.set()
 
 

@@ -69,7 +69,7 @@ def check_folder_exists(path: str | None) -> None:
     # Spark's configuration decides where a path without a scheme is.
     is_local = scheme == "file" or (not scheme and SPARK_SETTINGS.isdisjoint(os.environ))
     if location and is_local and not Path(re.sub("^//+", "/", location)).exists():
-        raise SetupError(f"there is no folder {path}: give the path of an export")
+        raise SetupError(f"folder {path} does not exist: give the path of an export")
 
 
 def read_rows(

@@ -16,42 +16,44 @@ _URL: Any = typer.Option(
     envvar="SQLBROKER_URL",
     show_default=False,
     help=(
-        "SQLAlchemy URL of the database. Give it by the variable to keep its password out of the "
-        "list of processes."
+        "SQLAlchemy URL of the database. Set the variable instead to keep the password out of the "
+        "process list."
     ),
 )
 Url = Annotated[str, _URL]
 UrlIfNeeded = Annotated[str | None, _URL]
 Master = Annotated[
     str | None,
-    typer.Option(help="Spark's master. Default: spark.master as set elsewhere, else local[*]."),
+    typer.Option(help="Spark master. Default: spark.master of your Spark settings, else local[*]."),
 ]
 Jars = Annotated[
     list[Path] | None,
-    typer.Option("--jar", help="A JDBC driver's jar, preferred to those that are found."),
+    typer.Option("--jar", help="JAR of a JDBC driver, preferred to JARs found automatically."),
 ]
 Queues = Annotated[
     list[str] | None,
     typer.Option("--queue", help="Only this queue; repeat the option for several."),
 ]
 Since = Annotated[
-    str | None, typer.Option(help="Only rows archived at or after this moment, like 2026-03-01.")
+    str | None, typer.Option(help="Only rows archived at or after this time, such as 2026-03-01.")
 ]
 Until = Annotated[
     str | None,
-    typer.Option(help="Only rows archived before this moment, like 2026-03-01T12:00+00:00."),
+    typer.Option(help="Only rows archived before this time, such as 2026-03-01T12:00+00:00."),
 ]
 ArchiveTable = Annotated[str, typer.Option(help="Name of the archive table.")]
 Source = Annotated[
     str | None,
-    typer.Option(help="Name of the database in the export, if it has several addresses."),
+    typer.Option(help="Name of the database in the export, if the database has several addresses."),
 ]
 Schema = Annotated[
-    str | None, typer.Option(help="Schema of the table; on MySQL and MariaDB its database.")
+    str | None, typer.Option(help="Schema of the table; on MySQL and MariaDB, the database.")
 ]
 SafetyLag = Annotated[
     str,
-    typer.Option(help="How long a transaction may last if the database does not show open ones."),
+    typer.Option(
+        help="Assumed longest transaction, if the database does not show open transactions."
+    ),
 ]
 Primary = Annotated[
     str | None,
@@ -64,24 +66,27 @@ Primary = Annotated[
 
 
 MessageIds = Annotated[
-    list[str] | None, typer.Argument(help="Ids of messages; else all that match the options.")
+    list[str] | None,
+    typer.Argument(help="Message ids; default: all messages that match the options."),
 ]
-By = Annotated[str | None, typer.Option(help="Who does it; default user and host.")]
+By = Annotated[str | None, typer.Option(help="Your name in the audit; default: user and host.")]
 NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Leave the work to the processes with subscribers.")
+    bool, typer.Option("--no-wait", help="Do not wait: processes with subscribers run the job.")
 ]
-To = Annotated[str | None, typer.Option(help="Another queue for all of them.")]
+To = Annotated[str | None, typer.Option(help="Target queue; default: each message's own queue.")]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
     """Options that select messages; a message must match all options."""
 
-    queue: Annotated[str | None, typer.Option(help="Messages of this queue.")] = None
-    key: Annotated[str | None, typer.Option(help="Messages of this key.")] = None
-    error: Annotated[str | None, typer.Option(help="A part of the last error.")] = None
-    since: Annotated[str | None, typer.Option(help='How long ago at most, like "1h".')] = None
-    until: Annotated[str | None, typer.Option(help='How long ago at least, like "5m".')] = None
+    queue: Annotated[str | None, typer.Option(help="Only messages of this queue.")] = None
+    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None
+    error: Annotated[
+        str | None, typer.Option(help="Only messages whose last error contains this text.")
+    ] = None
+    since: Annotated[str | None, typer.Option(help='Maximum age, such as "1h".')] = None
+    until: Annotated[str | None, typer.Option(help='Minimum age, such as "5m".')] = None
 
     @property
     def filters(self) -> dict[str, Any]:
@@ -94,10 +99,10 @@ class MessageFilter:
 class ArchivedMessageFilter(MessageFilter):
     """Options that select archived messages."""
 
-    reason: Annotated[str | None, typer.Option(help="Why they ended; all of it.")] = None
-    fingerprint: Annotated[str | None, typer.Option(help="Of their error, as dead shows it.")] = (
+    reason: Annotated[str | None, typer.Option(help="Only messages with exactly this reason.")] = (
         None
     )
+    fingerprint: Annotated[str | None, typer.Option(help="Only this fingerprint, see dead.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +138,12 @@ class BulkOptions(ChangeOptions):
     """Options of a command that changes many messages."""
 
     rate: Annotated[
-        float | None, typer.Option(help="Most messages a second; default: no limit.")
+        float | None, typer.Option(help="Maximum messages per second; default: no limit.")
     ] = None
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Most messages, the oldest first; default: all.")
+        int | None, typer.Option(min=1, help="Maximum messages, oldest first; default: all.")
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only, and change nothing.")] = (
-        False
-    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False
     no_wait: NoWait = False
 
     @property
@@ -161,7 +164,7 @@ class Targets:
     """Options that select messages by id, or all waiting messages."""
 
     message_ids: MessageIds = None
-    every: Annotated[bool, typer.Option("--all", help="All messages that wait.")] = False
+    every: Annotated[bool, typer.Option("--all", help="Select all waiting messages.")] = False
 
 
 def is_for_all(targets: Targets, message_filter: MessageFilter, options: BulkOptions) -> bool:
@@ -171,15 +174,15 @@ def is_for_all(targets: Targets, message_filter: MessageFilter, options: BulkOpt
         SetupError: the options select neither, or both.
     """
     if targets.message_ids and (message_filter.filters or targets.every):
-        raise SetupError("give ids of messages, or options that say which, not both")
+        raise SetupError("give message ids or filter options, not both")
     if targets.message_ids and options.has_job_options:
         raise SetupError(
-            "--rate, --limit and --no-wait are for all messages that match, not for ids"
+            "--rate, --limit and --no-wait need filter options: they do not apply to message ids"
         )
     if not targets.message_ids and not message_filter.filters and not targets.every:
         raise SetupError(
-            "which messages? give their ids, or --queue, --key, --error, --since or --until; "
-            "--all means all messages that wait"
+            "no messages selected: give message ids, or --queue, --key, --error, --since or "
+            "--until, or --all for all waiting messages"
         )
     return not targets.message_ids
 

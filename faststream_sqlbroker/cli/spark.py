@@ -24,7 +24,7 @@ def check(
     ] = None,
     jar: Jars = None,
 ) -> None:
-    """Tell which Java, packages and JDBC drivers Spark will find, and what to install.
+    """Show which Java, packages and JDBC drivers Spark finds, and what to install.
 
     The exit code is 1 if anything is missing.
     """
@@ -36,7 +36,7 @@ def check(
         except SetupError as error:
             rows.append((name, "no", str(error)))
             missing = True
-    print_table("Spark", ["", "found", "where, or what to do"], rows, full_text=True)
+    print_table("Spark", ["", "found", "location, or remedy"], rows, full_text=True)
     raise typer.Exit(1 if missing else 0)
 
 

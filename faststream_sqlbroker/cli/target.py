@@ -51,8 +51,8 @@ class Target:
             return _load_broker(self.app)
         if self.url is None:
             raise SetupError(
-                "which database? give --app module:broker, or its SQLAlchemy URL by --url or by "
-                "the variable SQLBROKER_URL"
+                "no database given: use --app module:broker, --url with a SQLAlchemy URL, or the "
+                "variable SQLBROKER_URL"
             )
         try:
             return SqlBroker(self.url, schema=self.tables, logger=logger)
@@ -156,7 +156,7 @@ def _load_broker(path: str) -> SqlBroker:
     broker = value if isinstance(value, SqlBroker) else getattr(value, "broker", None)
     if not isinstance(broker, SqlBroker):
         raise SetupError(
-            f"--app {path!r} must be a SqlBroker or an application with one, got "
+            f"--app {path!r} must name a SqlBroker or an application with a broker, got "
             f"{type(value).__name__}"
         )
     return broker

@@ -127,8 +127,8 @@ class PullConsumer(HttpClient):
         if longer is not None:
             # Check here: a 400 of the server would look like an unavailable job.
             if type(longer) is not int or not 0 <= longer <= MAX_TIMEOUT:
-                allowed = f"a whole number of seconds, 0 to {MAX_TIMEOUT}"
-                raise SetupError(f"longer is {allowed}, got {longer!r}")
+                allowed = f"a whole number of seconds from 0 to {MAX_TIMEOUT}"
+                raise SetupError(f"longer must be {allowed}, got {longer!r}")
             body["IncrementalTimeout"] = longer
         try:
             response = await self.send("POST", f"/job/{job.id}", body=body)
@@ -180,8 +180,8 @@ class TakenJob(LeasedItem):
     def lost(self) -> str:
         """Error message for a lost lease."""
         return (
-            f"lease lost: job {self.job.id} may have another client, so nothing was changed; take "
-            "it with a longer time, or call heartbeat() in time"
+            f"lease lost: another client may have job {self.job.id}, so nothing was changed; take "
+            "it with longer=, or call heartbeat() earlier"
         )
 
     async def delivered(self) -> None:

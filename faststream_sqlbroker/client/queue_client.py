@@ -20,8 +20,8 @@ from faststream_sqlbroker.core.times import (
 from faststream_sqlbroker.exceptions import SetupError
 
 _LEASE_LOST = (
-    "lease lost: the message may have another client, so nothing was changed; reserve it with a "
-    "longer lease, or call heartbeat() in time"
+    "lease lost: another client may have the message, so nothing was changed; reserve it with a "
+    "longer lease, or call heartbeat() earlier"
 )
 
 
@@ -231,7 +231,7 @@ class HttpMessage(LeasedItem):
 
     async def _settle(self, operation: str, body: Mapping[str, Any]) -> None:
         if self._is_settled:
-            raise SetupError(f"message {self.id} is settled already: reserve another one")
+            raise SetupError(f"message {self.id} is already settled: reserve another message")
         await self._client.end(self, operation, body)
         self._is_settled = True
 

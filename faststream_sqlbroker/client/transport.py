@@ -51,7 +51,7 @@ class HttpClient:
             try:
                 message = str(response.json()["error"])
             except (ValueError, KeyError, TypeError):
-                message = "the answer has no text"
+                message = "the response has no error text"
             raise HttpError(response.status_code, message)
         return response
 

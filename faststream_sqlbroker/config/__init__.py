@@ -8,7 +8,7 @@ try:
 except ImportError as error:
     if error.name is None or error.name.split(".")[0] != "yaml":
         raise
-    msg = "a file of YAML needs 'yaml', which is not installed: pip install 'sqlbroker[config]'"
+    msg = "a YAML file needs PyYAML, which is not installed: pip install 'sqlbroker[config]'"
     raise MissingExtraError(msg) from error
 
 __all__ = ("ConfiguredService", "ServiceConfig", "check_service", "json_schema", "read_service")

@@ -215,7 +215,7 @@ def read_document(text: str, path: object, variables: Mapping[str, str]) -> Docu
             position = SourcePosition(len(preceding_lines), len(preceding_lines[-1]) + 1)
         else:
             position = SourcePosition(mark.line + 1, mark.column + 1)
-        kind = "" if isinstance(error, _TooDeepError) else "this is no YAML: "
+        kind = "" if isinstance(error, _TooDeepError) else "invalid YAML: "
         document.add_mistake_at(position, (), f"{kind}{_format_reason(error)}")
     # Outside of the handler: YAML's error quotes a line, which may contain a password.
     document.check()
@@ -245,7 +245,7 @@ class _ValueBuilder:
             self._document.add_mistake_at(
                 position,
                 path,
-                f"more than {MAX_NODES} values or {MAX_DEPTH} levels: is it an alias?",
+                f"more than {MAX_NODES} values or {MAX_DEPTH} levels: an alias counts in full",
             )
             self._document.check()
         kind = str(node.tag).removeprefix(_TAG)
@@ -264,10 +264,12 @@ class _ValueBuilder:
             key = key_node.value
             position = _get_position(key_node)
             if not isinstance(key_node, yaml.ScalarNode) or _find_kind(key_node, key) != "str":
-                self._document.add_mistake_at(position, path, "a key is text: put it in quotes")
+                self._document.add_mistake_at(
+                    position, path, "a key must be text: put it in quotes"
+                )
             elif key in lines:
                 self._document.add_mistake_at(
-                    position, (*path, key), f"the key is there twice, first in line {lines[key]}"
+                    position, (*path, key), f"duplicate key, first used in line {lines[key]}"
                 )
             else:
                 lines[key] = position.line
@@ -287,7 +289,7 @@ class _ValueBuilder:
             # Python refuses integers with too many digits, and this parser infinite floats.
             with suppress(ValueError):
                 return parse(text)
-        self._document.add_mistake(path, f"this is no {kind}")
+        self._document.add_mistake(path, f"this is not a valid {kind}")
         return None
 
     def _replace_variable(self, match: re.Match[str], path: Path) -> str:
@@ -296,7 +298,7 @@ class _ValueBuilder:
         reference = _INSIDE.fullmatch(match["inside"])
         if reference is None or not match["end"]:
             self._document.add_mistake(
-                path, "a variable is written ${NAME} or ${NAME:-default}, and $${ is ${ itself"
+                path, "write a variable as ${NAME} or ${NAME:-default}, and a literal ${ as $${"
             )
             return ""
         value = self._variables.get(reference["name"], reference["default"])
@@ -310,17 +312,17 @@ class _ValueBuilder:
         return value
 
     def _reject_tag(self, node: Any, path: Path) -> None:
-        self._document.add_mistake(path, f"the tag {node.tag!r} is not known: leave it out")
+        self._document.add_mistake(path, f"unknown tag {node.tag!r}: remove it")
 
 
 _HINTS = {
-    "found character '\\t'": "there is a tab: indent with spaces",
-    "expected <block end>": "the indentation does not fit that of the lines above",
-    "mapping values are not allowed": "there can be no ': ' here: look whether the line above ends "
-    "with ':', and put text that has ': ' in quotes",
-    "second occurrence": "the name behind & is there twice: choose another",
-    "but found another document": "a second document begins: a file has one, leave '---' out",
-    "could not find expected ':'": "a key has no ': ' behind it",
+    "found character '\\t'": "a tab is not allowed here: indent with spaces",
+    "expected <block end>": "the indentation does not match the lines above",
+    "mapping values are not allowed": "': ' is not allowed here: end the line above with ':', or "
+    "put text that contains ': ' in quotes",
+    "second occurrence": "the anchor after & is defined twice: choose another name",
+    "but found another document": "a file has a single document: remove the second '---'",
+    "could not find expected ':'": "a key has no ': ' after it",
     "found unexpected end of stream": "a quote is not closed",
 }
 """Beginnings of PyYAML's messages for frequent mistakes, each with a clearer message."""
@@ -329,13 +331,13 @@ _HINTS = {
 def _format_reason(error: Exception) -> str:
     """Explain why the text is not YAML, and where the unfinished part starts; nothing is quoted."""
     text = getattr(error, "problem", None) or getattr(error, "reason", None)
-    text = text or "it has a character or a version that does not exist"
+    text = text or "it has an invalid character or version"
     text = next((hint for prefix, hint in _HINTS.items() if text.startswith(prefix)), text)
     start_mark = getattr(error, "context_mark", None)
     mark = getattr(error, "problem_mark", None)
     if start_mark is None or mark is None or start_mark.line == mark.line:
         return str(text)
-    return f"{text} (it is part of what begins in line {start_mark.line + 1})"
+    return f"{text} (in the part that begins in line {start_mark.line + 1})"
 
 
 def _get_position(node: Any) -> SourcePosition:

@@ -69,10 +69,10 @@ def _convert_error(detail: dict[str, Any], names: Sequence[str]) -> dict[str, An
     is_direct = len(detail["loc"]) == 1
     if kind == "extra_forbidden" and is_direct:
         name = str(detail["loc"][0])
-        text = f"there is no option {name!r}: {suggest_name(name, names)}"
+        text = f"unknown option {name!r}: {suggest_name(name, names)}"
         return create_error(UNKNOWN, text, detail["loc"])
     if kind == "missing" and is_direct:
-        return create_error(MISSING, f"the option {detail['loc'][0]!r} is needed", detail["loc"])
+        return create_error(MISSING, f"the option {detail['loc'][0]!r} is required", detail["loc"])
     if kind == "model_type" and not detail["loc"]:
         return create_error(
             kind, format_requirement(f"a mapping of {', '.join(names)}", detail["input"])
@@ -142,10 +142,10 @@ def _load_error_class(name: Any) -> Any:
     if isinstance(name, str) and ":" not in name:
         value = getattr(builtins, name, None)
         if not isinstance(value, type) or not issubclass(value, BaseException):
-            raise SetupError(f"{name!r} is no exception of Python: others are written module:name")
+            raise SetupError(f"{name!r} is not a built-in exception: write others as module:name")
         return value
     if not isinstance(name, str):
-        raise SetupError("it is the name of an exception, or a list of names")
+        raise SetupError("write the name of an exception, or a list of names")
     return import_object(name, option="the exception")
 
 
@@ -205,7 +205,7 @@ def get_field_type(hint: Any, object_types: Mapping[Any, Any]) -> Any:
         return list[get_field_type(arguments[0], object_types)]  # type: ignore[misc]
     if origin in {Mapping, dict}:
         return dict[str, get_field_type(arguments[1], object_types)]  # type: ignore[misc]
-    raise TypeError(f"a file of YAML has no form for options of the type {hint}")
+    raise TypeError(f"a YAML file cannot contain options of the type {hint}")
 
 
 def _create_union(members: set[Any], object_types: Mapping[Any, Any]) -> Any:
@@ -322,6 +322,6 @@ class _ChoiceSection(Section):
     @model_validator(mode="after")
     def _check_single_key(self) -> Any:
         if len(self.model_fields_set) != 1:
-            text = f"exactly one of {', '.join(self.list_options())} is needed"
+            text = f"exactly one of {', '.join(self.list_options())} is required"
             raise PydanticCustomError("one_of", "{text}", {"text": text})
         return self

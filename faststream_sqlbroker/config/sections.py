@@ -125,7 +125,9 @@ all of these except the engine.
 
 def _validate_queue_name(value: str) -> str:
     if (issue := find_queue_error(value)) is not None:
-        raise PydanticCustomError("queue", "{text}", {"text": f"{value!r} names no queue: {issue}"})
+        raise PydanticCustomError(
+            "queue", "{text}", {"text": f"{value!r} is not a valid queue name: {issue}"}
+        )
     return value
 
 
@@ -140,7 +142,7 @@ class _BrokerBase(Section):
     )
     metrics: bool = Field(
         False,
-        description="Whether `/metrics` tells Prometheus what the broker does; needs the extra "
+        description="Export the broker's metrics to Prometheus at `/metrics`; needs the extra "
         "prometheus.",
     )
 
@@ -148,8 +150,8 @@ class _BrokerBase(Section):
 class _QueueBase(Section):
     handler: str | None = Field(
         None,
-        description="The function that handles the queue's messages, as module:name; a queue has "
-        "this or forward_to.",
+        description="Function that handles the queue's messages, as module:name. Give either this "
+        "or forward_to.",
     )
 
     @model_validator(mode="before")
@@ -164,49 +166,45 @@ class _QueueBase(Section):
         ]
         if len(targets) != 1:
             text = (
-                "a queue has a handler or forward_to, this has "
-                f"{' and '.join(targets) or 'neither'}; name a queue that another program consumes "
-                "below destinations"
+                "a queue needs either handler or forward_to, got "
+                f"{' and '.join(targets) or 'neither'}; list a queue that another program consumes "
+                "under destinations"
             )
             raise PydanticCustomError("one_way", "{text}", {"text": text})
         return self
 
 
 class UserSection(Section):
-    """Who may ask over HTTP."""
+    """A user of the HTTP interface."""
 
-    name: str = Field(description="As the user gives it; without a colon.")
-    role: Literal["viewer", "operator", "admin"] = Field(description="What the user may do.")
-    password_hash: str = Field(
-        repr=False, description="What `sqlbroker hash-password` has printed."
-    )
+    name: str = Field(description="Name of the user, without a colon.")
+    role: Literal["viewer", "operator", "admin"] = Field(description="Permissions of the user.")
+    password_hash: str = Field(repr=False, description="Output of `sqlbroker hash-password`.")
 
 
 class ProxySection(Section):
-    """Users whom a proxy has authenticated."""
+    """Users authenticated by a proxy."""
 
-    header: str = Field(description='The header that names them, such as "X-Forwarded-User".')
+    header: str = Field(description='Header with the user name, such as "X-Forwarded-User".')
     proxies: list[str] = Field(description="Addresses or networks of the proxies.")
     roles: dict[str, Literal["viewer", "operator", "admin"]] = Field(
-        description="The role of each user."
+        description="Role of each user."
     )
 
 
 class _HttpBase(Section):
-    host: str = Field("127.0.0.1", description="The address to listen on.")
-    port: int = Field(8080, ge=0, le=65_535, description="The port; 0 takes a free one.")
-    certificate: str | None = Field(None, description="The certificate of TLS, a file of PEM.")
-    key: str | None = Field(None, description="Its private key, a file of PEM.")
-    users: list[UserSection] = Field([], description="Users who are known by their passwords.")
-    proxy_auth: ProxySection | None = Field(
-        None, description="Users whom a proxy has authenticated."
-    )
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 picks a free port.")
+    certificate: str | None = Field(None, description="TLS certificate, a PEM file.")
+    key: str | None = Field(None, description="Private key of the certificate, a PEM file.")
+    users: list[UserSection] = Field([], description="Users who log in with a password.")
+    proxy_auth: ProxySection | None = Field(None, description="Users authenticated by a proxy.")
 
     @model_validator(mode="after")
     def _check_tls(self) -> Any:
         if (self.certificate is None) != (self.key is None):
             missing = "key" if self.key is None else "certificate"
-            text = f"TLS needs both a certificate and its key: give {missing}, too"
+            text = f"TLS needs both certificate and key: give {missing} too"
             raise PydanticCustomError("tls", "{text}", {"text": text})
         return self
 
@@ -247,18 +245,18 @@ else:
 class ServiceConfig(Section):
     """A service: a broker, its queues, schedules, and the broker over HTTP."""
 
-    broker: BrokerSection = Field(description="The database, and options of SqlBroker.")
+    broker: BrokerSection = Field(description="Database and options of SqlBroker.")
     queues: dict[QueueName, QueueSection] = Field(
-        {}, description="The queues that this service consumes, by their names."
+        {}, description="Queues that this service consumes, by name."
     )
     destinations: list[QueueName] = Field(
-        [], description="Queues that other programs consume, and this service may send to."
+        [], description="Queues that this service may publish to, and other programs consume."
     )
     schedules: dict[str, ScheduleSection] = Field(
-        {}, description="Messages at set times, by the names of their schedules."
+        {}, description="Schedules that publish messages, by name."
     )
     http: HttpSection | None = Field(
-        None, description="The broker over HTTP, in `sqlbroker serve`."
+        None, description="Options of the HTTP server `sqlbroker serve`."
     )
 
 

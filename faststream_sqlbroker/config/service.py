@@ -53,8 +53,8 @@ class ConfiguredService:
         for name in options:
             if name not in CODE_OPTIONS or name == "engine":
                 raise SetupError(
-                    f"from_yaml takes no option {name!r}: write it below broker in the file; there "
-                    f"are {', '.join(CODE_OPTIONS[1:])}"
+                    f"from_yaml has no option {name!r}: set it under broker in the file. from_yaml "
+                    f"accepts {', '.join(CODE_OPTIONS[1:])}"
                 )
         broker_options = self.config.broker.get_options()
         url = broker_options.pop("url")
@@ -212,7 +212,7 @@ def _create_metrics() -> Any:
 def _load_function(path: str) -> Any:
     function = import_object(path, option="handler")
     if not callable(function):
-        raise SetupError(f"handler {path!r} is no function")
+        raise SetupError(f"handler {path!r} is not a function")
     return function
 
 
@@ -221,13 +221,13 @@ def check_references(document: Document, config: ServiceConfig) -> None:
     existing_names = {*config.queues, *config.destinations, *_iter_channel_queues(config)}
     for n, name in enumerate(config.destinations):
         if name in config.queues:
-            text = f"{name!r} is below queues, too: a queue is consumed here or elsewhere"
+            text = f"{name!r} is also under queues: list a queue under queues or destinations"
             document.add_mistake(("destinations", n), text)
     for path, name, at_key in _iter_references(config):
         if name not in existing_names:
             text = (
-                f"there is no queue {name!r}: {suggest_name(name, sorted(existing_names))} "
-                "(name a queue below queues, or below destinations if another program consumes it)"
+                f"unknown queue {name!r}: {suggest_name(name, sorted(existing_names))} "
+                "(list a queue under queues, or under destinations if another program consumes it)"
             )
             document.add_mistake(path, text, at_key=at_key)
 

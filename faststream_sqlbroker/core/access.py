@@ -10,20 +10,20 @@ class Activity(Enum):
 
     PUBLISH = "to publish"
     MIRROR = "to publish with a lookup value"
-    COUNT = "to keep to max_depth"
+    COUNT = "to enforce max_depth"
     CONSUME = "to claim messages and to write their outcomes"
     TAKE = "to pop and reserve"
-    REQUEST = "to take the replies to its requests"
-    ARCHIVE = "to keep finished messages"
-    STATE = "for signs of life, pauses, order, policies and starts"
+    REQUEST = "to receive replies to its requests"
+    ARCHIVE = "to archive finished messages"
+    STATE = "for heartbeats, pauses, order, policies and starts"
     SCHEDULE = "for schedules"
     LOCK = "for locks"
     OPERATE = "for operators' commands"
     INSPECT = "to show headers and bodies"
     REPAIR = "to cancel, move and change messages"
-    REDRIVE = "to bring archived messages back, and to replay them"
+    REDRIVE = "to redrive and replay archived messages"
     PRUNE = "to remove old messages from the archive"
-    RELEASE = "to give back a worker's messages"
+    RELEASE = "to release a worker's messages"
 
 
 Activities = frozenset[Activity]
@@ -75,4 +75,4 @@ class Access:
     def describe(self, missing: Iterable[MissingRight] | None = None) -> str:
         """List all missing rights, or those given, a line for each right."""
         lines = "".join(f"\n  - {lack}" for lack in (self.missing if missing is None else missing))
-        return f"{self.user} lacks what this process needs:{lines}"
+        return f"{self.user} lacks rights or tables that this process needs:{lines}"

@@ -131,7 +131,7 @@ class Job:
                 else format_command(message_id, state)
             )
             if message_id in replayed:
-                reason = f"it was replayed for {self.arguments['name']} before"
+                reason = f"replay {self.arguments['name']} has already published it"
             texts.append(f"message {message_id}: {reason}")
         if len(missing) > MAX_UNMATCHED_NOTES:
             texts.append(f"and {len(missing) - MAX_UNMATCHED_NOTES} more")

@@ -68,7 +68,7 @@ class Queues:
         queues: Tokens by the queue's full name; `PUT` creates those of other queues.
         retry_strategy: Decides when a message is due after a rollback without a delay, and how
             often it is tried; "auto" is the default of subscribers, None allows no further attempt.
-        max_deliveries: A message that has lost so many leases is rejected. "auto" is the
+        max_deliveries: A message that has lost this many leases is rejected. "auto" is the
             strategy's attempts plus 3, or 20 without such a limit; None is no limit.
         longest_wait: Maximum wait of a request for a message, up to 30 seconds.
 
@@ -161,8 +161,8 @@ def validate_id(value: object) -> str:
     """
     if not isinstance(value, str) or not is_valid_id(value):
         raise SetupError(
-            "an id has 1 to 100 letters, digits, dots, tildes, dashes and underscores, and begins "
-            f"with a letter or digit, got {format_value(value)}"
+            "an id must be 1 to 100 letters, digits, dots, tildes, dashes and underscores, and "
+            f"begin with a letter or digit, got {format_value(value)}"
         )
     return value
 
@@ -254,7 +254,7 @@ class Channels:
     Args:
         stop_timeout: Time limit of a job that requests no IncrementalTimeout.
         rational_delay: Added to each timeout.
-        max_retries: Number of times that a job that runs out of time is queued again before it is
+        max_retries: Number of timeouts after which a job is queued again; the next one makes it
             dead.
         channels: Channels by id, created at the first request; `PUT` creates others.
 

@@ -47,7 +47,9 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
     """Suggest the most similar of `names`, or list all names."""
     choices = list(names)
     near = difflib.get_close_matches(name, choices, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(choices) or 'none'}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"choose from {', '.join(choices)}" if choices else "none exists"
 
 
 class UnknownOptionError(SetupError, TypeError):
@@ -132,14 +134,14 @@ def validate_queue(value: Name) -> Name:
 @lru_cache(maxsize=1024)
 def _find_queue_error(value: str) -> str | None:
     if value in {".", ".."}:
-        return "no URL can name it, as it is a step of a path there: use another name"
+        return "a URL cannot contain it, because it is a path step there: use another name"
     match = _PLACEHOLDER.search(value)
     if match is None:
         return None
     return (
-        f"{match[0]} makes it a template, and a queue has one name: name each queue, or use one "
-        f"queue and put {match[1]!r} into the body or a header, by which "
-        "@subscriber(filter=...) chooses a handler"
+        f"templates such as {match[0]} are not supported: name each queue, or use one queue, put "
+        f"{match[1]!r} into the body or a header, and choose the handler with "
+        "@subscriber(filter=...)"
     )
 
 
@@ -151,8 +153,8 @@ def _find_text_error(value: str) -> str | None:
             len(value) > MAX_NAME_LENGTH,
             f"it has {len(value)} characters, at most {MAX_NAME_LENGTH} are allowed",
         ),
-        ("\x00" in value, "it must not hold a NUL character"),
-        (_SURROGATE.search(value), "it must not hold a lone surrogate"),
+        ("\x00" in value, "it must not contain a NUL character"),
+        (_SURROGATE.search(value), "it must not contain a lone surrogate"),
         (value.endswith(" "), "it must not end in a space"),
     )
     return next((text for is_error, text in errors if is_error), None)

@@ -87,7 +87,7 @@ def validate_depths(value: object) -> dict[str, MaxDepth]:
     depths: dict[str, MaxDepth] = {}
     for queue, limit in value.items():
         if (error := find_queue_error(queue)) is not None:
-            raise SetupError(f"max_depth names the queue {format_value(queue)}: {error}")
+            raise SetupError(f"max_depth has an invalid queue name {format_value(queue)}: {error}")
         if isinstance(limit, int) and not isinstance(limit, bool):
             limit = MaxDepth(limit)  # noqa: PLW2901 - a number is a short form
         if not isinstance(limit, MaxDepth):

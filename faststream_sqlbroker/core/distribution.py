@@ -25,9 +25,9 @@ def get_shared_files_warning(package: Path = _PACKAGE) -> str | None:
     if not owners:
         return None
     return (
-        f"{' and '.join(owners)} owns files of the package {package.name!r}, too: what was "
-        f"installed last has overwritten files of the other. Install {DISTRIBUTION} into an "
-        "environment of its own"
+        f"{' and '.join(owners)} also owns files of the package {package.name!r}: the later "
+        f"installation has overwritten files of the earlier. Install {DISTRIBUTION} into its own "
+        "environment"
     )
 
 

@@ -45,10 +45,10 @@ FORECAST = timedelta(days=90)
 reach `LARGE_ARCHIVE` within this time."""
 LARGE_ARCHIVE = 100 * 2**30
 """Bytes."""
-REMEDY = "let the broker remove old messages (`retention=`, `sqlbroker prune`)"
+REMEDY = "remove old messages with `retention=` or `sqlbroker prune`"
 REMEDY_BEHIND = (
-    "retention has not removed what is past its age: see why in the log, and whether exports to "
-    "the lake of `unless_loaded_by=` go on"
+    "retention has not removed messages past their age: check the log, and whether exports to the "
+    "lake of `unless_loaded_by=` still run"
 )
 MIN_USED_RATE = 0.5
 """A Throttle limits a queue if at least this share of its rate ends in a minute."""
@@ -90,7 +90,7 @@ def find_queue_problems(queue: QueueOverview, max_age: float) -> list[Finding]:
         findings.append(Finding("late", f"{late_text}; {paused}" if paused else late_text, name))
     if is_failing(queue):
         text = (
-            f"{queue.retrying} of {_count_live(queue)} messages have failed before, and "
+            f"{queue.retrying} of {_count_live(queue)} messages have failed before; "
             f"{queue.out_per_minute or 0:.3g} a minute end, {queue.failed_per_minute:.3g} as FAILED"
         )
         findings.append(Finding("failing", text, name))
@@ -98,7 +98,7 @@ def find_queue_problems(queue: QueueOverview, max_age: float) -> list[Finding]:
         text = (
             f"{queue.suspects} messages have lost their lease {SUSPECT_AFTER} times or more: their "
             "handlers block the event loop for longer than `release_stuck_timeout`, or their "
-            "processes are killed; the log names them"
+            "processes are killed; the log has the number of expired leases, not the messages"
         )
         findings.append(Finding("lease storm", text, name))
     return findings
@@ -144,14 +144,14 @@ def explain_late(
     policy_waits = [wait for wait in waits.waits if wait.code in POLICY_REASONS and wait.due]
     if policy_waits and sum(wait.due for wait in policy_waits) >= waits.due:
         policy = policy_waits[0].policy
-        text = f"{finding.text}, as {policy} lets no more start"
+        text = f"{finding.text}, because {policy} allows no more starts"
         if policy_waits[0].until_last is not None and not policy_waits[0].capped:
             text += (
-                f"; the last of them waits until {policy_waits[0].until_last:%Y-%m-%d %H:%M:%S} UTC"
+                f"; the last message waits until {policy_waits[0].until_last:%Y-%m-%d %H:%M:%S} UTC"
             )
     elif (throttle := _find_limiting_throttle(queue, subscribers)) is not None:
         # Between two claims a slot may be free although the Throttle limits the queue.
-        text = f"{finding.text}, as {throttle} lets no more start"
+        text = f"{finding.text}, because {throttle} allows no more starts"
     else:
         return finding
     return Finding("waits for policy", text, finding.queue, is_error=False)
@@ -199,11 +199,11 @@ def find_overdue_schedules(schedules: Iterable[Schedule], now: datetime) -> list
             if schedule.failures_count:
                 text += f": its function failed {schedule.failures_count} times, see the log"
             elif schedule.running:
-                text += ": its function runs"
+                text += ": a process is running it"
             else:
                 text += (
-                    ": no process that declares it runs; start one, or remove it with `sqlbroker "
-                    "forget-schedule`"
+                    ": no running process declares it; start that process, or remove the schedule "
+                    "with `sqlbroker forget-schedule`"
                 )
             is_error = not schedule.running or bool(schedule.failures_count)
             findings.append(Finding("overdue schedule", text, is_error=is_error))
@@ -218,8 +218,8 @@ def find_dead_letters(dead: DeadLetters, now: datetime) -> list[Finding]:
         last_ago = format_duration((now - group.last_at).total_seconds())
         count = "a dead letter" if group.count == 1 else f"{group.count} dead letters"
         text = (
-            f"{count} since yesterday in {queues}, {group.last_hour} of the last hour, the last "
-            f"{last_ago} ago"
+            f"{count} since yesterday in {queues}, {group.last_hour} in the last hour, the "
+            f"latest {last_ago} ago"
         )
         if not group.error:
             reasons = ", ".join(reason or "no reason" for reason in group.reasons)
@@ -234,7 +234,7 @@ def find_archive_growth(archive: ArchiveSize) -> list[Finding]:
     bytes_per_day = archive.bytes_per_day
     if not bytes_per_day:
         return []
-    text = f"it grew by about {format_size(bytes_per_day)} in the last 24 hours"
+    text = f"the archive grew by about {format_size(bytes_per_day)} in the last 24 hours"
     remedy = REMEDY_BEHIND if archive.is_behind else REMEDY
     growth = FORECAST if archive.grows_for is None else archive.grows_for
     if archive.free is not None:
@@ -242,16 +242,16 @@ def find_archive_growth(archive: ArchiveSize) -> list[Finding]:
         if remaining >= DISK_FULL_WARNING or growth < remaining:
             return []
         text += (
-            f", and {format_size(archive.free)} are free: the disk is full in "
-            f"{format_duration(remaining.total_seconds())}; {remedy}, or give it more space"
+            f", and {format_size(archive.free)} are free: the disk will be full in "
+            f"{format_duration(remaining.total_seconds())}; {remedy}, or add disk space"
         )
         return [Finding("archive growth", text, is_error=remaining < DISK_FULL_ERROR)]
     future_size = archive.size + bytes_per_day * FORECAST.days
     if archive.grows_for is not None or not archive.is_whole or future_size < LARGE_ARCHIVE:
         return []
     text += (
-        f" to {format_size(archive.size)}, and too little is removed: it has about "
-        f"{format_size(future_size)} in {FORECAST.days} days, and the server does not tell "
-        f"how much is free; {remedy}"
+        f" to {format_size(archive.size)}, and too little is removed: it will have about "
+        f"{format_size(future_size)} in {FORECAST.days} days, and the server does not report its "
+        f"free space; {remedy}"
     )
     return [Finding("archive growth", text, is_error=False)]

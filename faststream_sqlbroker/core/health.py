@@ -242,8 +242,8 @@ class Health:
             ),
             "dead rows": list(find_dead_row_problems(self.database)),
             "lakes": [
-                f"{window}: the archive has other rows than an export has recorded, so nothing of "
-                "it is removed: export again"
+                f"{window}: the archive's rows differ from those that an export recorded, so "
+                "retention keeps them: export again"
                 for window in self.differing_windows
             ],
         }
@@ -253,8 +253,8 @@ def find_clock_problems(difference: float, tolerance: float) -> Iterator[str]:
     """Yield a problem if the clocks differ too much."""
     if abs(difference) > MAX_CLOCK_DIFFERENCE + tolerance:
         yield (
-            f"the database's clock and this machine's differ by {difference:.1f} s. Messages go by "
-            "the database's clock, but times in logs do not fit: let both follow NTP"
+            f"the clocks of the database and this machine differ by {difference:.1f} s. Messages "
+            "use the database's clock, so times in logs do not match: synchronize both with NTP"
         )
 
 
@@ -262,8 +262,8 @@ def find_pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
     """Yield a problem if all connections of the pool are in use."""
     if limit is not None and (used or 0) >= limit:
         yield (
-            f"all {limit} connections of this process's pool are in use: give create_async_engine "
-            "a larger pool_size, or the subscribers fewer workers"
+            f"all {limit} connections of this process's pool are in use: raise pool_size of "
+            "create_async_engine, or lower max_workers of the subscribers"
         )
 
 
@@ -283,13 +283,13 @@ def find_transaction_problems(
     for transaction in transactions:
         # A connected standby has no age: its readers may see recent rows only.
         if transaction.kind == REPLICATION_SLOT or (transaction.age or 0.0) >= max_age:
-            yield f"{transaction} keeps dead rows from being removed: end it"
+            yield f"{transaction} prevents the removal of dead rows: end it"
 
 
 def find_dead_row_problems(database: DatabaseHealth) -> Iterator[str]:
     """Yield the problems with dead rows."""
     if database.autovacuum is False:
-        yield "autovacuum is off in the server: dead rows slow every claim down; turn it on"
+        yield "autovacuum is off on the server, so dead rows slow down every claim: turn it on"
     for table in database.tables:
         if not table.is_vacuumed:
             yield (
@@ -298,14 +298,14 @@ def find_dead_row_problems(database: DatabaseHealth) -> Iterator[str]:
             )
         if table.is_bloated:
             yield (
-                f"{table.table} has {table.dead_rows} dead rows and {table.live_rows} live ones, "
+                f"{table.table} has {table.dead_rows} dead rows and {table.live_rows} live rows, "
                 f"{_format_ago('vacuum', table.last_vacuum_ago)}: end old transactions, then "
-                "VACUUM it"
+                "run VACUUM"
             )
     if database.purge_backlog is not None and database.purge_backlog > PURGE_BACKLOG:
         yield (
-            f"InnoDB has not purged {database.purge_backlog} undo records: end old transactions, "
-            "and it will"
+            f"InnoDB has {database.purge_backlog} unpurged undo records: end old transactions to "
+            "let it purge them"
         )
 
 

@@ -81,70 +81,70 @@ def _make_gauge(name: str, unit: str, labels: Labels, meaning: str) -> Metric:
 
 
 CLAIMED = _make_message_counter(
-    "claimed_messages", ("queue",), "Messages that this process has leased: one for each delivery."
+    "claimed_messages", ("queue",), "Messages claimed by this process, one for each delivery."
 )
 SETTLED = _make_message_counter(
     "settled_messages",
     ("queue", "outcome", "reason"),
-    "Deliveries whose outcome is written.",
+    "Deliveries whose outcome was written.",
 )
 RETRIED = _make_message_counter(
-    "retried_messages", ("queue",), "Messages that failed and are to be tried again."
+    "retried_messages", ("queue",), "Messages that failed and will be retried."
 )
 LOST = _make_message_counter(
     "lost_messages",
     ("queue", "outcome"),
-    "Deliveries that this process could not settle, because their lease was gone. `outcome` is "
-    "`lost`; or `unknown`, where an earlier COMMIT without an answer may have settled them.",
+    "Deliveries that this process could not settle because their lease was lost. `outcome` is "
+    "`lost`, or `unknown` if an earlier COMMIT without an answer may have settled them.",
 )
 RELEASED = _make_message_counter(
     "expired_messages",
     ("subscriber",),
-    "Messages of which this process found the lease of another, or its own, run out, and gave them "
-    "back.",
+    "Messages that this process released because their lease, held by this or another process, had "
+    "expired.",
 )
 SURPLUS = _make_message_counter(
     "surplus_messages",
     ("subscriber",),
-    "Messages that a claim had leased and that were given back, uncharged, because more than "
+    "Messages that were released right after their claim, uncharged, because more than "
     "`max_prefetch_bytes` would have waited for a worker.",
 )
 REFUSED = _make_message_counter(
     "refused_messages",
     ("queue", "how"),
-    "Messages that were not published, as the queue had as many due ones as `max_depth` allows. "
-    "`how` is `raised`, also after a wait that was too long, or `dropped`.",
+    "Messages that were not published because their queue had reached `max_depth`. `how` is "
+    "`raised`, also after a wait that timed out, or `dropped`.",
 )
 PUBLISHED_OVER_HTTP = _make_message_counter(
     "http_published_messages",
     ("queue",),
-    "Messages and jobs that clients have published over HTTP. FastStream's own metrics of "
-    "publishes have them, too, so do not add the two.",
+    "Messages and jobs that clients published over HTTP. FastStream's own publish metrics include "
+    "them, so do not add the two.",
 )
 CLAIM_SECONDS = _make_histogram(
     "claim_seconds",
     ("subscriber",),
-    "A claim, with the look for what is due before it, also one that found nothing.",
+    "Duration of a claim with the poll before it, including claims that found nothing.",
     STATEMENT_BUCKETS,
 )
 FLUSH_SECONDS = _make_histogram(
     "flush_seconds",
     ("subscriber",),
-    "The write of a batch of outcomes, also one that failed.",
+    "Duration of the write of a batch of outcomes, including failed writes.",
     STATEMENT_BUCKETS,
 )
 LEASE_MARGIN = _make_histogram(
     "lease_margin_seconds",
     ("subscriber",),
-    "What was left of the shortest lease held here, at each look of the loop that renews leases. 0 "
-    "is a lease that has run out, or nearly.",
+    "Remaining time of the shortest lease that the subscriber holds, at each pass of the loop that "
+    "renews leases. 0 means that the lease has expired, or is about to.",
     LEASE_MARGIN_BUCKETS,
 )
 POLICY_WAIT = _make_histogram(
     "policy_wait_seconds",
     ("subscriber", "wait"),
-    "Waits for a policy. `wait` is `claim`, where it held back all that is due; `slot`, where a "
-    "claimed message waits for its start; or `rest`, after a failure (`BlockingWait`).",
+    "Waits for a policy. `wait` is `claim` if the policy held back all due messages, `slot` if a "
+    "claimed message waited for its start, or `rest` after a failure (`BlockingWait`).",
     WAIT_BUCKETS,
 )
 SLOTS = Metric(
@@ -152,45 +152,45 @@ SLOTS = Metric(
     Kind.COUNTER,
     "slots",
     ("subscriber", "use"),
-    "Slots of a `Throttle`. `use` is `started`; `missed`, where the handler could not start in "
-    "time and the message went back; or `unused`, where it was not to start any more.",
+    "Slots of a `Throttle`. `use` is `started`; `missed` if the handler could not start in time "
+    "and the message was released; or `unused` if the message no longer had to start.",
 )
 FULL_WAIT = _make_histogram(
     "queue_full_wait_seconds",
     ("queue",),
-    "Waits of publishes for room in a queue with a `max_depth`, also those in vain.",
+    "Waits of publishes for capacity in a queue with `max_depth`, including those that timed out.",
     WAIT_BUCKETS,
 )
 HELD = _make_gauge(
     "held_messages",
     "messages",
     ("subscriber", "stage"),
-    "Messages held by this process. `stage` is `waiting` for a worker, `running`, or `settling`: "
-    "its outcome waits to be written.",
+    "Messages held by this process. `stage` is `waiting` for a worker, `running`, or `settling` "
+    "until the outcome is written.",
 )
 HEALTHY = _make_gauge(
     "subscriber_healthy",
     "1 or 0",
     ("subscriber",),
-    "1 if all loops of the subscriber work, as `broker.ping` asks; else 0.",
+    "1 if all loops of the subscriber work, as `broker.ping` checks; else 0.",
 )
 WRITABLE = _make_gauge(
     "database_writable",
     "1 or 0",
     ("database",),
-    "1 if the database takes this process's writes, as `broker.ping` asks; else 0.",
+    "1 if the database accepts this process's writes, as `broker.ping` checks; else 0.",
 )
 POOL_USED = _make_gauge(
     "pool_used_connections",
     "connections",
     ("database",),
-    "Connections of the engine's pool that are in use, by the application too.",
+    "Connections of the engine's pool in use, including those of the application.",
 )
 POOL_LIMIT = _make_gauge(
     "pool_limit_connections",
     "connections",
     ("database",),
-    "Connections that the pool gives at most. Without a limit it is not exported.",
+    "Maximum connections of the pool; not exported without a limit.",
 )
 READY = _make_gauge(
     "ready_messages", "messages", ("queue",), "Messages that are due and wait for a claim."
@@ -203,36 +203,35 @@ OLDEST_DUE = _make_gauge(
     "oldest_due_age_seconds",
     "seconds",
     ("queue",),
-    "For how long the first message to be claimed of those that wait longest has been due; 0 if "
-    "none is.",
+    "Time since the oldest ready message became due; 0 without a ready message.",
 )
 STANDBY = _make_gauge(
     "standby_messages",
     "messages",
     ("queue",),
-    "Messages that stand by for a newer one of their key, which is delivered in their place "
-    "(`Debounce`, `KeepLast`). They are neither ready nor delayed.",
+    "Standby messages: a newer message of their key is delivered in their place (`Debounce`, "
+    "`KeepLast`). They are neither ready nor delayed.",
 )
 STANDBY_OVERDUE = _make_gauge(
     "standby_overdue_seconds",
     "seconds",
     ("queue",),
-    "For how long claims have not looked at what stands by, though it was time to; 0 if they have. "
-    "It grows while the queue is paused, or has no subscriber.",
+    "Time by which the check of standby messages is overdue; 0 if it is not. It grows while the "
+    "queue is paused, or has no subscriber.",
 )
 LIVE_SUBSCRIBERS = _make_gauge(
     "live_subscribers",
     "subscribers",
     ("queue",),
-    "Subscribers of the fleet that have lately given a sign of life.",
+    "Subscribers of the fleet with a recent heartbeat.",
 )
 FINDINGS = _make_gauge(
     "findings",
     "findings",
     ("kind", "level", "queue"),
-    "What `broker.admin.findings` finds, once a minute. `level` is `error` or `warning`; `queue` "
-    "is empty where it is about none. A process whose database user lacks the rights of operators "
-    "exports none; else that of `no subscriber` without a queue is always there, 0.",
+    "Findings of `broker.admin.findings`, once a minute. `level` is `error` or `warning`; `queue` "
+    "is empty for a finding without a queue. A process whose database user lacks the rights of "
+    "operators exports no finding; others always export `no subscriber` without a queue, as 0.",
 )
 
 METRICS = tuple(value for value in list(vars().values()) if isinstance(value, Metric))
@@ -276,14 +275,14 @@ _STATE_LABELS = {
 }
 OUTCOMES = {
     "acked": "it is done",
-    "retried": "it failed and is tried again",
+    "retried": "it failed and will be retried",
     "failed": "it is FAILED in the archive",
-    "dead_lettered": "it failed for good and went to the `dead_letter_queue`",
-    "moved": "it went to another queue",
+    "dead_lettered": "it failed for good and moved to the `dead_letter_queue`",
+    "moved": "it moved to another queue",
     "postponed": "it is due again later, without an attempt",
-    "abandoned": "it comes back, and the delivery counts: cancelled, or its COMMIT failed",
-    "released": "it was given back before it started",
-    "discarded": "it was dropped without a run",
+    "abandoned": "it will be delivered again, charged: it was cancelled, or its COMMIT failed",
+    "released": "it was released before it started",
+    "discarded": "it is DISCARDED, for example expired or cancelled",
 }
 """The values of the label `outcome` of `SETTLED`, with their meanings."""
 OTHER_REASON = "other"

@@ -67,7 +67,7 @@ def validate_info(value: object) -> str | None:
         return None
     if not isinstance(value, str) or len(value) > MAX_INFO_LENGTH or not is_storable(value):
         raise PublishError(
-            f"info is text of at most {MAX_INFO_LENGTH} characters, without NUL characters and "
-            f"lone surrogates, got {format_value(value)}"
+            f"info must be text of at most {MAX_INFO_LENGTH} characters, without NUL characters "
+            f"and lone surrogates, got {format_value(value)}"
         )
     return value

@@ -13,18 +13,19 @@ RepairStatus = Literal["done", "requested", "running", "busy", "ended", "not_fou
 
 _MESSAGES: dict[RepairStatus, str] = {
     "done": "done",
-    "requested": "asked its subscriber to cancel it; a handler that ends first wins",
-    "busy": "not changed: another transaction has locked it just now; try again",
+    "requested": "cancellation requested; if the handler ends first, its outcome counts",
+    "busy": "not changed: another transaction has locked it; try again",
 }
-_IN_ARCHIVE = "it has ended as {state}, and is in the archive: "
+_IN_ARCHIVE = "it is in the archive as {state}: "
 _COMMANDS: dict[MessageState | None, str] = {
-    MessageState.PENDING: "it waits as {state}: retry {id} makes it due now",
-    MessageState.RETRYABLE: "it waits as {state}: retry {id} makes it due now",
-    MessageState.PROCESSING: "a subscriber has leased it: cancel {id} asks that to end it",
-    MessageState.COMPLETED: _IN_ARCHIVE + "replay NAME {id} publishes it again",
-    MessageState.FAILED: _IN_ARCHIVE + "redrive {id} brings it back",
-    MessageState.DISCARDED: _IN_ARCHIVE + "redrive {id} --state DISCARDED brings it back",
-    None: "there is no such message, live or archived",
+    MessageState.PENDING: "it is {state}: `retry {id}` makes it due now",
+    MessageState.RETRYABLE: "it is {state}: `retry {id}` makes it due now",
+    MessageState.PROCESSING: "a subscriber has leased it: `cancel {id}` requests its end",
+    MessageState.COMPLETED: _IN_ARCHIVE + "`replay NAME {id}` publishes it again",
+    MessageState.FAILED: _IN_ARCHIVE + "`redrive {id}` returns it to its queue",
+    MessageState.DISCARDED: _IN_ARCHIVE
+    + "`redrive {id} --state DISCARDED` returns it to its queue",
+    None: "no live or archived message has this id",
 }
 
 

@@ -162,7 +162,7 @@ class QueueOverview:
         if self.standing_overdue < MAX_STANDBY_DELAY:
             return None
         seconds = f"{self.standing_overdue:.0f} s"
-        return f"{self.standing} messages stand by, and no claim has looked at them for {seconds}"
+        return f"{self.standing} standby messages have not been checked for {seconds}"
 
     @property
     def lacks_subscriber(self) -> bool:
@@ -186,10 +186,10 @@ class QueueOverview:
         """
         if self._all_drained:
             return "every live subscriber is drained"
-        hint = "" if self.nearest is None else f"; is {self.nearest!r} meant?"
+        hint = "" if self.nearest is None else f"; did you mean {self.nearest!r}?"
         if self.lacks_subscriber:
             return f"no live subscriber{hint}"
-        return f"it never had a message{hint}" if self.is_unused and hint else None
+        return f"it has never had a message{hint}" if self.is_unused and hint else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,4 +223,4 @@ def find_similar_names(name: str, candidates: Iterable[str], limit: int = 3) -> 
 
 def format_name_hint(names: Sequence[str]) -> str:
     """Format the question whether a name of `names` was intended; empty without names."""
-    return f"; is {' or '.join(map(repr, names))} meant?" if names else ""
+    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""

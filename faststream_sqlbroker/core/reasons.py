@@ -48,70 +48,71 @@ MEANINGS: dict[str, Meaning] = {
     ),
     SUPERSEDED: Meaning(
         "DISCARDED",
-        "`Debounce`, `KeepLast`: another message of its key has started in its place, or a "
-        "`Throttle` has refused that one.",
-        "that one",
+        "`Debounce`, `KeepLast`: another message of its key started in its place, or a "
+        "`Throttle` refused that message.",
+        "that message",
     ),
     DUPLICATE: Meaning(
         "DISCARDED",
         "`Once`: another message of its key was handled.",
-        "the one that has claimed the key",
+        "the message that claimed the key",
     ),
-    EXPIRED: Meaning("DISCARDED", "`expires_in` was over before a handler could start."),
-    CANCELLED: Meaning("DISCARDED", "An operator cancelled it; who and why is in `last_error`."),
+    EXPIRED: Meaning("DISCARDED", "`expires_in` had passed before a handler could start."),
+    CANCELLED: Meaning(
+        "DISCARDED", "An operator cancelled it; `last_error` has the name and reason."
+    ),
     THROTTLED: Meaning(
         "DISCARDED, FAILED",
         '`Throttle` had no slot, with `when_exceeded="drop"` or `"dead_letter"`.',
     ),
     REJECTED: Meaning(
         "DISCARDED, FAILED",
-        "Its handler rejected it, the ack policy did, or a client over HTTP gave it up; no reason "
-        "was given.",
+        "Its handler, the ack policy or an HTTP client rejected it without a reason.",
     ),
     MAX_ATTEMPTS: Meaning(
         "FAILED",
-        "It failed, and the retry strategy gives up: its attempts or its time are used up, or "
-        "there is none.",
+        "It failed, and the retry strategy gave up because its attempts or its time were used up, "
+        "or there is no retry strategy.",
     ),
     NOT_RETRIED: Meaning(
-        "FAILED", "It failed with an exception that `retry_on`, `no_retry_on` do not retry."
+        "FAILED", "It failed with an exception that `retry_on` or `no_retry_on` excludes."
     ),
     INVALID_BODY: Meaning(
-        "FAILED", "Its body fails the validation of its handler's parameters, or decoding."
+        "FAILED", "Its body cannot be decoded, or is invalid for its handler's parameters."
     ),
     NOT_READY: Meaning(
-        "FAILED", "Its handler raised `NotReadyYet` until `give_up_after` was over."
+        "FAILED", "Its handler raised `NotReadyYet` until `give_up_after` had passed."
     ),
-    NO_OUTCOME: Meaning("FAILED", "`AckPolicy.MANUAL`: its handler ended and had not settled it."),
+    NO_OUTCOME: Meaning("FAILED", "`AckPolicy.MANUAL`: its handler ended without settling it."),
     RETRY_STRATEGY_ERROR: Meaning(
         "FAILED", "The retry strategy raised an error, which is in `last_error`."
     ),
     TRANSACTION_ENDED: Meaning(
         "FAILED",
-        "`transactional=True`: its handler committed or rolled back by itself, so that its "
-        "effects may be there.",
+        "`transactional=True`: its handler ended the transaction by itself, so its effects may "
+        "be committed.",
     ),
-    SETTLE_ERROR: Meaning("FAILED", "The database refused its end again and again."),
+    SETTLE_ERROR: Meaning("FAILED", "The database repeatedly refused to store its outcome."),
     MAX_DELIVERIES: Meaning(
         "FAILED",
-        "`max_deliveries` of its deliveries ended without an outcome, such as by the end of their "
-        "process; of a pull job, its time was over more than `max_retries` times.",
+        "`max_deliveries` deliveries ended without an outcome, for example because their process "
+        "ended; or a pull job timed out more than `max_retries` times.",
     ),
     UNKNOWN_OUTCOME: Meaning(
-        "FAILED", "`Once`: its handler was started before, and its process was not heard of again."
+        "FAILED", "`Once`: an earlier delivery started its handler and reported no outcome."
     ),
-    FAILED_ONCE: Meaning("FAILED", "`Once`: its handler failed, and may not be started again."),
-    NO_KEY: Meaning("FAILED", 'A policy needs a key, and says `without_key="dead_letter"`.'),
+    FAILED_ONCE: Meaning("FAILED", "`Once`: its handler failed, and must not run again."),
+    NO_KEY: Meaning("FAILED", 'It has no key, and a policy has `without_key="dead_letter"`.'),
     NO_DESTINATION: Meaning(
-        "FAILED", "`forward_to=DESTINATION`: its header names no queue that it can be moved to."
+        "FAILED", "`forward_to=DESTINATION`: its header does not name a valid destination."
     ),
     DESTINATION_NOT_ALLOWED: Meaning(
         "FAILED",
         "`forward_to=DESTINATION`: its header names a queue that is not among `destinations`.",
     ),
     TOO_MANY_HOPS: Meaning(
-        "FAILED", "`forward_to` has moved it on 32 times since a handler last did: it goes round."
+        "FAILED", "`forward_to` moved it 32 times without a handler: its queues form a loop."
     ),
-    UNDECODABLE: Meaning("FAILED", "Its row holds what no message can have."),
+    UNDECODABLE: Meaning("FAILED", "Its row has a value that no message can have."),
 }
 """The meanings of all codes."""

@@ -75,7 +75,7 @@ def copy_row(row: Mapping[str, Any], plan: ReplayPlan) -> ReplayCopy:
     """
     origin = row["id"]
     if origin is None:
-        raise PublishError("a row has no id: replay takes rows of the archive, each with its id")
+        raise PublishError("a row has no id: select the column id of the archive too")
     values = {
         "queue": _validate_name(
             origin, "queue", row["queue"] if plan.queue is None else plan.queue
@@ -88,7 +88,7 @@ def copy_row(row: Mapping[str, Any], plan: ReplayPlan) -> ReplayCopy:
     }
     if row["bytes"] is None:
         raise PublishError(
-            f"row {origin} has no payload: select the column payload too, or leave the row out"
+            f"row {origin} has no payload: select the column payload too, or omit the row"
         )
     if "payload" in row:
         values["payload"] = row["payload"]
@@ -136,6 +136,6 @@ def check_headers(label: str, headers: Mapping[str, Any]) -> None:
         raise PublishError(f"{label} must be JSON values: {error}") from error
     if _UNSTORABLE.search(_PAIR.sub("", text)):
         raise PublishError(
-            f"{label} must not hold a NUL character or a lone surrogate, got "
+            f"{label} must not contain a NUL character or a lone surrogate, got "
             f"{format_value(headers)}"
         )

@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
-NO_ARCHIVE = "there is no archive to remove from (message_archive_table_name=None)"
+NO_ARCHIVE = "there is no archive to prune (message_archive_table_name=None)"
 PRUNE_LOCK = "sqlbroker.retention"
 """Key of the lock of the process that removes old messages. The row of the lock shows the
 retention."""
@@ -54,7 +54,7 @@ class Retention:
         if not self.ages and self.max_rows is None:
             raise SetupError(
                 "Retention() removes nothing: give completed=, failed=, discarded= or max_rows=, "
-                "or leave retention out"
+                "or omit retention"
             )
         if self.max_rows is not None:
             validate_integer("max_rows of Retention", self.max_rows, other=", or None")

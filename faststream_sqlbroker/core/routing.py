@@ -85,7 +85,7 @@ def get_destination(headers: Mapping[str, Any], source_queues: Collection[str]) 
         raise ValueError(f"its header {DESTINATION_HEADER!r} is {format_value(name)}: {error}")
     if name in source_queues:
         raise ValueError(
-            f"its header {DESTINATION_HEADER!r} names {format_value(name)}, which it came from"
+            f"its header {DESTINATION_HEADER!r} names {format_value(name)}, its own queue"
         )
     return str(name)
 
@@ -108,9 +108,8 @@ def parse_publish_after(headers: Mapping[str, Any], created_at: datetime) -> dat
         due = MAX_DUE_TIME + timedelta(days=1)
     if due > MAX_DUE_TIME:
         raise ValueError(
-            f"its header {PUBLISH_AFTER_HEADER!r} is {format_value(value)}; Unix seconds, a date "
-            "and time "
-            'like "2030-01-31T08:00:00Z" or a duration like "1.5h" are understood'
+            f"its header {PUBLISH_AFTER_HEADER!r} must be Unix seconds, a date and time like "
+            f'"2030-01-31T08:00:00Z" or a duration like "1.5h", got {format_value(value)}'
         )
     return due
 

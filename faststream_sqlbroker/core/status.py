@@ -113,8 +113,8 @@ def format_modes(modes: Mapping[str, Sequence[LiveSubscriber]]) -> str:
 
 
 MIXED_HINT = (
-    "what policies and ordered=True promise holds only while every subscriber of a queue has the "
-    "same: give all of them the same, or let the change of the fleet end"
+    "policies and ordered=True are guaranteed only while all subscribers of a queue have the same "
+    "options: give them the same options, or finish the deployment"
 )
 
 

@@ -170,12 +170,12 @@ def _list_open_events(row: StoredMessage) -> list[Event]:
     events = []
     if row.state is MessageState.PROCESSING:
         if row.acquired_at is not None:
-            worker = row.worker or "a subscriber that is not listed"
+            worker = row.worker or "an unknown subscriber"
             events.append(
                 Event(row.acquired_at, f"claimed by {worker}, delivery {row.deliveries_count}")
             )
         if row.lease_expires_at is not None:
-            events.append(Event(row.lease_expires_at, "the lease runs out unless it is renewed"))
+            events.append(Event(row.lease_expires_at, "the lease expires unless it is renewed"))
     else:
         events.append(Event(row.next_attempt_at, "due"))
     if row.expires_at is not None:

@@ -26,7 +26,7 @@ _PART = r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(ms|s|m|h|d)"
 _PARTS = re.compile(_PART)
 _DURATION = re.compile(rf"([+-]?)(0|(?:{_PART}){{1,20}})")
 
-_ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h", "2h45m" or "30d"'
+_ALLOWED = 'use seconds, a timedelta, or text like "500ms", "60s", "1.5h", "2h45m" or "30d"'
 
 
 def parse_duration(value: Duration, *, name: str = "duration") -> float:
@@ -58,7 +58,7 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
         raise SetupError(f"{name} cannot be {value!r} of type {type(value).__name__}: {_ALLOWED}")
     if not math.isfinite(seconds) or abs(seconds) > MAX_SECONDS:
         raise SetupError(
-            f"{name} must be a finite length of at most {MAX_SECONDS:.0e} seconds, got "
+            f"{name} must be a finite duration of at most {MAX_SECONDS:.0e} seconds, got "
             f"{_format_value(value)}"
         )
     return seconds
@@ -102,7 +102,7 @@ def _parse_text(text: str, name: str) -> float:
     if match is None:
         raise SetupError(
             f"{name} cannot be {_format_value(text)}: {_ALLOWED}, each number with its "
-            "unit, no spaces"
+            "unit and without spaces"
         )
     total = sum(
         (Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction()
@@ -192,13 +192,11 @@ def find_zone(name: str, owner: str) -> ZoneInfo:
         if not available_timezones():
             raise SetupError(
                 f"{owner} tz cannot be {format_value(name)}: this machine has no time zone "
-                "database "
-                "at all; pip install tzdata, or install the operating system's package of that name"
+                "database: pip install tzdata, or install the operating system's package tzdata"
             ) from error
         raise SetupError(
-            f"{owner} tz cannot be {format_value(name)}: it is a name of the IANA database such "
-            'as "UTC" '
-            'or "Europe/Berlin"'
+            f"{owner} tz cannot be {format_value(name)}: use a name of the IANA database such "
+            'as "UTC" or "Europe/Berlin"'
         ) from error
 
 

@@ -16,17 +16,16 @@ DIFFERS = "window_differs"
 BROUGHT_BACK = "window_brought_back"
 
 MEANINGS: Mapping[str, str] = {
-    IN_BOTH: "the message is live and in the archive at once",
+    IN_BOTH: "the message is both live and in the archive",
     ARCHIVED_TWICE: "the archive has the message more than once",
-    UNKNOWN_STATE: "no message of this table has that state",
-    NO_LEASE: "it is PROCESSING, but has no lease, so nothing gives it back",
-    LEFT_LEASE: "it has a lease, but is not PROCESSING",
-    NO_OWNER: "its lease is over, neither its holder nor a transaction keeps it, and nothing has "
-    "given it back",
-    NO_ATTEMPT: "it is RETRYABLE, but had no attempt",
-    IN_FUTURE: "it ended at a time that is not over, or at none",
-    JOB_WITHOUT_DUE_TIME: "the job is running, but has no time for its next batch",
-    DIFFERS: "the archive has other rows of the window than the export has recorded",
+    UNKNOWN_STATE: "the state is not valid in this table",
+    NO_LEASE: "it is PROCESSING but has no lease, so it is never released",
+    LEFT_LEASE: "it has a lease but is not PROCESSING",
+    NO_OWNER: "its lease has expired, no holder or transaction keeps it, and it was not released",
+    NO_ATTEMPT: "it is RETRYABLE but had no attempt",
+    IN_FUTURE: "its end time is in the future, or missing",
+    JOB_WITHOUT_DUE_TIME: "the job is running but has no time for its next batch",
+    DIFFERS: "the archive's rows of the window differ from those that the export recorded",
 }
 """The meanings of the kinds of damage; docs/howto/operating.md describes the repairs."""
 
@@ -55,8 +54,8 @@ class Damage:
 
 
 NOTES: Mapping[str, str] = {
-    BROUGHT_BACK: "messages of the window were brought back to their queues, so the archive has "
-    "fewer rows of it than the lake",
+    BROUGHT_BACK: "messages of the window were returned to their queues, so the archive has "
+    "fewer rows of the window than the lake",
 }
 """The meanings of the kinds of notes: nothing is wrong, and nothing has to be done."""
 

@@ -283,7 +283,7 @@ class DatabaseFile:
         except FileNotFoundError as error:
             raise TransientStoreError(
                 f"the database file {self._path!r} was deleted or moved: put it back, or dispose "
-                "of the engine in each process; until then nothing is read or written"
+                "of the engine in each process. Until then, reads and writes fail."
             ) from error
         except OSError:
             return None
@@ -426,8 +426,7 @@ class LoopPools:
 
 
 _OTHER_LOOP = (
-    "the broker's event loop is another one, and open: use SqlProducer here, or "
-    "asyncio.run_coroutine_threadsafe(broker.publish(...), loop).result(), as its connections work "
-    "in that loop only. If the other loop is not needed any more, stop the broker there and close "
-    "that loop first"
+    "another open event loop owns the broker's connections: use SqlProducer here, or "
+    "asyncio.run_coroutine_threadsafe(broker.publish(...), loop).result(). If you no longer need "
+    "the other loop, stop the broker in it and close it first."
 )

@@ -107,6 +107,6 @@ def get_driver_url(driver: Any) -> URL:
         if module in _DRIVERS:
             return URL.create(_DRIVERS[module])
     raise SetupError(
-        f"Django's connection is one of {modules[0]!r}, which is no driver that SqlProducer can "
-        f"use: use one of {', '.join(_DRIVERS)}"
+        f"SqlProducer does not support the driver {modules[0]!r} of Django's connection; use one "
+        f"of {', '.join(_DRIVERS)}"
     )

@@ -170,7 +170,7 @@ class DriverShortcut:
         try:
             return query.read(rows)
         except Exception as error:
-            msg = f"the answer cannot be read: {error!r}"
+            msg = f"cannot read the server's answer: {error!r}"
             raise UnknownOutcomeError(msg) from error
 
 

@@ -158,14 +158,13 @@ class ErrorClasses:
         Such a transaction cannot be repeated here.
         """
         if isinstance(error, InvalidRequestError):
-            msg = f"the given transaction cannot be used any more; publish before it ends ({error})"
+            msg = f"the given transaction is no longer usable; publish before it ends ({error})"
             return PublishError(msg)
         if self.dialect.name == "sqlite" and any(is_locked(cause) for cause in _iter_causes(error)):
             msg = (
-                "SQLite cannot turn your read transaction into a writing one, because another "
-                "connection has written since it began; begin such transactions with BEGIN "
-                "IMMEDIATE (see docs/howto/outbox.md) and repeat the whole transaction "
-                f"({get_driver_message(error)})"
+                "SQLite cannot let your read transaction write, because another connection has "
+                f"written since it began ({get_driver_message(error)}). Repeat the whole "
+                "transaction, and begin it with BEGIN IMMEDIATE (see docs/howto/outbox.md)."
             )
             return TransientStoreError(msg)
         if self._is_denied(error):

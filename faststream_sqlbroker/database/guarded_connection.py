@@ -59,8 +59,8 @@ def refuse_outside(
     if activity is not None:
         if not _is_in_transaction(connection):
             msg = (
-                f"{TRANSACTION_ENDED}: this statement is refused, as it would be committed "
-                "separately"
+                f"{TRANSACTION_ENDED}: the broker refuses this statement, because it would "
+                "commit separately"
             )
             raise TransactionEndedError(msg)
         activity.sent_at = monotonic()

@@ -68,12 +68,12 @@ async def listen_on_channel(
         async def check_alive(query_server: bool) -> None:
             async with errors.convert_errors(), asyncio.timeout(timeout):
                 if closed.is_set():
-                    msg = "the connection for LISTEN was closed"
+                    msg = "the LISTEN connection was closed"
                     raise TransientStoreError(msg)
                 if checkouts.is_evicted(connection):
                     msg = (
-                        "a server became read-only after this connection was opened; "
-                        "it may be the server of the LISTEN connection"
+                        "the LISTEN connection was opened before a server became read-only, "
+                        "and may be connected to that server"
                     )
                     raise TransientStoreError(msg)
                 if query_server:

@@ -27,15 +27,15 @@ def refuse_shared_connection(engine: AsyncEngine) -> None:
     in_memory = not database or ":memory:" in database or "mode=memory" in str(engine.url)
     if engine.dialect.name == "sqlite" and in_memory:
         msg = (
-            "an in-memory SQLite database has one connection for all tasks, so transactions are "
-            "not separate; give a file, for example sqlite+aiosqlite:///app.db"
+            "an in-memory SQLite database has one connection for all tasks, so their transactions "
+            "would mix: use a file, for example sqlite+aiosqlite:///app.db"
         )
         raise SetupError(msg)
     if isinstance(engine.pool, StaticPool):
         msg = (
             "the engine's StaticPool has one connection for all tasks, so the application and the "
-            "broker would commit and roll back each other's transactions: make the engine without "
-            "poolclass, and with a file, also in tests, for example a temporary one"
+            "broker would commit and roll back each other's transactions: create the engine "
+            "without poolclass, and on SQLite with a file (in tests, a temporary file)"
         )
         raise SetupError(msg)
 
@@ -56,8 +56,8 @@ def ensure_transactional(engine: AnyEngine, level: str | None) -> AnyEngine:
     """
     if str(engine.get_execution_options().get("isolation_level")).upper() == "AUTOCOMMIT":
         msg = (
-            "the engine has isolation_level='AUTOCOMMIT' among its execution options, so it has no "
-            "transactions: give the engine that it was made from"
+            "the engine's execution options set isolation_level='AUTOCOMMIT', so it has no "
+            "transactions: pass the original engine, without this option"
         )
         raise SetupError(msg)
     # create_engine stores its isolation_level here; there is no public attribute.
@@ -97,9 +97,9 @@ def get_shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) 
         return None
     listen = ", one for LISTEN" if listening else ""
     return (
-        f"the engine's pool gives at most {max_connections} connections, but the broker may use "
+        f"the engine's pool has at most {max_connections} connections, but the broker may use "
         f"{needed} ({for_subscribers} for subscribers, one for publishing{listen}) "
-        "besides the application's own: raise pool_size or max_overflow"
+        "in addition to the application's: raise pool_size or max_overflow"
     )
 
 
@@ -112,17 +112,15 @@ def get_handler_shortage(engine: AsyncEngine, slots: int, handlers: int) -> str 
         return None
     max_connections = get_capacity(engine)
     if max_connections is None:
-        pool = f"sets no limit, and counts for {DEFAULT_SIZE} connections,"
-        remedy = (
-            f"Give it limits, such as pool_size={DEFAULT_SIZE} and max_overflow={handlers - slots}"
-        )
+        pool = f"has no limit (counted as {DEFAULT_SIZE} connections)"
+        remedy = f"Set limits, such as pool_size={DEFAULT_SIZE} and max_overflow={handlers - slots}"
     else:
-        pool = f"gives at most {max_connections} connections,"
-        remedy = f"Raise its max_overflow by {handlers - slots}"
+        pool = f"has at most {max_connections} connections"
+        remedy = f"Raise max_overflow by {handlers - slots}"
     return (
-        "transactional=True takes a connection for each handler that runs: by max_workers there "
-        f"may be {handlers} at a time, but the engine's pool, which {pool} leaves {slots} for "
-        f"them besides the broker's own. The others wait. {remedy}, or lower max_workers"
+        "transactional=True takes a connection for each handler that runs. max_workers allows "
+        f"{handlers} handlers at a time, but the engine's pool {pool} and the broker leaves them "
+        f"{slots}, so the others wait. {remedy}, or lower max_workers."
     )
 
 
@@ -167,8 +165,8 @@ def check_same_database(connection: Connection | None, engine: Engine) -> None:
     )
     if not (same_family and same_location):
         msg = (
-            f"the given connection leads to {other_url.render_as_string()!r}, but the broker's "
-            f"tables are in {broker_url.render_as_string()!r}; use a connection to the broker's "
+            f"the given connection is to {other_url.render_as_string()!r}, but the broker's tables "
+            f"are in {broker_url.render_as_string()!r}; use a connection to the broker's "
             "database"
         )
         raise PublishError(msg)

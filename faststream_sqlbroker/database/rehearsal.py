@@ -20,10 +20,12 @@ from faststream_sqlbroker.database.rights import Right, list_required_rights
 from faststream_sqlbroker.exceptions import AccessError, StoreError
 from faststream_sqlbroker.schema.types import is_mariadb
 
-_MARIADB_HINT = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
+_MARIADB_HINT = (
+    " (or the table does not exist: MariaDB hides that from a user without rights on it)"
+)
 _WRITE_HINT = (
-    "let the process write the file and its folder, where SQLite keeps -wal and -shm files, and "
-    "open it without mode=ro and query_only"
+    "give the process write access to the file and its folder, where SQLite keeps -wal and -shm "
+    "files, and open the file without mode=ro and query_only"
 )
 PROBE = "probe"
 """The scope of a state that is inserted and deleted in one transaction."""
@@ -260,7 +262,7 @@ def _build_read_only_file(connection: Connection, denied: Sequence[Right]) -> Mi
     # A connection to a file that was opened read-only stays read-only: drop it.
     connection.connection.invalidate(soft=True)
     return MissingRight(
-        f"the right to write {file}, which is readonly", _WRITE_HINT, _merge_activities(denied)
+        f"write access to {file}, which is read-only", _WRITE_HINT, _merge_activities(denied)
     )
 
 

@@ -110,7 +110,7 @@ def _read_postgresql(connection: Connection, dialect: DialectOperations) -> "Dat
     return DatabaseHealth(
         version=f"PostgreSQL {_format_version(connection)}",
         transactions=sort_by_age(transactions)[:MAX_SESSIONS],
-        hidden=f"{hidden} sessions of other users: GRANT pg_read_all_stats" if hidden else None,
+        hidden=f"{hidden} sessions of other users (GRANT pg_read_all_stats)" if hidden else None,
         tables=tuple(
             TableHealth(
                 table=row.name,
@@ -138,7 +138,7 @@ def _read_mysql(connection: Connection, dialect: DialectOperations) -> "Database
     except DBAPIError as error:
         if error.orig is None or error.orig.args[:1] != (NO_PROCESS,):
             raise
-        return DatabaseHealth(version=version, hidden="all of them: GRANT PROCESS ON *.*")
+        return DatabaseHealth(version=version, hidden="all transactions (GRANT PROCESS ON *.*)")
     return DatabaseHealth(
         version=version, transactions=sort_by_age(transactions), purge_backlog=backlog
     )

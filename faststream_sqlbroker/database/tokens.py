@@ -198,7 +198,7 @@ class TokenStore:
             return
         count = select(func.count()).select_from(self._table).where(self._table.c.scope == scope)
         if connection.execute(count).scalar_one() >= MAX_CONSUMERS:
-            message = f"a channel has at most {MAX_CONSUMERS} consumers: make another channel"
+            message = f"a channel has at most {MAX_CONSUMERS} consumers: create another channel"
             raise SetupError(message)
 
     def _record_change(

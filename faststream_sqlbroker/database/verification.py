@@ -290,7 +290,7 @@ def _check_windows(
     position = [row.scope, row.key]
     if row.scope.startswith(DIFFERING_SCOPE):
         lake = row.scope.removeprefix(DIFFERING_SCOPE)
-        reason = "found before by a prune"
+        reason = "found by an earlier prune"
         return ScanBatch([_build_damage(lake, row.key, reason)], 1, position)
     if row.due_at is None:
         # All rows of the window have been removed.

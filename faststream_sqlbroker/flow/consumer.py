@@ -347,7 +347,7 @@ class Consumer:
             )
             self._log(
                 logging.WARNING if was_cancelled else logging.CRITICAL,
-                f"worker {number} {cause}; another one takes its place ({deaths} times in a row)",
+                f"worker {number} {cause}; a new worker replaces it ({deaths} times in a row)",
                 exc_info=None if was_cancelled else error,
             )
 
@@ -499,7 +499,7 @@ class Consumer:
             self._log(
                 logging.ERROR,
                 f"{len(self.inflight.unwritten)} outcomes could not be written while stopping; "
-                f"messages {self.inflight.unwritten} come back when their leases run out",
+                f"messages {self.inflight.unwritten} are delivered again when their leases expire",
             )
 
     async def _flush_remaining(self) -> None:
@@ -520,8 +520,8 @@ class Consumer:
         if not await retry_until(self._fetcher.release_unanswered, deadline, self.inflight.clock):
             self._log(
                 logging.WARNING,
-                "claims without an answer could not be given back while stopping; what they may "
-                "have leased comes back when the leases run out",
+                "claims without an answer could not be released while stopping; messages that they "
+                "may have leased are delivered again when the leases expire",
             )
 
 

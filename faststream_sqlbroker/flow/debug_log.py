@@ -112,8 +112,8 @@ class DebugLog:
             return True
         if not self._limit.is_admitted():
             if self._limit.can_log_refusal():
-                text = f"debug: more than {MAX_PER_MINUTE} messages a minute ask for it"
-                self._log_debug(f"{text}; the others are not told", None, "")
+                text = f"debug: more than {MAX_PER_MINUTE} messages a minute request it"
+                self._log_debug(f"{text}; the others are not logged", None, "")
             return False
         correlation = load_headers(stored).get(CORRELATION_ID)
         suffix = "" if correlation is None else f", correlation id {_format_name(correlation)}"
@@ -149,7 +149,7 @@ class DebugLog:
                 continue
             if message_id is None:
                 queue = _format_name(row.queue)
-                text = "not stored: its dedup_id is there already, or its queue is full"
+                text = "not stored: its dedup_id already exists, or its queue is full"
                 self._log_debug(f"debug: a message for {queue}: {text}", None, queue)
             elif self._watch(message_id, row.queue, row.headers):
                 due = "now" if row.delay is None and row.next_attempt_at is None else "later"
@@ -234,7 +234,7 @@ class DebugLog:
                 self._log_step(settlement.id, "its lease was lost: nothing was written")
                 self._forget(settlement.id)
             elif settlement.id in result.settled_ids:
-                where = "in the archive" if settlement.archive else "and kept nowhere"
+                where = "archived" if settlement.archive else "not archived"
                 suffix = f", {where}" if settlement.is_final else ""
                 self._log_step(settlement.id, f"written: {_format_settlement(settlement)}{suffix}")
                 if settlement.is_final:
@@ -245,7 +245,7 @@ class DebugLog:
         """Log lost leases."""
         for row in rows:
             if row.id in self._watched:
-                self._log_step(row.id, f"its lease was lost, as seen by {phase}", row.queue)
+                self._log_step(row.id, f"its lease was lost, noticed by {phase}", row.queue)
 
 
 def validate_debug_header(name: object) -> str:
@@ -256,8 +256,8 @@ def validate_debug_header(name: object) -> str:
     """
     if not isinstance(name, str) or not _HEADER.fullmatch(name):
         raise SetupError(
-            "debug_header is a name such as 'X-Debug', of 1 to 100 letters, digits, dots, hyphens "
-            f"and underscores, got {format_value(name)}"
+            "debug_header must be 1 to 100 letters, digits, dots, hyphens and underscores, such as "
+            f"'X-Debug', got {format_value(name)}"
         )
     return name
 
@@ -268,7 +268,9 @@ def _format_settlement(settlement: Settlement) -> str:
         None if settlement.reason is None else f"reason {_format_name(settlement.reason)}",
         None if settlement.queue is None else f"moved to {_format_name(settlement.queue)}",
         None if settlement.delay is None else f"due in {settlement.delay:.3f} s",
-        None if settlement.unit is None else f"{len(settlement.unit.on_ack)} published with it",
+        None
+        if settlement.unit is None
+        else f"{len(settlement.unit.on_ack)} messages published on ack",
     ]
     return ", ".join([state, *(part for part in details if part is not None)])
 

@@ -104,7 +104,7 @@ class Outages:
             is_transient = isinstance(error, TransientStoreError) and not isinstance(
                 error, NotConnectedError
             )
-            suffix = "until the end of this nothing else is said of it" if kind else _UNTIL_THE_END
+            suffix = _UNTIL_IT_WORKS if kind else _UNTIL_THE_END
             self._log(
                 logging.WARNING if is_transient else logging.ERROR,
                 f"the {name} failed, and tries again with growing pauses; {suffix}: {error}",
@@ -146,7 +146,8 @@ class Outages:
         self._log(logging.WARNING, f"{summary}, after {duration:.1f} s: {failures} ({counts})")
 
 
-_UNTIL_THE_END = "until the end of this outage no other failure is told"
+_UNTIL_THE_END = "further failures are not logged until this outage ends"
+_UNTIL_IT_WORKS = "further failures are not logged until it works again"
 
 
 class Loop:
@@ -268,8 +269,8 @@ class Loop:
             self._outages.record_failure(self, f"{self.name} loop", error, started_at)
             return
         text = (
-            f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: "
-            f"{error!r}"
+            f"the {self.name} loop failed {self.failures} times in a row, trying again in "
+            f"{pause:.1f} s: {error!r}"
         )
         self._log(logging.CRITICAL, text, exc_info=error)
 

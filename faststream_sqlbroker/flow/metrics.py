@@ -101,8 +101,8 @@ class GuardedRecorder:
             self._failures += 1
             if is_logged(self._failures):
                 text = (
-                    f"the metric {metric.name} could not be recorded ({self._failures} failures "
-                    f"until now); messages go on: {error!r}"
+                    f"could not record metric {metric.name} ({self._failures} failures so far); "
+                    f"messages are not affected: {error!r}"
                 )
                 self._log(logging.ERROR, text, exc_info=error)
 

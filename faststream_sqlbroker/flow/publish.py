@@ -206,8 +206,8 @@ class Publisher:
 
 
 _OR_JOIN = (
-    "leave with_ack out, so that the message is part of the handler's transaction; under "
-    "TestSqlBroker, which uses SQLite for every database, too"
+    "omit with_ack, so that the handler's transaction publishes the message. TestSqlBroker uses "
+    "SQLite for every database, so this also applies in tests."
 )
 
 

@@ -83,9 +83,9 @@ class PublishLimits:
         for row in rows:
             if (size := len(row.payload)) > max_payload:
                 raise MessageTooLargeError(
-                    f"a body of {size} bytes for the queue {row.queue!r} is larger than "
-                    f"max_payload of the broker, {max_payload} bytes: send less, for example where "
-                    "the body is stored, or raise max_payload"
+                    f"the body for queue {row.queue!r} has {size} bytes, more than the broker's "
+                    f"max_payload of {max_payload} bytes: send a smaller body, such as a reference "
+                    "to stored data, or raise max_payload"
                 )
 
     async def admit(
@@ -227,7 +227,7 @@ class PublishLimits:
                     await self._clock.sleep(depth.depth.get_recount_delay(self._clock.monotonic()))
         except TimeoutError as error:
             self._record_refused(queue, "raised", 1)
-            text = f"{_format_full(queue, depth.limit)}, and no room came within {timeout} s"
+            text = f"{_format_full(queue, depth.limit)}; gave up after {timeout} s of waiting"
             raise QueueFullError(queue, text) from error
         finally:
             if self._recorder is not None:
@@ -242,20 +242,17 @@ class PublishLimits:
         now = self._clock.monotonic()
         if now - depth.logged_at < LOG_INTERVAL:
             return
-        text = (
-            f"{_format_full(queue, depth.limit)}: {depth.dropped_count} more messages were dropped "
-            "until now"
-        )
+        text = f"{_format_full(queue, depth.limit)}: dropped {depth.dropped_count} more messages"
         depth.dropped_count = 0
         depth.logged_at = now
         self._log(logging.WARNING, text)
 
 
 def _format_full(queue: str, limit: MaxDepth) -> str:
-    return f"the queue {queue!r} has {limit.messages} due messages, its max_depth"
+    return f"queue {queue!r} has reached its max_depth of {limit.messages} due messages"
 
 
 _NO_WAIT = (
-    "; a wait would keep your transaction open: await broker.wait_for_room({queue!r}) before it "
-    "begins, and repeat it"
+    "; waiting here would keep your transaction open: roll it back, await "
+    "broker.wait_for_room({queue!r}), and repeat it"
 )

@@ -193,18 +193,18 @@ def get_filled_queues(settlement: Settlement) -> set[str]:
 
 
 _NONE = (
-    "with_ack=True joins the ack of the message that is being handled, and none is: publish "
-    "inside a handler of this broker, or leave it out"
+    "with_ack=True publishes in the transaction of the handler's ack, but no handler runs here: "
+    "publish inside a handler of this broker, or omit with_ack"
 )
 _ELSEWHERE = (
-    "with_ack=True joins the ack of the message that is being handled, which is another broker's: "
-    "leave it out, or stack a publisher"
+    "with_ack=True publishes in the transaction of the handler's ack, but the handler belongs to "
+    "another broker: omit with_ack, or decorate the handler with a publisher"
 )
 ENDED = (
-    "with_ack=True joins the ack of the message that is being handled, but its handler has ended: "
+    "with_ack=True publishes in the transaction of the handler's ack, but the handler has ended: "
     "await the publish inside the handler"
 )
 ACK_FIRST = (
-    "with_ack=True cannot be used with AckPolicy.ACK_FIRST, under which the message is acked "
-    "before its handler starts: leave it out, or choose another policy"
+    "with_ack=True cannot be used with AckPolicy.ACK_FIRST, which acks the message before its "
+    "handler starts: omit with_ack, or choose another ack policy"
 )

@@ -175,7 +175,9 @@ class Wakeups:
             try:
                 await self._store.notify(self.channel, queues)
             except Exception as error:  # noqa: BLE001 - a hint is not worth a dead task
-                self._log(logging.DEBUG, f"a wake-up was not sent, subscribers will poll: {error}")
+                self._log(
+                    logging.DEBUG, f"could not send a wake-up; subscribers will poll: {error}"
+                )
 
     async def _listen(self) -> None:
         failures = 0
@@ -201,9 +203,9 @@ class Wakeups:
                 failures += 1
                 pause = backoff(failures, self.clock)
                 if isinstance(error, StoreError):
-                    self.outages.record_failure(self, "listening for wake-ups", error)
+                    self.outages.record_failure(self, "listener for wake-ups", error)
                 else:
-                    text = f"not listening for wake-ups, polling; again in {pause:.1f} s: {error!r}"
+                    text = f"cannot listen for wake-ups, trying again in {pause:.1f} s: {error!r}"
                     self._log(logging.WARNING, text)
                 await self.clock.sleep(pause)
             finally:

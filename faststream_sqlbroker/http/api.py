@@ -21,27 +21,27 @@ USER = "user"
 _USER = "sqlbroker.user"
 """Key of the user in the scope of a request; a surrounding application may use `state` itself."""
 _SECURITY_SCHEMES = {
-    USER: {"type": "http", "scheme": "basic", "description": "Or what the application knows."},
+    USER: {"type": "http", "scheme": "basic", "description": "Or the application's own users."},
     "channelToken": {"type": "apiKey", "in": "header", "name": "X-Broker-Channel-Token"},
     "consumerToken": {"type": "apiKey", "in": "header", "name": "X-Broker-Consumer-Token"},
     "queueToken": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A token of the queue for publish or consume.",
+        "description": "A publish or consume token of the queue.",
     },
 }
 _ERROR_DESCRIPTIONS = {
     400: "The request is not valid",
     401: "Not authenticated",
-    403: "Not allowed, or not from here",
-    404: "There is no such thing",
-    408: "The body took too long",
-    409: "The lease is another's, or the state does not allow it",
+    403: "Not permitted, or sent from another site or machine",
+    404: "Not found",
+    408: "The body did not arrive in time",
+    409: "The lease is lost, or the state does not allow the request",
     413: "The body is too large",
-    415: "The body is of another type",
-    429: "Too many failures from this address, or the queue is full",
-    500: "The server or its database has failed",
-    503: "The database cannot be reached, or its answer was lost",
+    415: "The content type of the body is not supported",
+    429: "Too many failed authentications from this address, or the queue is full",
+    500: "The server or its database failed",
+    503: "The database is unreachable or its response was lost, or the server is busy",
 }
 # A reference, because building a model for each of hundreds of responses is slow.
 _FAILURE_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}}

@@ -48,7 +48,7 @@ MIN_SECRET = 16
 """Minimum characters of the secret behind CSRF tokens."""
 PROBE_PATHS = ("/health/live", "/health/ready")
 """Path suffixes that are served even after the broker has stopped."""
-STOPPED_MESSAGE = "the broker of this process is stopped: ask another process, or try again later"
+STOPPED_MESSAGE = "the broker of this process has stopped: use another process, or try again later"
 DashboardMode = Literal["full", "read_only", "off"]
 DASHBOARD_MODES = get_args(DashboardMode)
 
@@ -205,12 +205,12 @@ class HttpApp:
         return self.api.get_document(root)
 
     async def openapi(self, request: Request) -> Response:
-        """This document."""
+        """Return the OpenAPI document."""
         # The mount path is only known during a request.
         return JSONResponse(self.document(request.scope.get("root_path", "")))
 
     async def csrf_token(self, user: Caller) -> Response:
-        """What a browser sends with each write."""
+        """Return the token that a browser must send with each write."""
         return JSONResponse({"token": self._access_control.create_csrf_token(user)})
 
     def _create_access_rule(self, role: Role) -> AccessRule:
@@ -239,13 +239,13 @@ def authentication(auth: Any) -> list[Authentication]:
         SetupError: `auth` has another type, or is None.
     """
     if isinstance(auth, LocalOnly):
-        raise SetupError("only `sqlbroker serve --insecure` does without authentication")
+        raise SetupError("only `sqlbroker serve --insecure` runs without authentication")
     if isinstance(auth, list | tuple) and auth:
         return [authenticator for part in auth for authenticator in authentication(part)]
     authenticate = getattr(auth, "user", auth)
     if callable(authenticate) and not isinstance(auth, type):
         return [authenticate]
     raise SetupError(
-        "HTTP needs authentication: give BasicAuth([Login(...)]), ProxyAuth(...), a function that "
+        "HTTP needs authentication: pass BasicAuth([Login(...)]), ProxyAuth(...), a function that "
         f"returns a User or None, or a list of them; got {format_value(auth)}"
     )

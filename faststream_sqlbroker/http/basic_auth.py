@@ -74,7 +74,7 @@ def hash_password(password: str) -> str:
         SetupError: the password has fewer than 8 characters.
     """
     if len(password) < MIN_PASSWORD:
-        raise SetupError(f"a password has {MIN_PASSWORD} characters or more, got {len(password)}")
+        raise SetupError(f"a password needs {MIN_PASSWORD} characters or more, got {len(password)}")
     stored = StoredPassword(COST, BLOCK, 1, secrets.token_bytes(16))
     salt, digest = (b64encode(part).decode() for part in (stored.salt, stored.hash(password)))
     return f"scrypt${stored.cost}${stored.block}${stored.parallel}${salt}${digest}"
@@ -98,7 +98,7 @@ def parse_password_hash(text: str) -> StoredPassword:
         pass
     form = "scrypt$N$r$p$salt$hash"
     raise SetupError(
-        f"a password is given as its hash, {form}: make one with `sqlbroker hash-password`"
+        f"password_hash must have the form {form}: create it with `sqlbroker hash-password`"
     )
 
 
@@ -123,7 +123,7 @@ class Login:
         """Validate the fields."""
         if ":" in User(self.name, self.role).name:
             raise SetupError(
-                f"a name has no colon in Basic authentication, got {format_value(self.name)}"
+                f"the name of a Login must not contain a colon, got {format_value(self.name)}"
             )
         parse_password_hash(self.password_hash)
 
@@ -182,7 +182,7 @@ class BasicAuth:
 
     async def _check_password(self, stored: StoredPassword, password: str) -> bool:
         if self._waiting >= MAX_WAITING:
-            text = f"{MAX_WAITING} passwords are being checked by now: ask again in a second"
+            text = f"the server already checks {MAX_WAITING} passwords: try again in a second"
             raise Problem(503, text, {"Retry-After": "1"})
         self._waiting += 1
         try:

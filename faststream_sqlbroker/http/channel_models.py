@@ -15,7 +15,7 @@ _TOKEN = "u3Jx0yK1mQ8b6TqVnZ2w5Rr7cFdLhA9eGsPiXoYtM4E"  # noqa: S105 - an exampl
 
 
 class Failure(ResponseBody):
-    """What is wrong, for its reader."""
+    """An error message for people."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"error": "limit must be 1 or more, got 0"}]}
@@ -30,7 +30,7 @@ class ChannelShown(ResponseBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ID": "orders", "Token": _TOKEN}]})
 
     ID: str
-    Token: str | None = Field(None, description="Told once: when it was made or rotated")
+    Token: str | None = Field(None, description="Only in the response that creates or rotates it")
 
 
 class ConsumerShown(ChannelShown):
@@ -45,17 +45,17 @@ class ConsumerShown(ChannelShown):
     )
 
     Type: Literal["push", "pull"]
-    Queue: str = Field(description="The queue of its jobs")
+    Queue: str = Field(description="Queue of the consumer's jobs")
 
 
 class ConsumerForm(Rotation):
-    """What a consumer is."""
+    """The type of a consumer; rotate=true requests a new token."""
 
     type: Literal["push", "pull", ""] = "push"
 
 
 class BroadcastShown(ResponseBody):
-    """A message to all consumers of a channel."""
+    """The result of a message to all consumers of a channel."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -63,16 +63,18 @@ class BroadcastShown(ResponseBody):
         }
     )
 
-    MessageID: str | None = Field(description="null: all consumers have its X-Broker-Dedup-Id")
+    MessageID: str | None = Field(
+        description="null if all consumers have a job with this X-Broker-Dedup-Id"
+    )
     Jobs: int
 
 
 class JobMessage(ResponseBody):
-    """What a job carries."""
+    """The message of a job."""
 
-    MessageID: str = Field(description="What the jobs of one message have in common")
+    MessageID: str = Field(description="Shared by all jobs of one message")
     Payload: str
-    ContentType: str = Field(description="Ends in ;base64 if the payload is")
+    ContentType: str = Field(description="Ends in ;base64 if the payload is base64")
 
 
 _MESSAGE: dict[str, Any] = {
@@ -84,7 +86,7 @@ _JOB: dict[str, Any] = {"ID": "17", "Priority": 0, "Message": _MESSAGE}
 
 
 class Job(ResponseBody):
-    """A job that may be taken."""
+    """A job that the consumer may claim."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_JOB]})
 
@@ -105,7 +107,7 @@ class JobShown(Job):
 
 
 class QueuedJobs(ResponseBody):
-    """A page of jobs, the highest priority first."""
+    """A page of jobs, highest priority first."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Result": [_JOB]}]})
 
@@ -113,17 +115,17 @@ class QueuedJobs(ResponseBody):
 
 
 class JobHeartbeat(BaseModel):
-    """Extends a lease by the server's timeout and some seconds."""
+    """Extends a lease to the server's timeout and additional seconds from now."""
 
     model_config = ConfigDict(
         strict=True, json_schema_extra={"examples": [{"IncrementalTimeout": 600}]}
     )
 
-    IncrementalTimeout: int = Field(0, ge=0, le=MAX_TIMEOUT, description="Seconds")
+    IncrementalTimeout: int = Field(0, ge=0, le=MAX_TIMEOUT, description="Additional seconds")
 
 
 class JobChange(BaseModel):
-    """Takes a job, or ends it."""
+    """Claims or ends a job."""
 
     model_config = ConfigDict(
         strict=True,
@@ -132,30 +134,30 @@ class JobChange(BaseModel):
 
     NextState: Literal["INFLIGHT", "DELIVERED", "DEAD"]
     IncrementalTimeout: int = Field(
-        0, ge=0, le=MAX_TIMEOUT, description="Seconds; only for a job that is taken by this"
+        0, ge=0, le=MAX_TIMEOUT, description="Additional seconds of the lease; only to claim a job"
     )
 
 
 class JobChanged(ResponseBody):
-    """The job is in the state that was asked for."""
+    """The job is in the requested state."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Taken": True}]})
 
     Taken: bool = Field(
-        description="Whether this request has taken the job, and has its lease: of several at once "
-        "one has"
+        description="True if this request claimed the job and has its lease; of several concurrent "
+        "requests only one does"
     )
 
 
 class Count(RootModel[int]):
-    """The bare number of messages."""
+    """The number of messages."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [3]})
 
 
 # The names are those of the record; the page about the mirror explains the values.
 class MirroredRecord(ResponseBody):
-    """A message with a lookup value; Payload is base64, times are of ISO 8601."""
+    """A message with a lookup value; Payload is base64, times are ISO 8601."""
 
     Name: Any
     DestinationTopic: Any
@@ -178,19 +180,19 @@ class Mirrored(ResponseBody):
 
 
 class InfoChange(RequestBody):
-    """A new info of all messages with a lookup value, or of the one with this Name."""
+    """Sets the info of all messages with a lookup value, or only of the message with this Name."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"Lookup": "order-1", "Info": "packed"}]}
     )
 
     Lookup: str
-    Info: str | None = Field(description="null: none")
+    Info: str | None = Field(description="null removes the info")
     Name: str | None = Field(None, pattern="^[0-9]{1,19}$")
 
 
 class InfoChanged(ResponseBody):
-    """Of how many messages."""
+    """The number of changed messages."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Changed": 1}]})
 
@@ -198,7 +200,7 @@ class InfoChanged(ResponseBody):
 
 
 class Live(ResponseBody):
-    """The process answers."""
+    """The process responds."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"status": "live"}]})
 
@@ -206,7 +208,7 @@ class Live(ResponseBody):
 
 
 class Ready(ResponseBody):
-    """Whether this process can work."""
+    """The readiness of this process."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -229,13 +231,17 @@ class Ready(ResponseBody):
 
     status: Literal["ready", "not ready"]
     checks: dict[str, bool]
-    reason: str | None = Field(description="Why the database takes no writes")
-    last_claim_ago: float | None = Field(description="Seconds, of the slowest subscriber")
-    last_flush_ago: float | None = Field(description="As last_claim_ago")
+    reason: str | None = Field(description="Why the database accepts no writes")
+    last_claim_ago: float | None = Field(
+        description="Seconds since the last claim; the maximum of all subscribers"
+    )
+    last_flush_ago: float | None = Field(
+        description="Seconds since the last flush; the maximum of all subscribers"
+    )
 
 
 class CsrfToken(ResponseBody):
-    """What a browser sends with each write, as X-CSRF-Token."""
+    """The token that a browser must send with each write, as X-CSRF-Token."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"token": "5f2c"}]})
 

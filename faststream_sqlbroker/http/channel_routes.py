@@ -56,36 +56,39 @@ DEFAULT_LIMIT = 25
 """Jobs per page."""
 MAX_LIMIT = 100
 """Maximum jobs per page; larger limits are clipped."""
-LEASE_LOST = "the lease is lost, as another consumer may have the job: leave it, and take another"
+LEASE_LOST = "the lease is lost, another consumer may have the job: abandon it and claim another"
 _CONTENT_TYPE = re.compile(r"[ -~]{1,200}")
 # The code uses the same pattern; clients can validate an id before they send it.
 _ID = {"pattern": "^[A-Za-z0-9][A-Za-z0-9._~-]{0,99}$"}
 ChannelId = Annotated[str, Path(description="The channel's id", json_schema_extra=_ID)]
 ConsumerId = Annotated[str, Path(description="The consumer's id", json_schema_extra=_ID)]
-Lease = Annotated[UUID, Header(alias=LEASE_HEADER, description="What the claim has answered")]
+Lease = Annotated[UUID, Header(alias=LEASE_HEADER, description="The lease that the claim returned")]
 OptionalLease = Annotated[
     UUID | SkipJsonSchema[None],
-    Header(alias=LEASE_HEADER, description="What the claim has answered"),
+    Header(alias=LEASE_HEADER, description="The lease that the claim returned"),
 ]
 Priority = Annotated[
     int,
     Field(ge=-100, le=100),
     BeforeValidator(parse_whole_number),
-    Header(alias="X-Broker-Message-Priority", description="Higher ones are taken first"),
+    Header(alias="X-Broker-Message-Priority", description="Higher priorities are claimed first"),
 ]
 DedupId = Annotated[
     Annotated[str, Field(pattern="^[!-~]([ -~]{0,253}[!-~])?$")] | SkipJsonSchema[None],
     Header(
-        alias="X-Broker-Dedup-Id", description="A consumer that has a job with it gets no other"
+        alias="X-Broker-Dedup-Id",
+        description="A consumer that has a job with it gets no second job",
     ),
 ]
 Limit = Annotated[
     int,
     Field(ge=1),
     BeforeValidator(lambda value: parse_whole_number(value or DEFAULT_LIMIT)),
-    Query(description=f"Jobs of a page; {MAX_LIMIT} at most"),
+    Query(description=f"Jobs per page; at most {MAX_LIMIT}"),
 ]
-After = Annotated[str | SkipJsonSchema[None], Query(description="Of the link to this page")]
+After = Annotated[
+    str | SkipJsonSchema[None], Query(description="Cursor from the previous page's Link header")
+]
 
 
 class ChannelRoutes:
@@ -150,7 +153,7 @@ class ChannelRoutes:
             consumers,
             {200: models.QueuedJobs},
             400,
-            headers={"Link": "The next page, if there is one"},
+            headers={"Link": "The next page, if any"},
         )
         add(f"GET {job}", self.job, consumers, {200: models.JobShown}, 400, 404)
         add(
@@ -159,7 +162,7 @@ class ChannelRoutes:
             consumers,
             {202: models.JobChanged},
             *(*BODY_ERRORS, 404, 409),
-            headers={LEASE_HEADER: "Of a job that was taken: send it with what follows"},
+            headers={LEASE_HEADER: "Lease of a claimed job: send it with later requests"},
         )
         add(
             f"POST {job}/heartbeat", self.extend_job, consumers, {202: None}, *BODY_ERRORS, 404, 409
@@ -170,7 +173,7 @@ class ChannelRoutes:
     async def put_channel(
         self, channel: ChannelId, form: Annotated[Rotation, Body(media_type=FORM)], user: Caller
     ) -> Response:
-        """Make a channel, or give it a new token. Only this answer shows the token."""
+        """Create a channel, or rotate its token. Only this response shows the token."""
         await self._access_control.create_configured(self._jobs, "channels")
         registered = await self._jobs.put(channel, by=user.name, rotate=form.is_requested)
         assert registered is not None  # noqa: S101 - only a consumer can be without its channel
@@ -183,13 +186,13 @@ class ChannelRoutes:
         form: Annotated[models.ConsumerForm, Body(media_type=FORM)],
         user: Caller,
     ) -> Response:
-        """Make a consumer, or change its type (default push). Only this answer shows its token."""
+        """Create a consumer, or change its type (default push). Only this response has a token."""
         await self._access_control.create_configured(self._jobs, "channels")
         registered = await self._jobs.put(
             channel, consumer, kind=form.type, by=user.name, rotate=form.is_requested
         )
         if registered is None:
-            text = f"there is no channel {format_value(channel)}: make it with PUT /channel/ID"
+            text = f"channel {format_value(channel)} does not exist: create it with PUT /channel/ID"
             raise Problem(404, text)
         queue = build_queue_name(channel, registered.id)
         return _create_registration_response(
@@ -211,7 +214,7 @@ class ChannelRoutes:
         result = await self._jobs.broadcast(channel, payload, content_type, priority, dedup_id)
         if not result.consumers:
             text = (
-                "the channel has no consumer, so nothing was published: make one with "
+                "the channel has no consumer, so no job was published: create one with "
                 "PUT /channel/ID/consumer/ID"
             )
             raise Problem(409, text)
@@ -228,7 +231,7 @@ class ChannelRoutes:
         limit: Limit = DEFAULT_LIMIT,
         after: After = None,
     ) -> Response:
-        """The jobs that may be taken, the highest priority first."""
+        """List the jobs that the consumer may claim, highest priority first."""
         limit = min(limit, MAX_LIMIT)
         try:
             jobs, next_cursor = await self._jobs.list_queued(
@@ -237,8 +240,8 @@ class ChannelRoutes:
         except InvalidCursorError:
             raise Problem(
                 400,
-                f"after must be that of a page's Link header, got {format_value(after)}: begin "
-                "without it",
+                f"after must be the cursor of a Link header, got {format_value(after)}: omit it "
+                "for the first page",
             ) from None
         headers = {}
         if next_cursor is not None:
@@ -248,7 +251,7 @@ class ChannelRoutes:
         return StoredJsonResponse({"Result": result}, headers=headers)
 
     async def job(self, channel: ChannelId, consumer: ConsumerId, job: JobId) -> Response:
-        """One job with its state."""
+        """Return a job with its state."""
         pull_job = await self._jobs.get_job(build_queue_name(channel, consumer), job)
         if pull_job is None:
             raise _create_no_job_problem(job)
@@ -268,7 +271,7 @@ class ChannelRoutes:
         change: models.JobChange,
         lease: OptionalLease = None,
     ) -> Response:
-        """Take a job, or end it."""
+        """Claim or end a job."""
         queue = build_queue_name(channel, consumer)
         next_state = PullJobState(change.NextState)
         has_timeout = "IncrementalTimeout" in change.model_fields_set
@@ -294,7 +297,7 @@ class ChannelRoutes:
         lease: Lease,
         heartbeat: models.JobHeartbeat,
     ) -> Response:
-        """Extend the lease of a job that takes long."""
+        """Extend the lease of a long-running job."""
         extra_seconds = heartbeat.IncrementalTimeout
         queue = build_queue_name(channel, consumer)
         if not await self._jobs.extend(queue, job, lease, longer=extra_seconds):
@@ -320,8 +323,8 @@ class ChannelRoutes:
         if registered is None:
             raise Problem(
                 403,
-                f"{' and '.join(token_headers)} must be right: send what PUT has answered when it "
-                "was made, or let an administrator make another with rotate=true",
+                f"{' and '.join(token_headers)} must be valid: send what PUT returned, or ask an "
+                "administrator for a new token (rotate=true)",
             )
         consumer = registered[1] if len(registered) > 1 else None
         if consumer is not None and consumer.type != "pull":
@@ -330,8 +333,8 @@ class ChannelRoutes:
 
 _REFUSALS: Mapping[str, tuple[int, str]] = {
     "lost": (409, LEASE_LOST),
-    "paused": (409, "the queue is paused by an operator: ask again when it is resumed"),
-    "expired": (400, "the job has expired before it was taken, and is dead: take another"),
+    "paused": (409, "an operator has paused the queue: try again when it is resumed"),
+    "expired": (400, "the job expired before it was claimed, and is DEAD: claim another"),
 }
 """Responses to refused changes, by the result of the change."""
 
@@ -341,28 +344,28 @@ def _format_refusal(changed: ChangeResult, next_state: PullJobState, has_timeout
     state = changed.state
     assert state is not None  # noqa: S101 - it was found
     if has_timeout and not is_allowed(state, next_state, with_timeout=True):
-        text = "IncrementalTimeout is only for a job that is QUEUED or DEAD and becomes INFLIGHT"
-        return f"{text}, got it for {state.value} to {next_state.value}: leave it out"
+        text = "IncrementalTimeout is only allowed for QUEUED or DEAD to INFLIGHT"
+        return f"{text}, got {state.value} to {next_state.value}: omit it"
     if (state, next_state) in TRANSITIONS:
-        return "the job is not due yet: queued-jobs lists those that may be taken"
+        return "the job is not due yet: queued-jobs lists the jobs that you may claim"
     next_states = " or ".join(
         to_state.value for from_state, to_state in TRANSITIONS if from_state is state
     )
-    transition_note = f"can become {next_states} only" if next_states else "is done, and stays so"
+    transition_note = f"can only become {next_states}" if next_states else "cannot change"
     return f"a job that is {state.value} {transition_note}, got NextState {next_state.value}"
 
 
 def _create_push_problem(queue: str) -> Problem:
     text = (
-        f"the consumer is a push one: subscribe to the queue {queue!r}, or let an administrator "
-        "make it a pull one by PUT with type=pull"
+        f"this is a push consumer: subscribe to the queue {queue!r}, or ask an administrator to "
+        "change it by PUT with type=pull"
     )
     return Problem(400, text)
 
 
 def _create_no_job_problem(job: int) -> Problem:
     """Return the problem of a missing job, without revealing jobs of other consumers."""
-    text = "retention may have removed it; queued-jobs lists those that may be taken"
+    text = "retention may have removed it; queued-jobs lists the jobs that you may claim"
     return Problem(404, f"this consumer has no job '{job}': {text}")
 
 

@@ -52,13 +52,15 @@ class Csrf:
             return
         headers = connection.headers
         if _is_cross_site(headers):
-            raise Problem(403, "a page of another site must not write here")
+            raise Problem(403, "writes from pages of other sites are refused")
         token = headers.get(HEADER, field)
         if token is not None:
             if not hmac.compare_digest(token.encode(), self.create_token(user).encode()):
-                raise Problem(403, f"{HEADER} is wrong: load the page again, or read csrf-token")
+                raise Problem(403, f"{HEADER} is wrong: reload the page, or request csrf-token")
         elif _may_be_browser(headers, method):
-            raise Problem(403, f"a write from a browser needs {HEADER}: read it from csrf-token")
+            raise Problem(
+                403, f"a write from a browser needs {HEADER}: request csrf-token to get it"
+            )
 
 
 def _is_cross_site(headers: Headers) -> bool:

@@ -30,7 +30,7 @@ class DiagnosisRoutes:
         api.add("GET /diagnosis", self.page, admin, {200: "text/html"}, part=None)
 
     async def diagnosis(self) -> Response:
-        """All that the broker depends on."""
+        """Check everything that the broker depends on."""
         return JSONResponse((await self._run_diagnosis()).as_json)
 
     async def page(self) -> Response:
@@ -48,7 +48,7 @@ def render_page(diagnosis: Diagnosis) -> str:
     # Imported late, because the dashboard imports this module.
     from faststream_sqlbroker.http.dashboard.rendering import create_environment  # noqa: PLC0415
 
-    state = "all is well" if diagnosis.ok else "something is wrong"
+    state = "no problems found" if diagnosis.ok else "problems found"
     template = create_environment().get_template("plain_diagnosis.html")
     return template.render(found=diagnosis, state=state, text=_format_value)
 

@@ -46,12 +46,10 @@ MAX_TOKEN_QUERIES = 600
 CSRF_FIELD = "csrf"
 """Form field of the token."""
 NO_CREDENTIALS = (
-    "the request does not say who you are: send a name and a password by HTTP Basic, or come by "
-    "the way by which this server knows its users"
+    "the request has no credentials: send a name and a password by HTTP Basic, or authenticate in "
+    "another way that this server accepts"
 )
-WRONG_CREDENTIALS = (
-    "no user has this name and this password: send others, or ask an administrator for them"
-)
+WRONG_CREDENTIALS = "wrong name or password: send others, or ask an administrator for them"
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
 
 
@@ -114,7 +112,7 @@ class AccessControl:
             user = await self._log_in(request, *login)
         if not user.may(role):
             role_name = parse_role(user.role).name.lower()
-            text = f"this needs the role {role.name.lower()}, and you have the role {role_name}"
+            text = f"this request needs the role {role.name.lower()}, your role is {role_name}"
             raise Problem(403, f"{text}: ask an administrator")
         return user
 
@@ -163,8 +161,8 @@ class AccessControl:
             return await find_user(self._authenticators, request)
         except SetupError as error:
             # The application's function has a defect, and the caller is not authenticated yet.
-            self.log_warning(f"HTTP: a user cannot be authenticated: {error}")
-            raise Problem(500, "an error of the server: see its log") from None
+            self.log_warning(f"HTTP: request refused, authentication is misconfigured: {error}")
+            raise Problem(500, "internal server error: see the server's log") from None
 
     async def check_tokens(
         self, connection: HTTPConnection, name: str, tokens: Sequence[str], lookup: TokenLookup
@@ -225,14 +223,15 @@ class AccessControl:
             await jobs.setup()
         except SetupError as error:
             # The message may name a worker, and the caller is not authenticated yet.
-            self.log_warning(f"HTTP: the {kind} of the configuration cannot be made: {error}")
-            raise Problem(503, f"the {kind} cannot be made: see the server's log") from None
+            self.log_warning(f"HTTP: request refused, cannot create the configured {kind}: {error}")
+            raise Problem(
+                503, f"cannot create the configured {kind}: see the server's log"
+            ) from None
 
     def _log_failure(self, address: str, name: str) -> None:
         display_name = replace_invisible(name[:MAX_NAME])
         self.log_warning(
-            f"HTTP: a wrong password or token for {display_name!r} from "
-            f"{replace_invisible(address)}"
+            f"HTTP: wrong password or token for {display_name!r} from {replace_invisible(address)}"
         )
 
     def log_warning(self, text: str) -> None:

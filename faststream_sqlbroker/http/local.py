@@ -46,14 +46,14 @@ def check_local(connection: HTTPConnection) -> None:
         received = format_value(", ".join(names))
         raise Problem(403, f"without authentication, Host must be localhost, got {received}")
     if name := next((name for name in PROXY_HEADERS if name in connection.headers), None):
-        text = f"without authentication, there must be no proxy, got the header {name}"
-        raise Problem(403, f"{text}: ask directly, or let the server have users")
+        text = f"without authentication, proxies are refused, got the header {name}"
+        raise Problem(403, f"{text}: connect directly, or configure authentication")
     if not is_loopback(get_peer(connection)):
         text = (
-            "without authentication, only this machine may ask, got "
+            "without authentication, only this machine may connect, got "
             f"{format_value(get_peer(connection))}"
         )
-        raise Problem(403, f"{text}: let the server have users")
+        raise Problem(403, f"{text}: configure authentication")
 
 
 def is_loopback(address: str) -> bool:

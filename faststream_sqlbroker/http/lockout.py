@@ -55,7 +55,7 @@ class FailureCounter:
             wait = ceil(WINDOW - self._clock() % WINDOW)
             text = (
                 f"this address has sent {self._limit} or more wrong passwords or tokens within "
-                f"a minute: ask again in {wait} s, with the right one"
+                f"a minute: try again in {wait} s with the right one"
             )
             raise Problem(429, text, {"Retry-After": str(wait)})
 

@@ -26,7 +26,7 @@ INFO_FIELDS = ("Info",)
 # They are query parameters, so each may be missing.
 Lookup = Annotated[
     str | SkipJsonSchema[None],
-    Query(alias="Lookup", description="The lookup value; each filter may be missing"),
+    Query(alias="Lookup", description="The lookup value; optional, like Info"),
 ]
 Info = Annotated[str | SkipJsonSchema[None], Query(alias="Info", description="The info")]
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class MirrorRoutes:
         )
 
     async def count(self, request: Request, lookup: Lookup = None, info: Info = None) -> Response:
-        """How many live messages have this lookup value and info."""
+        """Count the live messages with this lookup value and info."""
         _check_filters(request)
         count = self._admin().count_mirrored(lookup=lookup or None, info=info or None)
         return JSONResponse(await _run_query(count))
@@ -60,7 +60,7 @@ class MirrorRoutes:
     async def mirrored(
         self, request: Request, lookup: Lookup = None, info: Info = None
     ) -> Response:
-        """Their records; what show_bodies and redact hide is null."""
+        """List records by lookup value and info; show_bodies and redact make fields null."""
         _check_filters(request)
         query = self._admin().mirrored(lookup=lookup or None, info=info or None, limit=MAX_RECORDS)
         messages = await _run_query(query)
@@ -69,7 +69,7 @@ class MirrorRoutes:
         )
 
     async def set_info(self, change: models.InfoChange, user: Caller) -> Response:
-        """Set the info of all messages with a lookup value, or of one; of how many."""
+        """Set the info of all messages with a lookup value, or of one; return their number."""
         message_id = None if change.Name is None else int(change.Name)
         count = await _run_query(
             self._admin().set_info(change.Lookup, change.Info, id=message_id, by=user.name)
@@ -94,9 +94,9 @@ def _to_json_value(value: Any) -> Any:
 def _check_filters(request: Request) -> None:
     query = request.query_params
     if unknown := set(query) - set(FILTERS):
-        raise Problem(400, f"the query may have Lookup and Info, got {min(unknown)[:80]!r}")
+        raise Problem(400, f"the query may only have Lookup and Info, got {min(unknown)[:80]!r}")
     if len(query.multi_items()) > len(query):
-        raise Problem(400, "Lookup and Info may be there once each: leave one out")
+        raise Problem(400, "Lookup and Info may occur once each: remove the duplicate")
 
 
 async def _run_query(query: Awaitable[T]) -> T:

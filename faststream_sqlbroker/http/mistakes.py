@@ -18,13 +18,13 @@ MAX_LENGTH = 1_000
 SECRET_FIELDS = frozenset({"lease_token", "X-Broker-Lease"})
 """Fields whose values are never repeated."""
 REQUIREMENTS: Mapping[str, str] = {
-    "lease_token": "what reserve has answered as lease_token",
+    "lease_token": "the lease_token that reserve returned",
     "content_type": "1 to 200 printable ASCII characters",
     "delay": 'seconds, or text like "1.5h"',
     "expires_in": 'seconds, or text like "1.5h"',
-    "X-Broker-Lease": "the UUID that the claim has answered",
+    "X-Broker-Lease": "the UUID that the claim returned",
     "X-Broker-Dedup-Id": "1 to 255 printable ASCII characters",
-    "Name": "that of a record, as GET /v1/mirror shows it",
+    "Name": "the Name of a record of GET /v1/mirror",
 }
 """Meaning of a pattern or of a union of types, by field."""
 _PREFIXES = ("Input should ", "String should ", "List should ", "Value should ", "Value error, ")
@@ -37,9 +37,9 @@ def create_problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] |
         source, *loc = error["loc"]
         loc = loc or [source]
         if source == "path":
-            reason = "a token is for publish or consume"
-            text = reason if loc == ["role"] else "its id is a number, as it was answered"
-            return Problem(404, f"there is no {loc[0]} {format_value(error['input'])}: {text}")
+            reason = "use publish or consume"
+            text = reason if loc == ["role"] else "use the number that the server returned"
+            return Problem(404, f"{loc[0]} {format_value(error['input'])} does not exist: {text}")
         # A field with several types has an error for each type.
         index = next((n for n, part in enumerate(loc) if part in REQUIREMENTS), len(loc) - 1)
         path = _format_path(loc[: index + 1])
@@ -54,16 +54,16 @@ def _format_mistake(
     value = error["input"]
     name = next((str(part) for part in loc if part in REQUIREMENTS), str(loc[-1]))
     if kind == "extra_forbidden":
-        hint = ": leave it out"
+        hint = ": omit it"
         if model is not None and len(loc) == 1:
-            hint = f"; there are {', '.join(model.model_fields)}"
-        return f"there is no field {path[: MAX_LENGTH // 10]}{hint}"
+            hint = f": use {', '.join(model.model_fields)}"
+        return f"unknown field {path[: MAX_LENGTH // 10]}{hint}"
     allowed = (
         f"be {REQUIREMENTS[name]}" if name in REQUIREMENTS else _format_requirement(error["msg"])
     )
     if kind == "missing":
         return f"{path} is missing" + (
-            f": it must {allowed}" if name in REQUIREMENTS else ": give it"
+            f": it must {allowed}" if name in REQUIREMENTS else ": add it"
         )
     description = "another text" if isinstance(value, str) else describe_kind(value)
     if name not in SECRET_FIELDS:

@@ -58,7 +58,7 @@ class ResponseBody(BaseModel):
 
 
 class Rotation(BaseModel):
-    """The form of a token."""
+    """A form for a token; rotate=true requests a new token."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,19 +71,19 @@ class Rotation(BaseModel):
 
 
 class Body(RequestBody):
-    """What a message carries."""
+    """The body of a message."""
 
-    body: Any = Field(description="Any JSON value; text for the encodings text and base64")
+    body: Any = Field(description="Any JSON value; a string for the encodings text and base64")
     encoding: Literal["json", "text", "base64"] = Field(
         "json",
         description=(
-            "json: stored as JSON; text: stored as UTF-8; base64: the bytes that it stands for"
+            "json: stored as JSON; text: stored as UTF-8; base64: stored as the decoded bytes"
         ),
     )
     content_type: str | None = Field(
         None,
         pattern="^[ -~]{1,200}$",
-        description="None: application/json, text/plain, and none for base64",
+        description="Default by encoding: application/json, text/plain, or not set for base64",
     )
 
 
@@ -95,22 +95,28 @@ class NewMessage(Body):
     )
 
     key: str | None = Field(None, min_length=1, max_length=MAX_KEY)
-    priority: int = Field(0, ge=-100, le=100, description="Higher ones are taken first")
+    priority: int = Field(0, ge=-100, le=100, description="Higher priorities are claimed first")
     dedup_id: str | None = Field(
         None,
         min_length=1,
         max_length=MAX_KEY,
-        description="Unique in the queue while the message lives",
+        description="Unique among the live messages of the queue",
     )
-    delay: Time | None = Field(None, description="Time until it is due; not with next_attempt_at")
-    next_attempt_at: float | None = Field(None, description="When it is due: Unix seconds")
-    expires_in: Time | None = Field(None, description="Time after which it does not start")
+    delay: Time | None = Field(
+        None, description="Time until the message is due; not with next_attempt_at"
+    )
+    next_attempt_at: float | None = Field(
+        None, description="Time when the message is due, in Unix seconds"
+    )
+    expires_in: Time | None = Field(
+        None, description="Time after which no consumer gets the message"
+    )
     headers: dict[str, Any] = Field(default_factory=dict, description="JSON values by name")
     correlation_id: str | None = Field(None, min_length=1, max_length=MAX_KEY)
 
 
 class NewMessages(RequestBody):
-    """Messages to publish together: all or none."""
+    """Messages to publish in one transaction."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"messages": [{"body": {"id": 1}}, {"body": {"id": 2}}]}]}
@@ -120,25 +126,28 @@ class NewMessages(RequestBody):
 
 
 class Reserve(RequestBody):
-    """What to take, and for how long."""
+    """How many messages to reserve, and for how long."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10, "wait": 20}]})
 
-    limit: int = Field(1, ge=1, le=MAX_RESERVED, description="Messages at most")
+    limit: int = Field(1, ge=1, le=MAX_RESERVED, description="Maximum number of messages")
     wait: float = Field(
-        0, ge=0, le=MAX_WAIT, description="Seconds to wait for the first; 0 looks once"
+        0, ge=0, le=MAX_WAIT, description="Seconds to wait for the first message; 0 does not wait"
     )
     lease_seconds: float = Field(
-        60, gt=0, le=MAX_LEASE, description="How long they are yours, by the database's clock"
+        60,
+        gt=0,
+        le=MAX_LEASE,
+        description="Length of the leases in seconds, by the database's clock",
     )
 
 
 class Lease(RequestBody):
-    """What the request about a message that was reserved has with it."""
+    """The lease of a reserved message."""
 
     lease_token: str = Field(
         pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
-        description="What the reservation has answered",
+        description="The lease_token of the reserved message",
         examples=["0c5e6b0e-2f0c-4b53-9d55-5fd8a3f1a0b1"],
     )
 
@@ -149,7 +158,7 @@ class Heartbeat(Lease):
     model_config = ConfigDict(json_schema_extra={"examples": [_LEASED | {"lease_seconds": 600}]})
 
     lease_seconds: float = Field(
-        60, gt=0, le=MAX_LEASE, description="From now; a lease is never shortened"
+        60, gt=0, le=MAX_LEASE, description="Seconds from now; a heartbeat never shortens a lease"
     )
 
 
@@ -164,7 +173,7 @@ class Commit(Lease):
 
 
 class Rollback(Lease):
-    """Gives a message back, or gives it up."""
+    """Releases a message for another attempt, or ends it."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [_LEASED | {"delay": "1m", "error": "the shop is closed"}]}
@@ -173,23 +182,24 @@ class Rollback(Lease):
     outcome: Literal["retry", "release", "fail", "discard"] = Field(
         "retry",
         description=(
-            "retry: a failed attempt, due again; release: as if it had not been reserved; "
-            "fail: FAILED, never tried again; discard: DISCARDED"
+            "retry: count a failed attempt and try again; release: count no attempt; "
+            "fail: end as FAILED; discard: end as DISCARDED"
         ),
     )
     delay: Time | None = Field(
-        None, description="Of retry: time until it is due; None: the retry strategy decides"
+        None,
+        description="For retry: time until the message is due; default: the retry strategy decides",
     )
     reason: str | None = Field(
-        None, min_length=1, max_length=MAX_REASON, description="Of fail and discard"
+        None, min_length=1, max_length=MAX_REASON, description="Only for fail and discard"
     )
     error: str | None = Field(
-        None, max_length=MAX_ERROR, description="Stored with the message; not of release"
+        None, max_length=MAX_ERROR, description="Stored with the message; not for release"
     )
 
 
 class ReservedMessage(ResponseBody):
-    """A message that was reserved."""
+    """A reserved message."""
 
     id: int
     queue: str
@@ -200,14 +210,14 @@ class ReservedMessage(ResponseBody):
     key: str | None
     priority: int
     attempt: int = Field(description="1 for the first attempt")
-    deliveries: int = Field(description="Times it was taken, this one included")
+    deliveries: int = Field(description="Number of claims, including this one")
     created_at: str = Field(description="RFC 3339, UTC")
     lease_token: str
     lease_ends_at: str = Field(description="By the database's clock: RFC 3339, UTC")
 
 
 class Reserved(ResponseBody):
-    """The messages, the first ones first; none if none became due."""
+    """The reserved messages in order; empty if no message became due."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"messages": [_MESSAGE]}]})
 
@@ -215,7 +225,7 @@ class Reserved(ResponseBody):
 
 
 class LeaseEnd(ResponseBody):
-    """When a lease ends."""
+    """The end of a lease."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"lease_ends_at": _ENDS}]})
 
@@ -223,7 +233,7 @@ class LeaseEnd(ResponseBody):
 
 
 class Settled(ResponseBody):
-    """Where a message is now."""
+    """The new state of a message."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"state": "COMPLETED"}]})
 
@@ -231,19 +241,19 @@ class Settled(ResponseBody):
 
 
 class Published(ResponseBody):
-    """A message that was published."""
+    """A published message."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": 17}]})
 
-    id: int | None = Field(description="null: the queue has a message with this dedup_id")
+    id: int | None = Field(description="null if the queue already has this dedup_id")
 
 
 class PublishedBatch(ResponseBody):
-    """Messages that were published, in their order."""
+    """Published messages, in the order of the request."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [17, 18]}]})
 
-    ids: list[int | None] = Field(description="null: as of one message")
+    ids: list[int | None] = Field(description="null if the queue already has the dedup_id")
 
 
 class QueueToken(ResponseBody):
@@ -255,4 +265,4 @@ class QueueToken(ResponseBody):
 
     queue: str
     role: Literal["publish", "consume"]
-    token: str | None = Field(None, description="Told once: when it was made or rotated")
+    token: str | None = Field(None, description="Only in the response that creates or rotates it")

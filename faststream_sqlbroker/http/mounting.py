@@ -41,9 +41,7 @@ def parse_prefix(prefix: str) -> str:
         SetupError: the prefix does not begin with a slash, or has nothing else.
     """
     if not isinstance(prefix, str) or not prefix.startswith("/") or not prefix.strip("/"):
-        raise SetupError(
-            f"a path to mount at begins with a slash, as /broker, got {format_value(prefix)}"
-        )
+        raise SetupError(f"prefix must be a path such as /broker, got {format_value(prefix)}")
     return prefix.rstrip("/")
 
 

@@ -38,23 +38,23 @@ class Probes:
         api.add("GET /metrics", self.metrics, viewers, {200: "text/plain"}, 404, part="probes")
 
     async def live(self) -> Response:
-        """Whether the event loop answers: all that a restart could mend, so not the database."""
+        """Return 200 while the event loop responds; a restart would not repair the database."""
         return JSONResponse({"status": "live"})
 
     async def ready(self) -> Response:
-        """200 if the broker has started, its loops work, the tables are there, and the database
-        takes writes; else 503.
+        """Return 200 if the broker has started, its loops work, the tables fit and the database
+        accepts writes, else 503.
         """
         result = await self._get_readiness()
         return JSONResponse(result, 200 if result["status"] == "ready" else 503)
 
     async def metrics(self) -> Response:
-        """The registry, as Prometheus reads it; 404 if there is none."""
+        """Return the metrics for Prometheus, or 404 if the broker has no metrics."""
         if self._service.exposition is None:
             text = (
-                "this broker has no metrics: give it SqlBrokerPrometheusMetrics(registry) as "
-                "SqlBroker(metrics=...), which `sqlbroker serve` takes by --app module:name; or "
-                "write metrics: true below broker in the file of `sqlbroker serve --config`"
+                "this broker has no metrics: pass SqlBroker(metrics=SqlBrokerPrometheusMetrics("
+                "registry)), and serve it with `sqlbroker serve --app module:name`; or write "
+                "metrics: true below broker in the file of `sqlbroker serve --config`"
             )
             raise Problem(404, text)
         # Run in a thread, because the exposition takes locks of the registry.

@@ -66,8 +66,8 @@ class ProxyAuth:
         if not values or not is_in_networks(get_peer(connection), self._proxies):
             return None
         if len(values) > 1:
-            text = f"the header {self._header} must be there once, got it {len(values)} times"
-            raise Problem(400, f"{text}: the proxy must remove what clients send")
+            text = f"the header {self._header} must occur once, got it {len(values)} times"
+            raise Problem(400, f"{text}: make the proxy remove it from clients' requests")
         name = values[0].strip()
         role = self._role_of(name) if 0 < len(name) <= MAX_NAME else None
         return None if role is None else User(name, role)
@@ -85,7 +85,7 @@ def parse_networks(addresses: Iterable[str]) -> list[Network]:
             parsed.append(ip_network(address))
         except ValueError:
             raise SetupError(
-                f"{format_value(address)} is no address and no network: give '10.0.3.7' or "
+                f"{format_value(address)} is not an address or network: use '10.0.3.7' or "
                 "'10.0.3.0/24'"
             ) from None
     return parsed

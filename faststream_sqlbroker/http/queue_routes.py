@@ -55,9 +55,12 @@ _PUBLISH_OPTIONS = ("key", "priority", "dedup_id", "delay", "next_attempt_at", "
 
 QueueName = Annotated[
     str,
-    Path(description="The queue's name, as it is or encoded", json_schema_extra={"minLength": 1}),
+    Path(
+        description="Name of the queue, plain or percent-encoded",
+        json_schema_extra={"minLength": 1},
+    ),
 ]
-TokenRole = Annotated[QueueRole, Path(description="What the token allows")]
+TokenRole = Annotated[QueueRole, Path(description="Permission of the token")]
 
 
 class QueueRoutes:
@@ -130,7 +133,7 @@ class QueueRoutes:
         form: Annotated[models.Rotation, Body(media_type=FORM)],
         user: Caller,
     ) -> Response:
-        """Make the token of a queue, or replace it. Only this answer shows the token."""
+        """Create or rotate the token of a queue. Only this response shows the token."""
         await self._access_control.create_configured(self._jobs, "tokens")
         _check_queue_name(queue)
         registered = await self._jobs.store.tokens.set_queue_token(
@@ -156,7 +159,7 @@ class QueueRoutes:
     # For consumers.
 
     async def reserve(self, request: Request, queue: QueueName, body: models.Reserve) -> Response:
-        """Lease messages; wait for the first of them as long as the client stays."""
+        """Lease messages; wait for the first while the client is connected."""
         rows = await self._claim_while_connected(request, queue, body)
         messages = [_to_message_json(row, body.lease_seconds) for row in rows]
         return StoredJsonResponse({"messages": messages})
@@ -179,7 +182,7 @@ class QueueRoutes:
             # Release the claimed messages, because no client will read them.
             if claim_task.done():
                 await self._jobs.release(queue, await claim_task)
-            raise Problem(400, "the client has gone")
+            raise Problem(400, "the client has disconnected")
         finally:
             disconnect_task.cancel()
             if not claim_task.done():
@@ -206,7 +209,7 @@ class QueueRoutes:
     async def rollback(
         self, queue: QueueName, message: MessageId, body: models.Rollback
     ) -> Response:
-        """Give a message back, or up."""
+        """Release a message for another attempt, or end it."""
         lease = LeasedMessage(queue, message, UUID(body.lease_token))
         error = None if body.error is None else clean_text(body.error)
         return _create_settled_response(
@@ -228,7 +231,7 @@ class QueueRoutes:
         if scheme.lower() != _BEARER or not token:
             raise Problem(
                 401,
-                f"there is no token: send that of the queue for {role}, as "
+                f"the request has no token: send the queue's {role} token as "
                 "Authorization: Bearer TOKEN",
                 _CHALLENGE,
             )
@@ -240,7 +243,7 @@ class QueueRoutes:
         ):
             raise Problem(
                 403,
-                f"the token does not allow to {role} here: an administrator makes one with "
+                f"the token does not allow {role} here: ask an administrator to create one with "
                 f"PUT /v1/queues/QUEUE/tokens/{role}",
             )
 
@@ -259,7 +262,7 @@ def _create_row(queue: str, message: models.NewMessage) -> Row:
     """
     if any(name.lower() == REPLY_TO for name in message.headers):
         # Otherwise the caller could send a handler's reply to any queue.
-        raise Problem(400, f"the header {REPLY_TO} is not for clients over HTTP")
+        raise Problem(400, f"HTTP clients must not send the header {REPLY_TO}: remove it")
     payload, content_type = _encode_body(message)
     options = {name: getattr(message, name) for name in _PUBLISH_OPTIONS}
     return make_row(
@@ -288,9 +291,9 @@ def _encode_body(model: models.Body) -> tuple[bytes, str | None]:
         return base64.b64decode(body, validate=True), content_type
     except (ValueError, binascii.Error):
         requirement = {
-            "json": "a JSON value without NaN, infinity and halves of surrogate pairs",
-            "text": "text without halves of surrogate pairs",
-            "base64": "base64 of RFC 4648, with its padding",
+            "json": "a JSON value without NaN, infinity and lone surrogates",
+            "text": "text without lone surrogates",
+            "base64": "base64 of RFC 4648, with padding",
         }[model.encoding]
         kind = describe_kind(body)
         text = f"for the encoding {model.encoding} body must be {requirement}, got {kind}"
@@ -328,7 +331,7 @@ def _parse_outcome(body: models.Rollback) -> Outcome:
     if unexpected := sorted(field_names - allowed):
         allowed_names = ", ".join(sorted(allowed)) or "no other field"
         received = ", ".join(unexpected)
-        text = f"the outcome {body.outcome} takes {allowed_names}, got {received}: leave it out"
+        text = f"the outcome {body.outcome} accepts {allowed_names}, got {received}: omit it"
         raise Problem(400, text)
     reason = clean_text(body.reason or "") or REJECTED
     if body.outcome == "retry":
@@ -348,7 +351,7 @@ def _create_settled_response(settlement: Settlement | None) -> Response:
 
 
 def _create_lost_problem() -> Problem:
-    text = "the lease is lost, as another consumer may have the message: leave it, and reserve anew"
+    text = "the lease is lost, another consumer may have the message: abandon it and reserve again"
     return Problem(409, text)
 
 

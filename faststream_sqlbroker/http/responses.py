@@ -111,35 +111,35 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
                 parts.append(part)
     except TimeoutError:
         text = (
-            f"{size} bytes of the body came in {limits.timeout:g} s, and it must be whole by then: "
-            "send less, or faster"
+            f"the body must arrive within {limits.timeout:g} s, got only {size} bytes: "
+            "send less, or send it faster"
         )
         raise Problem(408, text, {"Connection": "close"}) from None
     except ClientDisconnect:
-        raise Problem(400, "the client has gone") from None
+        raise Problem(400, "the client has disconnected") from None
     return b"".join(parts)
 
 
 def _create_too_large_problem(received: str, limits: BodyLimits) -> Problem:
     text = (
-        f"a body has at most {limits.max_bytes} bytes (max_body), got {received}: "
+        f"the body must have at most {limits.max_bytes} bytes (max_body), got {received}: "
         "send less at a time"
     )
     return Problem(413, text, {"Connection": "close"})
 
 
 _KINDS = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    bool: "a boolean",
-    type(None): "null",
+    dict: "a JSON object",
+    list: "a JSON array",
+    str: "a JSON string",
+    bool: "a JSON boolean",
+    type(None): "JSON null",
 }
 
 
 def describe_kind(value: object) -> str:
     """Name the JSON type of a value, without repeating the value."""
-    return f"{_KINDS.get(type(value), 'a number')} of JSON"
+    return _KINDS.get(type(value), "a JSON number")
 
 
 async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
@@ -155,7 +155,7 @@ async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
         value = from_json(body or b"{}")
     except ValueError as error:
         # The error has the position of the mistake, and no part of the body.
-        raise Problem(400, f"{requirement}, and is no JSON: {error}") from None
+        raise Problem(400, f"{requirement}, but is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise Problem(400, f"{requirement}, got {describe_kind(value)}")
     return value
@@ -185,13 +185,13 @@ async def read_form(request: Request, limits: BodyLimits) -> dict[str, str]:
     except ValueError:
         text = (
             f"the body must be a form of up to {MAX_FORM_FIELDS} fields such as rotate=true, "
-            f"joined by &, in UTF-8; got {len(body)} bytes that are none"
+            f"joined by &, in UTF-8; got {len(body)} other bytes"
         )
         raise Problem(400, text) from None
     fields = dict(pairs)
     if len(fields) != len(pairs):
         duplicate = next(name for name, times in Counter(n for n, _ in pairs).items() if times > 1)
         raise Problem(
-            400, f"a field may be there once, got {format_value(duplicate)} twice: leave one out"
+            400, f"a field may occur once, got {format_value(duplicate)} twice: remove one"
         )
     return fields

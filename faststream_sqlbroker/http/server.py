@@ -176,9 +176,9 @@ def bind_socket(option: str, host: str, port: int, last: int = 0) -> socket.sock
         if error.errno == errno.EADDRINUSE:
             if port < last:
                 return bind_socket(option, host, port + 1, last)
-            hint = "each process needs a port of its own, with `--workers` too"
+            hint = "give each process its own port, also with `--workers`"
         else:
-            hint = "give an address of this machine, and a port that this user may take"
+            hint = "use an address of this machine, and a port that this user may open"
         reason = error.strerror or error
         raise SetupError(f"{option}: cannot listen on {host}:{port}: {reason}: {hint}") from None
     listener.setblocking(False)

@@ -91,19 +91,19 @@ def create_path_problem(request: Request, error: Exception) -> Problem:
     text = f"{error.detail}: {path}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         paths = dict.fromkeys(getattr(route, "path", "") for route in request.app.routes)
-        hint = f"there are {', '.join(paths)}"
+        hint = f"use {', '.join(paths)}"
         if DOCUMENT_PATH in paths:
             hint = (
-                f"{root}{DOCUMENT_PATH} lists what there is. Channels and queues are there if the "
-                "server was told to serve them"
+                f"{root}{DOCUMENT_PATH} lists the paths. Channels and queues must be enabled on "
+                "the server"
             )
-        text = f"there is no path {path} here: {hint}"
+        text = f"path {path} does not exist here: {hint}"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = headers.get("Allow", "another method")
         # HEAD has a separate route, which the header does not list.
         if allowed == "GET":
             allowed = headers["Allow"] = "GET, HEAD"
-        text = f"{path} takes {allowed}, got the method {format_value(request.method)}"
+        text = f"{path} accepts {allowed}, got the method {format_value(request.method)}"
     return Problem(error.status_code, text, headers)
 
 
@@ -114,12 +114,12 @@ def to_problem(error: Exception) -> Problem:
     if isinstance(error, SetupError | PublishError):
         return Problem(400, str(error))
     if isinstance(error, UnknownOutcomeError):
-        return Problem(503, "the answer of the database was lost: what was asked for may be done")
+        return Problem(503, "the database's response was lost: the request may have taken effect")
     if isinstance(error, TransientStoreError):
-        text = "the database cannot be reached, or is busy: try again"
+        text = "the database is unreachable or busy: try again"
         return Problem(503, text, {"Retry-After": "1"})
     # The message may reveal tables and rights.
-    return Problem(500, "the database refused: see the server's log")
+    return Problem(500, "the database refused the request: see the server's log")
 
 
 async def handle_broker_error(_request: Request, error: Exception) -> Response:
@@ -141,13 +141,13 @@ def log_problem(log: Callable[..., None], request: Request, error: Exception) ->
     problem = to_problem(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         path = replace_invisible(request.scope["path"][:MAX_LOGGED_PATH])
-        log(logging.WARNING, f"HTTP: {request.method} {path}: {error}")
+        log(logging.WARNING, f"HTTP: {request.method} {path} failed: {error}")
     return problem
 
 
 async def handle_failure(_request: Request, _error: Exception) -> Response:
     """Return the response to a defect; the server logs the traceback."""
-    return JSONResponse({"error": "an error of the server: see its log"}, 500)
+    return JSONResponse({"error": "internal server error: see the server's log"}, 500)
 
 
 HANDLERS = {

@@ -35,7 +35,7 @@ def parse_role(value: "Role | str") -> Role:
         return value
     if isinstance(value, str) and value.upper() in Role.__members__:
         return Role[value.upper()]
-    raise SetupError(f"a role is viewer, operator or admin, got {format_value(value)}")
+    raise SetupError(f"a role must be viewer, operator or admin, got {format_value(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class User:
         """Validate both fields."""
         if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME:
             raise SetupError(
-                f"the name of a user is text of 1 to {MAX_NAME} characters, got "
+                f"the name of a user must be text of 1 to {MAX_NAME} characters, got "
                 f"{format_value(self.name)}"
             )
         object.__setattr__(self, "role", parse_role(self.role))
@@ -86,7 +86,7 @@ async def find_user(
         if user is not None and not isinstance(user, User):
             # Show only the type, because the value may contain a secret.
             kind = type(user).__name__
-            raise SetupError(f"auth must return a User or None, it returned a {kind}")
+            raise SetupError(f"auth must return a User or None, got a {kind}")
         if user is not None:
             return user
     return None

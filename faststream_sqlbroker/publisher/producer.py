@@ -216,11 +216,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
                 limit; or `body` is a SqlBrokerResponse, which has options of its own.
         """
         if isinstance(body, SqlBrokerResponse):
-            msg = "a new body cannot be a SqlBrokerResponse: give the body itself"
+            msg = "a new body cannot be a SqlBrokerResponse: pass the body itself"
             raise PublishError(msg)
         payload, content_type = await self._encode_with(self.codec, body)
         if not isinstance(payload, bytes):
-            msg = f"the codec must give bytes, it gave {type(payload).__name__}"
+            msg = f"the codec must return bytes, got {type(payload).__name__}"
             raise PublishError(msg)
         self._publisher.check_size(NewMessage("", payload))
         return payload, content_type
@@ -270,8 +270,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             raise _make_encoding_error(bodies, error) from error
         if len(encoded) != len(bodies):
             msg = (
-                f"{type(codec).__name__}.encode_batch must give a body for each message, "
-                f"it gave {len(encoded)} for {len(bodies)}"
+                f"{type(codec).__name__}.encode_batch must return one body for each message, got "
+                f"{len(encoded)} for {len(bodies)}"
             )
             raise PublishError(msg)
         return [
@@ -313,7 +313,7 @@ def encode_sync(
         raise _make_encoding_error(body, error) from error
     encoding.close()
     name = type(codec).__name__
-    raise SetupError(f"synchronous code needs a codec that awaits nothing, {name} does")
+    raise SetupError(f"synchronous code needs a codec whose encode() awaits nothing, got {name}")
 
 
 def _make_encoding_error(body: Any, error: Exception) -> Exception:

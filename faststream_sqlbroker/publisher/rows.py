@@ -62,8 +62,9 @@ def check_not_one_list(messages: Sequence[Any]) -> None:
         [only] = messages
         size = f" of {len(only)}" if isinstance(only, Sized) else ""
         msg = (
-            f"publish_batch takes each message as an argument, got one {type(only).__name__}"
-            f"{size}: write publish_batch(*messages), or use publish for one message that is a list"
+            "publish_batch takes each message as an argument, got one "
+            f"{type(only).__name__}{size}: use publish_batch(*messages), or publish if the list is "
+            "one message"
         )
         raise PublishError(msg)
 
@@ -97,7 +98,7 @@ def make_row(
         msg = f"{format_value(queue)} cannot be the name of a queue: {problem}"
         raise PublishError(msg)
     if not isinstance(payload, bytes):
-        msg = f"the codec must give bytes, it gave {type(payload).__name__}"
+        msg = f"the codec must return bytes, got {type(payload).__name__}"
         raise PublishError(msg)
     if reply_to:
         _parse_name("reply_to", reply_to, find_queue_error)
@@ -108,9 +109,7 @@ def make_row(
     lookup = _parse_name("lookup", options.get("lookup"))
     info = validate_info(options.get("info"))
     if info is not None and lookup is None:
-        raise PublishError(
-            f"info={format_value(info)} needs lookup=: a message is mirrored by that"
-        )
+        raise PublishError(f"info={format_value(info)} needs lookup=, under which it is stored")
     return NewMessage(
         str(queue),
         payload,
@@ -158,7 +157,7 @@ def _render_headers(headers: Any, argument_headers: dict[str, Any]) -> str | Non
         return None
     for name in merged:
         if not isinstance(name, str):
-            msg = f"the header {name!r} must have a string as its name, not {type(name).__name__}"
+            msg = f"the name of a header must be a string, got {name!r} ({type(name).__name__})"
             raise PublishError(msg)
     text = _encode_headers(merged)
     if _is_unstorable(text):
@@ -191,17 +190,17 @@ def _check_header_limits(value: Any, level: int = 1) -> None:
         PublishError: the nesting is too deep, or a name or a number is too large.
     """
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
-        raise PublishError("a number in headers must be 1.8e308 at most: give it as text")
+        raise PublishError("a number in headers must be at most 1.8e308: pass it as text")
     if not isinstance(value, Mapping | list | tuple):
         return
     if level > MAX_HEADER_DEPTH:
         raise PublishError(
-            f"headers must have {MAX_HEADER_DEPTH} levels at most: give the rest as text"
+            f"headers must have at most {MAX_HEADER_DEPTH} levels: pass deeper values as text"
         )
     for name in value if isinstance(value, Mapping) else ():
         if len(str(name).encode()) > MAX_HEADER_NAME:
             msg = (
-                f"a name in headers must have {MAX_HEADER_NAME} bytes at most, got "
+                f"the name of a header must have at most {MAX_HEADER_NAME} bytes, got "
                 f"{format_value(name)}"
             )
             raise PublishError(msg)
@@ -326,7 +325,7 @@ def _parse_timestamp(value: object) -> datetime | None:
 
 def _make_timestamp_error(value: object) -> PublishError:
     return PublishError(
-        "next_attempt_at must be a datetime with a time zone, or Unix seconds, of the years 1 to "
-        f'9999 in UTC, or a time from now like "2h45m", got {format_value(value)}: '
-        "use datetime.now(timezone.utc), time.time(), or delay"
+        "next_attempt_at must be a datetime with a time zone, Unix seconds (years 1 to 9999 in "
+        f'UTC) or a time from now such as "2h45m", got {format_value(value)}: use '
+        "datetime.now(timezone.utc), time.time() or delay"
     )

@@ -180,19 +180,19 @@ class SqlProducer:
     ) -> list[int | None]:
         if tests.count:
             raise PublishError(
-                "a SqlProducer publishes to a real database, and TestSqlBroker has none, so its "
-                "handlers would not get the message: replace the producer in the test, or give "
-                "TestSqlBroker with_real=True"
+                "a SqlProducer publishes to a real database, which TestSqlBroker does not use, so "
+                "no handler would get the message: replace the producer in the test, or pass "
+                "with_real=True to TestSqlBroker"
             )
         if "with_ack" in options:
-            raise PublishError("with_ack is for handlers of a broker: leave it out")
+            raise PublishError("with_ack is only for handlers of a broker: omit it")
         if connection is not None and session is not None:
             raise PublishError("give connection= or session=, not both")
         transaction = session if connection is None else connection
         if transaction is not None and self._store.uses_django:
             raise PublishError(
-                "this producer writes in the transaction of Django's connection: leave connection= "
-                "and session= out, or make a SqlProducer of an Engine"
+                "this producer writes in the transaction of Django's connection: omit connection= "
+                "and session=, or create the SqlProducer from an Engine"
             )
         # Create all rows before a connection is opened, so that invalid messages do not cost one.
         rows = [self._make_row(body, queue, options) for body in bodies]
@@ -234,7 +234,7 @@ def _check_database(database: Any) -> Any:
         got = type(database).__name__
         driver = f" with {engine.dialect.driver}" if isinstance(engine, Engine) else ""
         raise SetupError(
-            "SqlProducer needs a synchronous Engine, its URL, or a connection of Django such as "
+            "SqlProducer needs a synchronous Engine, a database URL or a Django connection such as "
             f"django.db.connection, got {got}{driver}"
         )
     return ensure_transactional(engine, None)
@@ -248,7 +248,7 @@ def _create_engine(url: str | URL) -> Engine:
     except Exception as error:  # noqa: BLE001 - a dialect may raise anything
         # The error may quote a part of the password, so it is neither shown nor chained.
         raise SetupError(
-            "no engine can be made from the database URL: give one like "
+            "cannot create an engine from the database URL: use a URL like "
             f"postgresql+psycopg://user@host/name ({type(error).__name__})"
         ) from None
 

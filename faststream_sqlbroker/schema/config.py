@@ -89,8 +89,8 @@ class SqlBrokerSchemaConfig:
             validate_choice("archive_partitions", self.archive_partitions, PARTITION_SIZES)
             if self.message_archive_table_name is None:
                 raise SetupError(
-                    "archive_partitions needs an archive: give message_archive_table_name, or "
-                    "leave archive_partitions out"
+                    "archive_partitions needs an archive: set message_archive_table_name, or "
+                    "omit archive_partitions"
                 )
         used_names = {
             self.message_table_name,
@@ -100,7 +100,7 @@ class SqlBrokerSchemaConfig:
         if self.message_archive_table_name in used_names:
             msg = (
                 f"message_archive_table_name {self.message_archive_table_name!r} is already the "
-                "name of another table of the broker: choose another, or None for no archive"
+                "name of another table of the broker: choose another name, or None for no archive"
             )
             raise SetupError(msg)
 
@@ -128,7 +128,7 @@ def check_name(option: str, name: object) -> None:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_TABLE_NAME_LENGTH:
         msg = (
-            f"{option} cannot be {name!r}: it is a letter or underscore followed by letters, "
-            f"digits, underscores or dollar signs, at most {MAX_TABLE_NAME_LENGTH} characters"
+            f"{option} must be a letter or underscore followed by letters, digits, underscores or "
+            f"dollar signs, at most {MAX_TABLE_NAME_LENGTH} characters, got {name!r}"
         )
         raise SetupError(msg)

@@ -204,7 +204,7 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
     name = _quote_name(archive)
     kind = connection.execute(text(_IS_PARTITIONED), {"archive": name}).scalar()
     if kind is None:
-        raise SchemaError(f"there is no archive {name}: create the tables first")
+        raise SchemaError(f"archive {name} does not exist: create the tables first")
     if kind:
         return False
     until = f'"{archive.name}_{CHECK_SUFFIX}"'
@@ -234,7 +234,7 @@ def check_dialect(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
     """
     if config.archive_partitions is not None and dialect_name != "postgresql":
         raise NotSupportedError(
-            f"archive_partitions is for PostgreSQL only, and this is {dialect_name}: leave it out; "
+            f"archive_partitions requires PostgreSQL, and this is {dialect_name}: omit it; "
             "Retention removes old rows on every database"
         )
 
@@ -340,7 +340,7 @@ def get_archive(config: SqlBrokerSchemaConfig) -> Table:
     archive = build_tables(config, dialect_name="postgresql").archive
     if archive is None or config.archive_partitions is None:
         raise SchemaError(
-            "SqlBrokerSchemaConfig names no archive with partitions: give archive_partitions="
+            "SqlBrokerSchemaConfig has no archive with partitions: give archive_partitions="
         )
     return archive
 
@@ -354,7 +354,6 @@ def _quote_name(archive: Table, suffix: str | None = None) -> str:
 def format_not_partitioned(archive: Table) -> str:
     """Return the message for an archive without partitions."""
     return (
-        f"{archive.fullname} has no partitions: faststream_sqlbroker.schema.partitions."
-        "convert_archive(connection, config), or `sqlbroker partitions --convert`, turns it into "
-        "an archive with them"
+        f"{archive.fullname} has no partitions: convert it with faststream_sqlbroker.schema."
+        "partitions.convert_archive(connection, config) or `sqlbroker partitions --convert`"
     )

@@ -72,10 +72,7 @@ class UtcTimestamp(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            msg = (
-                f"a time needs its zone, got the naive datetime {value!r}: "
-                "use datetime.now(timezone.utc)"
-            )
+            msg = f"a datetime must have a time zone, got {value!r}: use datetime.now(timezone.utc)"
             raise ValueError(msg)
         value = value.astimezone(timezone.utc)
         if dialect.name == "sqlite":

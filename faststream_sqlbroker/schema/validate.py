@@ -56,15 +56,15 @@ def _find_foreign(inspector: Any, tables: Tables) -> list[str]:
             continue
         if "deliveries_count" in names:
             errors.append(
-                f"table {table.fullname!r} exists and is the table of faststream-sqlbroker 0.1, "
-                "which this package cannot use: give SqlBrokerSchemaConfig other table names, or "
-                "rename it and copy its messages"
+                f"table {table.fullname!r} belongs to faststream-sqlbroker 0.1, which this "
+                "package cannot use: give SqlBrokerSchemaConfig other table names, or "
+                "rename the table and copy its messages"
             )
         else:
             errors.append(
                 f"table {table.fullname!r} exists and is not a table of this package (it has the "
                 f"columns {', '.join(sorted(names))}): give SqlBrokerSchemaConfig other table "
-                "names, or rename it"
+                "names, or rename the table"
             )
     return errors
 
@@ -104,13 +104,14 @@ def format_advice(differences: Sequence[str]) -> str:
     own_alembic = "your own Alembic with include_tables(metadata)"
     if are_missing(differences):
         heading = (
-            "the broker's tables are missing: while developing, create them by FastStream(broker, "
-            f"on_startup=[broker.create_tables]); in production, by {upgrade}, or by {own_alembic}"
+            "the broker's tables are missing: in development, create them with FastStream(broker, "
+            f"on_startup=[broker.create_tables]); in production, with {upgrade}, or with "
+            f"{own_alembic}"
         )
     else:
         heading = (
-            f"the tables are not those that this version needs: upgrade them by {upgrade}, by "
-            f"{own_alembic}, or by the statements named here"
+            f"the tables differ from those that this version needs: upgrade them with {upgrade}, "
+            f"with {own_alembic}, or with the statements below"
         )
     listed = "\n".join(f"  - {difference}" for difference in differences)
     return f"{heading}\n{listed}"
@@ -248,7 +249,7 @@ def _build_alter_column(connection: Connection, column: Column[Any], aspect: str
     name = preparer.quote(column.name)
     if connection.dialect.name == "sqlite":
         return (
-            "SQLite cannot alter a column: rename the table, let the migrations create it anew, "
+            "SQLite cannot alter a column: rename the table, let the migrations create it again, "
             "and copy the rows"
         )
     definition = _compile_sql(connection, CreateColumn(column)).rstrip(";")

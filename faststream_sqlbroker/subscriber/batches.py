@@ -112,11 +112,11 @@ class Batches:
                 row.outcome = Again(int(position >= len(rows) // 2))
         culprits = [
             rows[position].id for position in sorted(start.culprits)
-        ] or "one or more of them"
+        ] or "one or more messages"
         self._log(
             logging.WARNING,
-            f"the handler of {len(rows)} messages, from {rows[0].id} on, has not started because "
-            f"of {culprits}, and gets them again in parts: {type(start.error).__name__}",
+            f"the handler did not start on the {len(rows)} messages from {rows[0].id} on "
+            f"({type(start.error).__name__} in {culprits}): they are delivered again in parts",
             message_id=rows[0].id,
         )
 

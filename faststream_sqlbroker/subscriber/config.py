@@ -82,11 +82,11 @@ class QueueSubscriberSpecification(
             return description
         if step is None:
             queue = self._format_target(target)
-            return f"Messages are moved to {queue}, their bodies are not decoded."
+            return f"Moves messages to {queue} without decoding their bodies."
         hops = " → ".join(map(self._format_target, step.hops))
         return (
-            f"Step {step.number} of {len(step.hops) - 1} of the service {step.pipeline}: "
-            f"{hops}. Messages are moved on, their bodies are not decoded."
+            f"Step {step.number} of {len(step.hops) - 1} of the service {step.pipeline}: {hops}. "
+            "Moves messages without decoding their bodies."
         )
 
     @override
@@ -100,7 +100,7 @@ class QueueSubscriberSpecification(
 
     def _format_target(self, target: str | Destination) -> str:
         if isinstance(target, Destination):
-            return f"the queue in the header {target.value!r}"
+            return f"the queue named in the header {target.value!r}"
         return f"{self._outer_config.prefix}{target}"
 
     def get_schema(self) -> dict[str, SubscriberSpec]:

@@ -63,9 +63,8 @@ def check_dead_letter_queue(value: object, queues: Sequence[str]) -> None:
         raise SetupError(f"{format_value(value)} cannot be the dead_letter_queue: {problem}")
     if value in queues:
         raise SetupError(
-            f"dead_letter_queue {format_value(value)} is a queue of this subscriber, to which "
-            "its dead "
-            "letters would come back for ever: name another queue"
+            f"dead_letter_queue {format_value(value)} is a queue of this subscriber, so its dead "
+            "letters would return forever: use another queue"
         )
 
 
@@ -81,9 +80,8 @@ def split_weights(queues: object) -> tuple[object, tuple[int, ...] | None]:
         if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= MAX_WEIGHT:
             raise SetupError(
                 f"the weight of queue {format_value(name)} must be a whole number from 1 to "
-                f"{MAX_WEIGHT}, got {format_value(weight)}: a queue of weight 5 is claimed from "
-                "five "
-                "times as much as one of weight 1"
+                f"{MAX_WEIGHT}, got {format_value(weight)}: a queue of weight 5 gets five times as "
+                "many claims as a queue of weight 1"
             )
     return tuple(queues), tuple(queues.values())
 
@@ -144,8 +142,8 @@ def check_durations(settings: ConsumerSettings) -> None:
     if settings.notify_only and (settings.policies or settings.wakeup == "poll"):
         other = "wakeup='poll'" if settings.wakeup == "poll" else "policies"
         raise SetupError(
-            f"max_fetch_interval=None and {other} do not go together: what they wait for is not "
-            "told. Give a max_fetch_interval such as 10"
+            f"max_fetch_interval=None cannot be combined with {other}, which needs polling. Set a "
+            "max_fetch_interval, such as 10"
         )
     if settings.min_fetch_interval > settings.max_fetch_interval:
         raise SetupError(
@@ -155,14 +153,14 @@ def check_durations(settings: ConsumerSettings) -> None:
         )
     if settings.release_stuck_timeout < _MIN_LEASE:
         raise SetupError(
-            f"release_stuck_timeout must be {_MIN_LEASE} seconds or more, "
-            f"got {settings.release_stuck_timeout}: a shorter lease ends before it can be renewed"
+            f"release_stuck_timeout must be {_MIN_LEASE} seconds or more, got "
+            f"{settings.release_stuck_timeout}: a shorter lease expires before it can be renewed"
         )
     if settings.release_stuck_timeout <= settings.flush_interval:
         raise SetupError(
             f"release_stuck_timeout ({settings.release_stuck_timeout} s) must be longer than "
             f"flush_interval ({settings.flush_interval} s): outcomes must be written before the "
-            "lease ends"
+            "lease expires"
         )
 
 
@@ -170,19 +168,19 @@ def check_ack_timing(settings: ConsumerSettings, policy: AckPolicy) -> None:
     """Raise SetupError if `policy` acks too early for the other options."""
     if settings.transactional and policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
         raise SetupError(
-            f"transactional=True commits what the handler did with its ack, or nothing: AckPolicy."
-            f"{policy.name} acks a handler that fails; use NACK_ON_ERROR, REJECT_ON_ERROR or MANUAL"
+            "transactional=True commits the handler's changes together with its ack, but "
+            f"AckPolicy.{policy.name} also acks after the handler fails: use NACK_ON_ERROR, "
+            "REJECT_ON_ERROR or MANUAL"
         )
     if settings.dead_letter_queue is not None and policy is AckPolicy.ACK_FIRST:
         raise SetupError(
-            "dead_letter_queue takes messages that have failed; AckPolicy.ACK_FIRST acks a "
-            "message before it starts, so that none can fail: use another policy, or leave it out"
+            "dead_letter_queue takes failed messages, but AckPolicy.ACK_FIRST acks a message "
+            "before its handler starts, so no message can fail: use another policy, or omit it"
         )
     if settings.ordered and policy is AckPolicy.ACK_FIRST:
         raise SetupError(
-            "ordered=True keeps the next message of a key back until the one before has ended; "
-            "AckPolicy.ACK_FIRST removes a message before it starts, so that this could not be "
-            "known: use another policy"
+            "ordered=True holds the next message of a key until the previous message ends, but "
+            "AckPolicy.ACK_FIRST removes a message before its handler starts: use another policy"
         )
     if policy is AckPolicy.ACK_FIRST:
         check_ack_first(settings.policies)
@@ -205,14 +203,13 @@ def check_forwarding(
             raise SetupError(f"forward_to cannot be {format_value(target)}: {problem}")
         if target in settings.queues:
             raise SetupError(
-                f"forward_to={format_value(target)} is a queue of the subscriber itself, where "
-                "messages "
-                "would go round for ever: give another queue"
+                f"forward_to={format_value(target)} is a queue of the subscriber itself, so "
+                "messages would circulate forever: use another queue"
             )
     elif not settings.retain_in_archive_on_reject:
         raise SetupError(
-            "forward_to=DESTINATION leaves messages without a destination in the archive, as "
-            "FAILED; with retain_in_archive_on_reject=False they would be lost: leave it out"
+            "forward_to=DESTINATION archives messages without a destination as FAILED, but "
+            "retain_in_archive_on_reject=False would delete them: omit retain_in_archive_on_reject"
         )
     handler_options = {
         "transactional": settings.transactional,
@@ -234,10 +231,8 @@ def parse_destinations(value: object, settings: ConsumerSettings) -> tuple[str, 
         return None
     if not isinstance(settings.forward_to, Destination):
         raise SetupError(
-            "destinations says where forward_to=DESTINATION may lead, got "
-            f"destinations={format_value(value)} and "
-            f"forward_to={format_value(settings.forward_to)}: leave it "
-            "out"
+            f"destinations needs forward_to=DESTINATION, got destinations={format_value(value)} "
+            f"and forward_to={format_value(settings.forward_to)}: omit destinations"
         )
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise SetupError(
@@ -246,15 +241,15 @@ def parse_destinations(value: object, settings: ConsumerSettings) -> tuple[str, 
     names = tuple(value)
     if not names:
         raise SetupError(
-            "destinations is empty, so that nothing could be moved: name a queue, or leave it out"
+            "destinations is empty, so no message could be moved: name a queue, or omit it"
         )
     for name in names:
         if (problem := find_queue_error(name)) is not None:
-            raise SetupError(f"destinations cannot hold {format_value(name)}: {problem}")
+            raise SetupError(f"destinations cannot contain {format_value(name)}: {problem}")
         if name in settings.queues:
             raise SetupError(
-                f"destinations holds {format_value(name)}, a queue of the subscriber itself, where "
-                "messages would stay for ever: leave it out"
+                f"destinations contains {format_value(name)}, a queue of the subscriber itself, so "
+                "messages would circulate forever: remove it"
             )
     return tuple(dict.fromkeys(names))
 
@@ -265,15 +260,14 @@ def check_forward_key(value: object, settings: ConsumerSettings) -> None:
         return
     if settings.forward_to is None:
         raise SetupError(
-            "forward_key is the key with which forward_to moves messages to the next queue, got "
-            f"forward_key={format_value(value)} without forward_to: add it, or leave forward_key "
-            "out"
+            f"forward_key needs forward_to, got forward_key={format_value(value)} alone: add "
+            "forward_to, or omit forward_key"
         )
     if isinstance(value, Header):
         return
     if (problem := find_name_error(value)) is not None:
         raise SetupError(
-            f"forward_key cannot be {format_value(value)}: {problem}; give a text, or "
+            f"forward_key cannot be {format_value(value)}: {problem}; use text or "
             'faststream_sqlbroker.Header("name")'
         )
 
@@ -282,8 +276,8 @@ def check_no_handler_options(options: Sequence[str]) -> None:
     """Raise SetupError if there are `options` of handlers next to forward_to."""
     if options:
         raise SetupError(
-            f"{options[0]} is for handlers, and forward_to moves messages without one, in the "
-            "transaction that settles them: leave it out"
+            f"{options[0]} is for handlers, but forward_to moves messages without a handler, in "
+            "the transaction that settles them: omit it"
         )
 
 
@@ -298,7 +292,7 @@ def check_batch_options(settings: ConsumerSettings) -> None:
         raise SetupError(f"batch_max_records={max_records} is for batch handlers: add batch=True")
     if max_records > settings.fetch_batch_size:
         raise SetupError(
-            f"batch_max_records={max_records} is more than a claim takes "
+            f"batch_max_records={max_records} exceeds the size of a claim "
             f"(fetch_batch_size={settings.fetch_batch_size}): lower it, or raise fetch_batch_size"
         )
 
@@ -313,8 +307,9 @@ def _check_batch_wait(settings: ConsumerSettings) -> None:
         lease = getattr(settings, name)
         if lease is not None and wait >= lease:
             raise SetupError(
-                f"batch_max_wait ({wait} s) must be shorter than {name} ({lease} s): the leases of "
-                "a batch's messages run while it is filled; lower the first or raise the second"
+                f"batch_max_wait ({wait} s) must be shorter than {name} ({lease} s), because the "
+                "leases of a batch's messages run while it fills: lower the first or raise the "
+                "second"
             )
 
 
@@ -327,7 +322,7 @@ def warn_about_surprises(settings: ConsumerSettings) -> None:
         _warn(
             f"max_lease={lease} has no effect below "
             f"release_stuck_timeout={settings.release_stuck_timeout}, the length of the first "
-            "lease: lower the latter too"
+            "lease: lower release_stuck_timeout too"
         )
     if (
         lease is not None
@@ -335,16 +330,16 @@ def warn_about_surprises(settings: ConsumerSettings) -> None:
         and timeout > max(lease, settings.release_stuck_timeout)
     ):
         _warn(
-            f"handler_timeout={timeout} is longer than a message can be held (max_lease={lease}): "
-            "it may be delivered elsewhere while the handler still runs"
+            f"handler_timeout={timeout} is longer than max_lease={lease}: the message may be "
+            "delivered again while the handler still runs. Lower handler_timeout or raise max_lease"
         )
 
 
 def _warn_about_patterns(queues: Sequence[str]) -> None:
     for queue in filter(_PATTERN.search, queues):
         _warn(
-            f"queue {format_value(queue)} is a name and no pattern: this subscriber gets what is "
-            "published to exactly this queue. Name each queue, as in "
+            f"queue {format_value(queue)} is a name, not a pattern: this subscriber gets only "
+            "messages published to exactly this queue. Name each queue, as in "
             'subscriber("logs.info", "logs.error")'
         )
 
@@ -353,8 +348,8 @@ def warn_unused_strategy(settings: ConsumerSettings) -> None:
     """Warn about a retry strategy that is never used."""
     if get_max_attempts(settings.retry_strategy) != 1:
         _warn(
-            "retry_strategy is never asked with AckPolicy.ACK_FIRST, the message is gone before "
-            "the handler starts: leave it out, or choose another policy"
+            "retry_strategy has no effect with AckPolicy.ACK_FIRST, which removes the message "
+            "before the handler starts: omit it, or use another policy"
         )
 
 

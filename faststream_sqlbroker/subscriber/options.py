@@ -241,10 +241,10 @@ _HINTS: dict[str, Any] = get_type_hints(SubscriberOptions)
 _FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
 _DURATIONS = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
 _FOREIGN_OPTIONS = build_hints(
-    ("max_not_persisted_factor", "leave it out, claims stop by themselves while outcomes wait"),
+    ("max_not_persisted_factor", "omit it, claims stop automatically while outcomes wait"),
     (
         "batch_max_accumulation_timeout_factor batch_timeout_ms",
-        "use batch_max_wait, a length of time",
+        "use batch_max_wait, a duration",
     ),
     ("max_records", "use batch_max_records"),
     ("overfetch_factor prefetch prefetch_count", "use max_not_processed_factor"),
@@ -253,12 +253,12 @@ _FOREIGN_OPTIONS = build_hints(
         "no_ack auto_ack auto_commit",
         "use ack_policy: AckPolicy.MANUAL lets the handler ack, ACK_FIRST acks before it runs",
     ),
-    ("retry requeue", "use retry_strategy, which says when a message is tried again"),
+    ("retry requeue", "use retry_strategy, which decides when a message is retried"),
     (
         "group_id group consumer durable exchange",
-        "leave it out, the subscribers of a queue share its messages; use a queue for each group",
+        "omit it, the subscribers of a queue share its messages; use one queue for each group",
     ),
     ("queue topic subject channel stream list routing_key", "use queues, the first argument"),
-    ("middlewares", "give them to SqlBroker or to a SqlBrokerRouter"),
+    ("middlewares", "pass them to SqlBroker or SqlBrokerRouter"),
 )
 """Options of other brokers, with the replacement."""

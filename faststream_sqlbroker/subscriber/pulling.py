@@ -48,7 +48,7 @@ M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, None]])
 
 MAX_LEASES = 10
 """Maximum number of leases for which an unsettled message is held."""
-_LEASE_HINT = "release_stuck_timeout is the length of its lease"
+_LEASE_HINT = "raise release_stuck_timeout, the length of its lease, or call extend_lease() in time"
 
 
 class HasHandlerError(SetupError, AssertionError):
@@ -219,14 +219,16 @@ class Pulling:
         leased_message: HeldMessage | None = None
         try:
             while (
-                leased_message := await self._retry_outages("claim of an iteration", self._claim)
+                leased_message := await self._retry_outages(
+                    "claim of a pulled message", self._claim
+                )
             ) is not None:
                 self._iterated.add(leased_message)
                 message = await self._make_message(leased_message)
                 yield message
                 try:
                     if leased_message.is_open:
-                        await self._retry_outages("ack of an iteration", message.ack)
+                        await self._retry_outages("ack of a pulled message", message.ack)
                 except LeaseLostError as error:
                     self._log(logging.WARNING, str(error), message_id=leased_message.row.id)
                 # A stop ends the retries of the ack, so the message may still be leased.
@@ -327,8 +329,8 @@ def check_options(settings: "SubscriberSettings", usage: str) -> None:
     for name in ("policies", "ordered", "batch", "transactional", "task_per_message", "forward_to"):
         if value := getattr(settings, name):
             raise NotSupportedError(
-                f"{usage} takes single messages, to which {name}={value!r} does not apply: "
-                "leave the option out, or give the subscriber a handler"
+                f"{usage} takes single messages, to which {name}={value!r} does not apply: omit "
+                "the option, or give the subscriber a handler"
             )
 
 
@@ -340,12 +342,12 @@ def check_no_handlers(calls: Any, usage: str) -> None:
     """
     if calls:
         raise HasHandlerError(
-            f"{usage} takes messages of a subscriber without a handler, and this one has one: use "
+            f"{usage} needs a subscriber without a handler, but this subscriber has one: use "
             "another broker.subscriber(queue) for single messages"
         )
 
 
 _FOREIGN_MESSAGE = (
-    "the parser must return the message that the parser it is given has made, so that the "
-    "application can settle it"
+    "a custom parser must return the message of the original parser; otherwise the application "
+    "could not settle it"
 )

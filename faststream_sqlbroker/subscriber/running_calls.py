@@ -26,9 +26,8 @@ class NoCalls(CallsCollection[Any]):
             SetupError: always.
         """
         raise SetupError(
-            "a subscriber with forward_to moves its messages on without a handler, so "
-            f"{call.name!r} would never be called: leave forward_to out, or subscribe the handler "
-            "to the queue that it names"
+            f"a subscriber with forward_to moves its messages without a handler, so {call.name!r} "
+            "would never run: omit forward_to, or subscribe the handler to the queue that it names"
         )
 
 

@@ -26,20 +26,20 @@ def check_transaction(
         name = getattr(handler, "__name__", repr(handler))
         if transactional and is_synchronous(handler):
             msg = (
-                "transactional=True gives an asynchronous connection, which the synchronous "
-                f"handler {name!r} cannot use: make it async"
+                "transactional=True passes an asynchronous connection, which the synchronous "
+                f"handler {name!r} cannot use: make the handler async"
             )
             raise SetupError(msg)
         if not transactional and (parameter := _find_transaction_parameter(handler)):
             msg = (
-                f"the handler {name!r} asks for the transaction of its message ({parameter!r}), "
-                "and there is none: add transactional=True to its subscriber"
+                f"the handler {name!r} takes the transaction of its message ({parameter!r}), but "
+                "its subscriber opens none: add transactional=True to the subscriber"
             )
             raise SetupError(msg)
     if transactional and store.handler_slots < 1:
         msg = (
-            "transactional=True takes a connection for each handler that runs, and the engine's "
-            "pool has none to spare: raise pool_size or max_overflow"
+            "transactional=True needs a connection for each running handler, but the engine's pool "
+            "has none left for handlers: raise pool_size or max_overflow"
         )
         raise SetupError(msg)
 

@@ -342,7 +342,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         ):
             msg = (
                 f"handler_timeout cannot end the synchronous handler {_get_name(blocking[0])!r}, "
-                "which runs in a thread: make it async, or leave the timeout out"
+                "which runs in a thread: make the handler async, or omit handler_timeout"
             )
             raise SetupError(msg)
         store: Any = self._outer_config.store  # type: ignore[attr-defined]
@@ -528,14 +528,14 @@ REPLACED_METHODS = {
 is not compiled.
 """
 _NO_ARCHIVE = (
-    "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema "
-    "has none: give the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive "
-    "table, or name a queue"
+    "forward_to=DESTINATION archives messages without a destination, but the schema has no archive "
+    "table: set a dead_letter_queue, add an archive table to SqlBrokerSchemaConfig, or name a "
+    "queue in forward_to"
 )
 _DELETION_WARNING = (
-    "messages that fail for good are deleted: the schema has no archive table to keep them; give "
-    "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table "
-    "(retain_in_archive_on_reject=False says that they are not wanted)"
+    "messages that fail for good are deleted, because the schema has no archive table: set a "
+    "dead_letter_queue, or add an archive table to SqlBrokerSchemaConfig (to confirm the deletion, "
+    "set retain_in_archive_on_reject=False)"
 )
 
 
@@ -548,15 +548,15 @@ def _check_wakeups(settings: SubscriberSettings, store: Any) -> None:
     if settings.wakeup == "listen":
         msg = (
             "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one "
-            f"connection, this is {store.dialect_name} through {store.driver}: use "
-            "wakeup='auto', which polls here"
+            f"connection, got {store.dialect_name} through {store.driver}: use wakeup='auto', "
+            "which polls here"
         )
         raise NotSupportedError(msg)
     if settings.notify_only:
         msg = (
-            "max_fetch_interval=None needs PostgreSQL through asyncpg, not through PgBouncer "
-            "without a listen_url, and a pool of more than one connection; this is "
-            f"{store.dialect_name} through {store.driver}: give a max_fetch_interval such as 10"
+            "max_fetch_interval=None needs PostgreSQL through asyncpg, a listen_url if the engine "
+            f"uses PgBouncer, and a pool of more than one connection; got {store.dialect_name} "
+            f"through {store.driver}: set a max_fetch_interval, such as 10"
         )
         raise NotSupportedError(msg)
 

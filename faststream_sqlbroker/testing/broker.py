@@ -106,8 +106,8 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         """
         if with_real and (engine is not None or clock is not None):
             raise SetupError(
-                "with_real=True uses the broker's own database and its clock: leave out engine= "
-                "and clock="
+                "with_real=True uses the broker's own database and its clock: omit engine= and "
+                "clock="
             )
         if clock is not None and not isinstance(clock, VirtualClock):
             raise SetupError(f"clock must be a VirtualClock, got {clock!r}")
@@ -252,7 +252,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                 queues = ", ".join(map(repr, subscriber.queues))
                 raise SetupError(
                     f"the subscriber of {queues} has transactional=True: its messages and the "
-                    "application's tables are committed together, which two databases cannot do. "
+                    "application's tables are committed together, so one database must hold both. "
                     "Give TestSqlBroker(broker, engine=create_async_engine("
                     '"sqlite+aiosqlite:///test.db")) a SQLite file with those tables'
                 )
@@ -297,7 +297,7 @@ def _check_event_loop() -> None:
     except RuntimeError:
         raise SetupError(
             "TestSqlBroker needs asyncio, as SQLAlchemy's asyncio engines do: with pytest's anyio "
-            'plugin let the fixture anyio_backend return "asyncio"'
+            'plugin, make the fixture anyio_backend return "asyncio"'
         ) from None
 
 

@@ -137,8 +137,8 @@ class VirtualClock:
     async def _advance_to(self, end: int) -> None:
         if self._advancing is not None or self.is_delivering():
             raise SetupError(
-                "advance waits until no handler runs, and no two tasks can move time: call it in "
-                "the test itself"
+                "advance waits until no handler runs, and only one task can move time: call it "
+                "once, in the test itself"
             )
         self._advancing = asyncio.current_task()
         try:
@@ -197,7 +197,7 @@ class VirtualClock:
         while idle_turns < IDLE_TURNS:
             change_count = self._change_count
             if self._call_count:
-                await self.wait_for_change(deadline, "a call of the store")
+                await self.wait_for_change(deadline, "a store operation")
             else:
                 await asyncio.sleep(0)
             idle_turns = (

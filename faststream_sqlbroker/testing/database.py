@@ -307,7 +307,7 @@ def _get_path(engine: AsyncEngine) -> str:
     if name != "sqlite" or not path or ":memory:" in path or isinstance(engine.pool, StaticPool):
         raise SetupError(
             "TestSqlBroker's engine= must be an AsyncEngine of a SQLite file, such as "
-            f"sqlite+aiosqlite:///test.db, got {engine.url.render_as_string()!r}: the messages and "
-            "the tables of the handlers are committed together, in that file"
+            f"sqlite+aiosqlite:///test.db, got {engine.url.render_as_string()!r}: one file holds "
+            "both the messages and the tables of the handlers"
         )
     return path

@@ -229,8 +229,8 @@ class TestRequests(Requests):
                 reply.claimed_monotonic = self._clock.monotonic()
                 return reply
         raise TimeoutError(
-            f"no reply to the request to queue {row.queue!r}: its first attempt has sent none, or "
-            "has not begun; under TestSqlBroker no later one is waited for"
+            f"no reply to the request to queue {row.queue!r}: its first attempt sent none or did "
+            "not start, and TestSqlBroker waits for no later attempt"
         )
 
     async def _withdraw(self, ids: Sequence[int | None]) -> None:

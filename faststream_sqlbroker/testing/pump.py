@@ -306,8 +306,8 @@ class Pump:
     def _check_endless(self) -> None:
         if self._is_endless:
             raise AssertionError(
-                f"deliveries go on without end at {self.clock.now:%H:%M:%S.%f}: handlers publish "
-                "to each other in a circle, or a retry has no delay"
+                f"deliveries do not end at {self.clock.now:%H:%M:%S.%f}: handlers publish to each "
+                "other in a loop, or a retry has no delay"
             )
 
     async def _deliver_next(self, limit: float | None) -> RunningDelivery | None:
@@ -437,7 +437,7 @@ class Pump:
         clock = self.clock
         deadline = None if limit is None else asyncio.get_running_loop().time() + limit
         ids = ", ".join(map(str, sorted(delivery.attempts)))
-        name = f"{delivery.consumer.title}, of message {ids},"
+        name = f"{delivery.consumer.title} for message {ids}"
         try:
             while self._is_running(delivery, time_follows):
                 await clock.wait_for_change(deadline, name)
@@ -510,7 +510,10 @@ class Pump:
     async def drain(self, *, raise_errors: bool) -> Drained:
         """Implement `SqlBroker.drain`."""
         if self.clock.is_delivering():
-            raise SetupError("drain waits until no handler runs: call it in the test itself")
+            raise SetupError(
+                "drain waits until no handler runs, so handlers cannot call it: call it in the "
+                "test itself"
+            )
         await self.run_due(limit=clocks.REAL_TIME_LIMIT)
         await self.finish_running()
         attempts, self._attempts = self._attempts, []
@@ -543,7 +546,7 @@ class Pump:
         if not lines:
             return ""
         return "\n".join(
-            [f"The test's clock stands at {self.clock.now}, and", *(f"  {line}" for line in lines)]
+            [f"At the test's time {self.clock.now}:", *(f"  {line}" for line in lines)]
         )
 
     def list_waiting(self) -> list[Waiting]:
@@ -560,14 +563,14 @@ class Pump:
     def _describe_row(self, row: LiveRow, running: Collection[int]) -> Waiting:
         until = from_microseconds(row.due if row.lease_ends_at is None else row.lease_ends_at)
         if row.lease_ends_at is not None:
-            reason = "is being handled" if row.id in running else "is held"
-            reason += f", until {until} at the latest"
+            reason = "is being handled and leased" if row.id in running else "is leased"
+            reason += f" until {until}"
         elif row.due > self.clock.microseconds:
             reason = f"waits until {until}"
         else:
-            reason = f"is due since {until}, and a policy, its order or a pause keeps it back"
+            reason = f"has been due since {until}, but a policy, its order or a pause holds it back"
             if not any(row.queue in consumer.queues for consumer in self._consumers):
-                reason = f"is due since {until}, and nothing that runs is subscribed to the queue"
+                reason = f"has been due since {until}, but no running subscriber has the queue"
         if row.attempts:
             last_error = row.error.strip().splitlines()[0] if row.error else "without an error"
             reason += f", after {row.attempts} attempts ({last_error})"

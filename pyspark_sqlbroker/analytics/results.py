@@ -19,7 +19,7 @@ def _build_count_fields(*names: str) -> tuple[Field, ...]:
 
 
 _QUEUE = Field("queue", "string", True, "name of the queue")
-_BUCKET = Field("bucket", "timestamp", True, "first moment of the bucket")
+_BUCKET = Field("bucket", "timestamp", True, "start of the bucket")
 _MESSAGES = Field("messages", "bigint", True, "messages")
 _OUTCOMES = _build_count_fields("completed", "failed", "discarded")
 _KEY = Field("key", "string", True, "the key")
@@ -32,7 +32,7 @@ _LATENCY = (
     Field("messages", "bigint", True, "messages that have this phase"),
     Field("mean", "double", True, "seconds"),
     *(
-        Field(name, "double", True, f"seconds; {share:.1%} took at most so long")
+        Field(name, "double", True, f"seconds; {share:.1%} of the messages took at most this long")
         for name, share in QUANTILES.items()
     ),
     Field("max", "double", True, "seconds"),
@@ -63,18 +63,18 @@ RESULTS: dict[str, tuple[Field, ...]] = {
             "rate",
             "double",
             False,
-            "failed and moved, as a share of these and the completed; NULL without any",
+            "(failed + moved) / (completed + failed + moved); NULL if all are 0",
         ),
     ),
     "top_errors": (
         _QUEUE,
-        Field("reason", "string", False, "why it failed"),
+        Field("reason", "string", False, "why the messages failed"),
         Field("error_type", "string", False, "class of the exception"),
         _MESSAGES,
-        Field("share", "double", True, "of all failures in the frame"),
+        Field("share", "double", True, "share of all failures in the frame"),
         Field("example", "string", False, "first line of the latest error"),
         Field("last_id", "bigint", True, "id of the latest message"),
-        Field("last_at", "timestamp", True, "when that was archived"),
+        Field("last_at", "timestamp", True, "when the latest message was archived"),
     ),
     "dlq_age": (
         _QUEUE,
@@ -83,44 +83,49 @@ RESULTS: dict[str, tuple[Field, ...]] = {
             Field(name, "bigint", True, f"dead letters {name.replace('_', ' ')} old")
             for name in ("under_1h", "1h_to_1d", "1d_to_7d", "7d_to_30d", "over_30d")
         ),
-        Field("oldest_at", "timestamp", True, "when the oldest died"),
-        Field("oldest_age", "double", True, "seconds from then to as_of"),
+        Field("oldest_at", "timestamp", True, "when the oldest message failed"),
+        Field("oldest_age", "double", True, "seconds from oldest_at to as_of"),
     ),
     "duplicate_deliveries": (
         _QUEUE,
         _MESSAGES,
         Field("redelivered", "bigint", True, "messages with lost deliveries"),
-        Field("lost_deliveries", "bigint", True, "deliveries whose end was never recorded"),
-        Field("share", "double", True, "redelivered, of all messages of the queue"),
-        Field("most", "int", True, "lost deliveries of the worst message"),
+        Field("lost_deliveries", "bigint", True, "deliveries without a recorded outcome"),
+        Field("share", "double", True, "redelivered / messages"),
+        Field("most", "int", True, "most lost deliveries of a single message"),
     ),
     "policy_effects": (
         _QUEUE,
-        Field("effect", "string", True, "what became of the messages"),
+        Field("effect", "string", True, "cause of the end, such as superseded or expired"),
         Field("state", "string", True, "DISCARDED or FAILED"),
         _MESSAGES,
-        Field("share", "double", True, "of all messages of the queue"),
+        Field("share", "double", True, "share of all messages of the queue"),
     ),
     "hot_keys": (
         _QUEUE,
         _KEY,
         _MESSAGES,
-        Field("share", "double", True, "of all messages of the queue"),
+        Field("share", "double", True, "share of all messages of the queue"),
         *_OUTCOMES,
     ),
     "sessions": (
         _QUEUE,
         _KEY,
-        Field("started_at", "timestamp", True, "when the first was published"),
-        Field("ended_at", "timestamp", True, "when the last was published"),
+        Field("started_at", "timestamp", True, "when the first message was published"),
+        Field("ended_at", "timestamp", True, "when the last message was published"),
         _MESSAGES,
-        Field("seconds", "double", True, "from the first to the last"),
+        Field("seconds", "double", True, "seconds from the first message to the last"),
     ),
     "payload_schema": (
         _QUEUE,
         _MESSAGES,
-        Field("decoded", "bigint", True, "messages whose payload could be read"),
-        Field("schema", "string", True, "what fits all of them, as DDL; VOID if none was read"),
+        Field("decoded", "bigint", True, "messages with a readable payload"),
+        Field(
+            "schema",
+            "string",
+            True,
+            "type that fits all payloads, as DDL; VOID if none is readable",
+        ),
     ),
 }
 """The columns of each function's result, in order."""

@@ -146,9 +146,9 @@ def _check_group_columns(result: str, by: Sequence[str]) -> None:
     for name in by:
         if name.lower() in result_columns:
             raise SetupError(
-                f"by has {name!r}, and the result has a column of that name "
-                f"({', '.join(result_columns)}): "
-                "rename the frame's, as by withColumnRenamed"
+                f"by contains {name!r}, which is also a column of the result "
+                f"({', '.join(result_columns)}): rename the column of the frame, for example with "
+                "withColumnRenamed"
             )
 
 

@@ -80,8 +80,8 @@ def find_horizon(
         return postgresql.find_horizon(query, primary)
     if primary is not None:
         raise NotSupportedError(
-            f"primary= is for PostgreSQL's standbys, this is {database.kind}: leave it out, and "
-            "let safety_lag be longer than the replica is behind"
+            f"primary= is only for PostgreSQL standbys, and this database is {database.kind}: omit "
+            "primary=, and set safety_lag above the replication lag"
         )
     if database.kind == "sqlite":
         return _find_by_lock(query)
@@ -103,7 +103,8 @@ def _find_by_lock(query: HorizonQuery) -> Horizon:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         except OperationalError as error:
             return query.create_lagging(
-                database.get_time(connection), f"a writer has its lock ({error.orig})"
+                database.get_time(connection),
+                f"another process holds the write lock ({error.orig})",
             )
     try:
         # On a read-only file BEGIN IMMEDIATE succeeds without a lock, and only a write fails. This
@@ -118,9 +119,7 @@ def _find_by_lock(query: HorizonQuery) -> Horizon:
     finally:
         if not connection.invalidated:
             connection.exec_driver_sql("ROLLBACK")
-    return Horizon(
-        clock, "transactions", "no writer was under way: its lock was taken for an instant"
-    )
+    return Horizon(clock, "transactions", "no other process was writing: the write lock was free")
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class HorizonQuery:
 
     def create_lagging(self, clock: datetime, reason: str) -> Horizon:
         """Return the horizon for transactions that cannot be seen."""
-        detail = f"{reason}, so rows of the last {format_seconds(self.lag)} are left for later"
+        detail = f"{reason}, so rows of the last {format_seconds(self.lag)} are skipped for now"
         return Horizon(clock - self.lag, "safety lag", detail)
 
 

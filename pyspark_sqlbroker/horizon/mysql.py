@@ -70,7 +70,7 @@ def find_horizon(query: HorizonQuery) -> Horizon:
     replicated = [str(row[0]) for row in connection.exec_driver_sql(REPLICATION_VARIABLES_SQL)]
     if replicated:
         reason = (
-            f"{' and '.join(replicated)} says that other servers' rows arrive here, with their "
+            f"{', '.join(replicated)} = ON: the server may apply rows of other servers, with their "
             "times"
         )
         return query.create_lagging(clock, reason)
@@ -80,7 +80,7 @@ def find_horizon(query: HorizonQuery) -> Horizon:
         except DBAPIError as error:
             if error.orig is None or error.orig.args[:1] != (ACCESS_DENIED,):
                 raise
-    reason = "the user may not see others' transactions (GRANT PROCESS ON *.* TO it)"
+    reason = "the user cannot see the transactions of other users (GRANT PROCESS ON *.* TO it)"
     return query.create_lagging(clock, reason)
 
 
@@ -98,17 +98,19 @@ def _find_by_transactions(query: HorizonQuery, clock: datetime) -> Horizon:
             connection.exec_driver_sql("ROLLBACK")
     if transactions is None:
         return query.create_lagging(
-            clock, "InnoDB's list of transactions stayed old: another session reads it all the time"
+            clock,
+            "InnoDB did not refresh its list of transactions, because another session keeps "
+            "reading it",
         )
     if replicating:
         return query.create_lagging(
-            clock, "the server applies rows of another server, with their times"
+            clock, "the server applies rows of another server, with the times of that server"
         )
     oldest, detached, writing_count = transactions
     margin = query.margin
     time = min(clock, oldest_statement, *([oldest] if oldest else [])) - margin
     detail = (
-        f"{statements} statements and {writing_count} transactions were seen; margin "
+        f"{statements} running statements and {writing_count} transactions that may write; margin "
         f"{format_seconds(margin)}"
     )
     horizon = Horizon(time, "transactions", detail)
@@ -116,7 +118,7 @@ def _find_by_transactions(query: HorizonQuery, clock: datetime) -> Horizon:
         return horizon
     # After a restart of the server, InnoDB shows the restart as the transaction's start.
     reason = (
-        "an XA transaction whose client has gone is not ended; it is taken to have begun at most "
+        "an XA transaction without a client is still open; its start is assumed to be at most "
         f"{format_seconds(query.lag)} before {detached.isoformat()}"
     )
     return get_earlier(horizon, Horizon(detached - query.lag, "safety lag", reason))

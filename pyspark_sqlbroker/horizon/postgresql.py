@@ -85,13 +85,13 @@ def _find_on_primary(query: HorizonQuery) -> Horizon:
     horizon = _create_horizon(query, oldest_start - query.margin, writing)
     if hidden:
         reason = (
-            f"the role may not see {hidden} of the database's sessions (GRANT pg_read_all_stats TO "
-            "it, and leave track_activities on)"
+            f"the role cannot see {hidden} sessions of the database (GRANT pg_read_all_stats TO "
+            "it, and keep track_activities on)"
         )
         horizon = get_earlier(horizon, query.create_lagging(clock, reason))
     if subscribed:
         reason = (
-            "the database subscribes to another, whose rows come with the times of their origin"
+            "the database subscribes to another database, and rows keep the times of their origin"
         )
         horizon = get_earlier(horizon, query.create_lagging(clock, reason))
     if prepared is not None:
@@ -100,16 +100,14 @@ def _find_on_primary(query: HorizonQuery) -> Horizon:
 
 
 def _create_horizon(query: HorizonQuery, time: datetime, writing: int) -> Horizon:
-    detail = (
-        f"{writing} transactions that may write were seen; margin {format_seconds(query.margin)}"
-    )
+    detail = f"{writing} transactions that may write; margin {format_seconds(query.margin)}"
     return Horizon(time, "transactions", detail)
 
 
 def _create_prepared_horizon(query: HorizonQuery, prepared: datetime) -> Horizon:
     detail = (
-        f"a transaction was prepared (PREPARE TRANSACTION) at {prepared.isoformat()} and not "
-        f"ended; it is taken to have begun at most {format_seconds(query.lag)} before"
+        f"a prepared transaction (PREPARE TRANSACTION) of {prepared.isoformat()} is still open; "
+        f"its start is assumed to be at most {format_seconds(query.lag)} earlier"
     )
     return Horizon(prepared - query.lag, "safety lag", detail)
 
@@ -121,25 +119,27 @@ def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
     primary_database = get_database(parse_address(primary))
     if primary_database.kind != "postgresql":
         raise SetupError(
-            f"primary is a {primary_database.kind} database: give the primary of this PostgreSQL "
-            "standby"
+            "primary must be the primary of this PostgreSQL standby, got a "
+            f"{primary_database.kind} database"
         )
     with primary_database.connect() as connection:
         if primary_database.fetch_scalar(connection, RECOVERY_SQL):
-            raise SetupError("primary is a standby itself: give the server that it follows")
+            raise SetupError(
+                "primary is itself a standby: give the URL of the server that it follows"
+            )
         if primary_database.fetch_scalar(connection, IDENTITY_SQL) != query.database.fetch_scalar(
             query.connection, IDENTITY_SQL
         ):
             raise SetupError(
-                "primary is another cluster or database than the standby: give the one that it "
-                "follows"
+                "primary is another cluster or database than the standby: give the URL of the "
+                "server that the standby follows"
             )
         horizon = _find_on_primary(replace(query, database=primary_database, connection=connection))
         position = str(primary_database.fetch_scalar(connection, WAL_POSITION_SQL))
     _wait_for_replay(query, position)
     source = "primary" if horizon.source == "transactions" else horizon.source
     return Horizon(
-        horizon.moment, source, f"taken on the primary and replayed here: {horizon.detail}"
+        horizon.moment, source, f"found on the primary and replayed here: {horizon.detail}"
     )
 
 
@@ -149,9 +149,9 @@ def _wait_for_replay(query: HorizonQuery, position: str) -> None:
     while not query.database.fetch_scalar(query.connection, statement):
         if time.monotonic() > deadline:
             raise TransientStoreError(
-                f"the standby has not replayed the primary's position {position} within "
-                f"{query.max_wait:g} s: see whether its replay is paused or behind, or leave "
-                "primary= out to go by the safety lag"
+                f"the standby did not replay the primary's position {position} within "
+                f"{query.max_wait:g} s: check whether its replay is paused or slow, or omit "
+                "primary= to use safety_lag"
             )
         query.sleep(POLL_INTERVAL)
 
@@ -164,10 +164,8 @@ def _find_by_replay(query: HorizonQuery) -> Horizon:
     if replayed is None:
         raise TransientStoreError(
             "this standby has replayed no transaction since it started: try again after the "
-            "primary's next commit, or let the primary be asked (primary= of Spark's readers)"
+            "primary's next commit, or give the primary's URL (primary= of the Spark readers)"
         )
     replayed_at = min(database.get_time(connection), from_microseconds(replayed))
-    reason = (
-        f"this is a standby, which has replayed what was committed by {replayed_at.isoformat()}"
-    )
+    reason = f"this standby has replayed the commits up to {replayed_at.isoformat()}"
     return query.create_lagging(replayed_at, reason)

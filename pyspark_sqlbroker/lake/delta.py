@@ -110,9 +110,9 @@ class DeltaWriter:
             table = DeltaTable(address, storage_options=self._storage)
             if pa.table(table.deletion_vectors()).num_rows:
                 raise SetupError(
-                    f"{self.folders.root} has deletion vectors, and a reader by its list of files "
-                    "would bring deleted rows back: have its files written again (REORG TABLE … "
-                    "APPLY (PURGE)) and set delta.enableDeletionVectors to false"
+                    f"{self.folders.root} has deletion vectors, so reading its listed files would "
+                    "return deleted rows: rewrite the files (REORG TABLE … APPLY (PURGE)) and set "
+                    "delta.enableDeletionVectors to false"
                 )
         self._table = table
 
@@ -242,15 +242,15 @@ class DeltaWriter:
                 return [bytes(stream.read())]
         except FileNotFoundError:
             logger.warning(
-                "%s is lost, and with it the records of all windows: nothing is pruned until an "
-                "export and a repair have recorded them anew",
+                "%s is missing, and with it the records of all windows, so prune removes nothing: "
+                "run sqlbroker archive export, then sqlbroker archive repair",
                 self.state_path,
             )
             return []
         except OSError as error:
             msg = (
-                f"{self.state_path} cannot be read ({' '.join(str(error).split())}): restore it, "
-                "or remove it and repair the lake"
+                f"{self.state_path} cannot be read ({' '.join(str(error).split())}): restore it "
+                "from a copy, or remove it and run sqlbroker archive repair"
             )
             raise StoreError(msg) from error
 
@@ -342,9 +342,8 @@ class DeltaWriter:
                 self._check_version()
                 raise StoreError(
                     f"{self.folders.get_full_path(file.path)} was written with {file.size} bytes "
-                    "and now has "
-                    f"{sizes.get(file.path, 'no file')}: nothing was committed; see who removes "
-                    "files there, and export again"
+                    f"and now has {sizes.get(file.path, 'no file')}: nothing was committed; find "
+                    "out what changes files there, and export again"
                 )
 
     def _check_version(self) -> None:
@@ -353,14 +352,14 @@ class DeltaWriter:
             latest = DeltaTable(self.folders.address, storage_options=self._storage).version()
         if latest != loaded:
             raise ConcurrentLoadError(
-                f"another process has committed to {self.folders.root} since, and has removed what "
-                "was staged here: nothing was changed; run it again"
+                f"another process committed to {self.folders.root} and removed the files staged "
+                "here: nothing was changed; run it again"
             )
 
     def _require_table(self) -> DeltaTable:
         if self._table is None:
             raise SetupError(
-                f"{self.folders.root} holds no Delta table: give the path of an export"
+                f"{self.folders.root} is not a Delta table: give the path of an export"
             )
         return self._table
 
@@ -370,12 +369,15 @@ class DeltaWriter:
             yield
         except CommitFailedError as error:
             msg = (
-                f"another process has committed to {self.folders.root} since ({error}): nothing "
-                "was changed; run it again"
+                f"another process committed to {self.folders.root} first ({error}): nothing was "
+                "changed; run it again"
             )
             raise ConcurrentLoadError(msg) from error
         except (DeltaError, OSError) as error:
-            msg = f"the Delta table at {self.folders.root}: {' '.join(str(error).split())}"
+            msg = (
+                f"the Delta table at {self.folders.root} cannot be read or written: "
+                f"{' '.join(str(error).split())}"
+            )
             raise StoreError(msg) from error
 
 

@@ -84,7 +84,7 @@ def parse_state(packed: bytes, size: str, path: str) -> LakeState:
         content = json.loads(packed)
         if content["format"] != FORMAT:
             raise SetupError(
-                f"{path} is of format {content['format']!r}, this version knows "
+                f"{path} has format {content['format']!r}, but this version reads only format "
                 f"{FORMAT}: use the version that wrote it"
             )
         entries = dict[str, Entry]()
@@ -95,9 +95,9 @@ def parse_state(packed: bytes, size: str, path: str) -> LakeState:
         return LakeState(entries, tuple(spans), dict(content["files"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SetupError(
-            f"the state {path} of an export is damaged ({error!r}): restore it from a copy; or "
-            "remove it, and sqlbroker archive repair records each window that the database still "
-            "has"
+            f"the state {path} of an export is damaged ({error!r}): restore it from a copy, or "
+            "remove it and run sqlbroker archive repair to record the windows that the database "
+            "still has"
         ) from error
 
 

@@ -171,7 +171,7 @@ def _parse_filter(ids: Iterable[int], keys: Iterable[str]) -> MessageFilter:
     if not message_filter.ids and not message_filter.keys:
         raise SetupError("give ids= or keys= of the messages to erase")
     if any(not isinstance(key, str) or not key for key in message_filter.keys):
-        raise SetupError("keys= takes texts that are not empty")
+        raise SetupError("keys= must be non-empty strings")
     return message_filter
 
 
@@ -181,7 +181,7 @@ def _open_lake(
     if path is None:
         return None
     if spark is None:
-        raise SetupError("with path= give spark=: the lake's files are written again by it")
+        raise SetupError("path= needs spark=, which rewrites the files of the lake")
     lake = Lake(spark, path, storage)
     lake.require_source()
     return lake
@@ -270,9 +270,8 @@ def check_intact(lake: Lake) -> None:
         if name != LOG:
             raise SetupError(
                 f"{lake.folders.get_full_path(name)}: {issue}; nothing was erased: run sqlbroker "
-                "archive "
-                "repair first; if that leaves the file, put it back from a copy, or take it out of "
-                "the table (docs/howto/lake.md)"
+                "archive repair first; if the file stays damaged, restore it from a copy, or "
+                "remove it from the table (docs/howto/lake.md)"
             )
 
 
@@ -364,7 +363,10 @@ def _compare_checksums(
         actual = remaining.get(window, NO_ROWS) + removed.get(window, NO_ROWS)
         if actual != total[window]:
             raise ExportMismatchError(
-                window.name, str(total[window]), str(actual), "Nothing was erased: run it again"
+                window.name,
+                str(total[window]),
+                str(actual),
+                "Nothing was erased: run the erasure again",
             )
 
 

@@ -207,8 +207,8 @@ def export_archive(
     recheck_seconds = parse_non_negative("recheck", recheck)
     if validate_lake("record_as", record_as) is not None and queues is not None:
         raise SetupError(
-            "record_as= needs an export of all queues, as retention compares whole windows: leave "
-            "queues= out"
+            "record_as= does not allow queues=, because retention compares whole windows: omit "
+            "queues="
         )
     validate_integer("rows_per_commit", rows_per_commit)
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
@@ -232,7 +232,7 @@ def export_archive(
         changes = _find_changes(lake)
         for name, issue in changes.files.items():
             logger.warning(
-                "%s: %s; sqlbroker archive repair exports its windows again",
+                "%s: %s; run sqlbroker archive repair to export its windows again",
                 lake.folders.get_full_path(name),
                 issue,
             )
@@ -431,8 +431,8 @@ def _is_within(window: ExportWindow, spans: Sequence[Span]) -> bool:
 
 def _log_late_rows(window: ExportWindow, rows: int | None) -> None:
     logger.warning(
-        "window %s: %s rows came after it was exported; it is exported again. A transaction was "
-        "open for longer than safety_lag",
+        "window %s: %s rows were archived after its export, so it is exported again: a "
+        "transaction was open for longer than safety_lag",
         window.name,
         "some" if rows is None else rows,
     )

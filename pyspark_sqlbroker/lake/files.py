@@ -223,7 +223,7 @@ def _sync_path(path: Path) -> None:
         pass  # another process has removed it since it was listed
     except OSError as error:
         if error.errno not in _IGNORED_SYNC_ERRORS or not path.is_dir():
-            msg = f"{path} could not be written to its disk: {error.strerror}; see the disk's log"
+            msg = f"{path} could not be synced to disk: {error.strerror}; check the log of the disk"
             raise StoreError(msg) from error
 
 
@@ -246,8 +246,8 @@ def check_path(root: str) -> None:
     """
     if match := _UNSAFE_CHARACTERS.search(root):
         raise SetupError(
-            f"the path {root} has {match[0]!r}, which Spark or deltalake takes for something else: "
-            "give a path without [ ] { } * ? # \\ and %XX"
+            f"the path {root} contains {match[0]!r}, which Spark or deltalake interprets: use a "
+            "path without [ ] { } * ? # \\ and %XX"
         )
 
 
@@ -268,8 +268,8 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
         # Java raises the same error for a file of another user and for a folder.
         if system.exists(location):
             msg = (
-                f"{path} is there and cannot be read ({error.java_exception.getMessage()}): give "
-                "the path of a file that this user may read and write"
+                f"{path} exists but cannot be read ({error.java_exception.getMessage()}): give the "
+                "path of a file that this user may read and write"
             )
             raise SetupError(msg) from error
         return None
@@ -283,8 +283,8 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
         content = None
     if not isinstance(content, dict):
         raise SetupError(
-            f"{path} holds no JSON object: restore it from a copy, or give another path if it is "
-            "none of ours"
+            f"{path} is not a JSON object: restore it from a copy, or give another path if it "
+            "belongs to another program"
         )
     return content
 
@@ -359,8 +359,8 @@ def _open_path(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
     java = get_java(spark)
     if java is None:
         raise NotSupportedError(
-            "files are listed and written by Spark's own Java, which Spark Connect does not show: "
-            "run this in the driver's process (spark-submit, or build_session)"
+            "Spark Connect gives no access to Java, which lists and writes files here: run this "
+            "in the driver's process (spark-submit, or build_session)"
         )
     location = getattr(java, "org.apache.hadoop.fs.Path")(path)
     system = location.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - the only way

@@ -140,7 +140,7 @@ class Lake:
         self.source = self.table.read_source()
         if self.source is None:
             raise SetupError(
-                f"{self.folders.root} is a Delta table that no export has made: give another path"
+                f"{self.folders.root} is a Delta table that no export created: give another path"
             )
         for packed in self.table.read_states():
             change = parse_state(packed, self.size, self.table.state_path)
@@ -174,7 +174,7 @@ class Lake:
         table: str | None = None,
         schema: str | None = None,
         *,
-        hint: str = "nothing was removed: give the export of this archive",
+        hint: str = "nothing was removed: give the path of the export of this archive",
     ) -> Selection:
         """Select the archive rows that this lake is the export of.
 
@@ -216,8 +216,8 @@ class Lake:
                 self.load()  # another process may have made the table since it was checked
             if unknown and not self.table.exists:
                 raise SetupError(
-                    f"{self.folders.root} has {unknown[0]} and is no Delta table: give an empty "
-                    "path; an export never writes between files that it does not know"
+                    f"{self.folders.root} contains {unknown[0]} and is not a Delta table: give an "
+                    "empty path, because an export never writes next to unknown files"
                 )
         if not self.table.exists:
             self.table.create(build_lake_schema(source["window"]), {**source, "id": lake_id})
@@ -485,7 +485,7 @@ class Lake:
             return "it is missing"
         size = actual[file.path].size
         if size != file.size:
-            return f"it has {size} bytes, and not {file.size}"
+            return f"it has {size} bytes instead of {file.size}"
         digest = self.state.digests.get(file.path)
         if checked and digest is not None and self.folders.sha256(file.path) != digest:
             return "its bytes have changed (SHA-256)"

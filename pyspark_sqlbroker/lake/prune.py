@@ -183,7 +183,9 @@ def _check_options(
             "give exported= (the path of an export), older_than= (like '720h'), or both"
         )
     if exported is not None and (spark is None or queues is not None):
-        raise SetupError("with exported= give spark=, and no queues=: the export says which")
+        raise SetupError(
+            "exported= needs spark= and does not allow queues=: the export defines the queues"
+        )
 
 
 def _prune_by_age(
@@ -283,7 +285,7 @@ def _prune_window(
             count = delete_rows(run.database, run.connection, run.selection, rows)
         result = PrunedWindow(window.name, dropped + count)
     else:
-        suffix = f" ({dropped} others went with a partition before)" if dropped else ""
+        suffix = f" ({dropped} more rows were dropped with a partition)" if dropped else ""
         result = PrunedWindow(window.name, count, refused + suffix)
     run.rows += result.rows if refused is None else dropped
     if result.rows or refused is not None:
@@ -298,7 +300,7 @@ def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[ArchiveRowIds, 
     if not rows.ids:
         return rows, None
     if window.name in run.damaged_windows:
-        return rows, "its files are missing or are not those that were verified"
+        return rows, "its files are missing or differ from the verified files"
     entry = run.lake.get_entry(window)
     if entry is not None and rows.checksums == entry.source:
         return rows, None

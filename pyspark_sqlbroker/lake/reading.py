@@ -34,9 +34,8 @@ def read_export(
     if issues := lake.find_altered_files(lake.files, checked_bytes=0):
         name, issue = next(iter(issues.items()))
         raise SetupError(
-            f"{lake.folders.get_full_path(name)}: {issue}; put it back from a copy, or export its "
-            "windows "
-            "again with sqlbroker archive repair, if the database still has them"
+            f"{lake.folders.get_full_path(name)}: {issue}; restore it from a copy, or run "
+            "sqlbroker archive repair if the database still has its windows"
         )
     schema = lake.table.get_schema()
     paths = [file.path for file in lake.files]

@@ -65,11 +65,10 @@ class WindowRecords:
     def _check_lake(self, record: LoadedWindow) -> None:
         if record.lake_id != self._lake_id:
             raise SetupError(
-                f"record_as={self._lake!r} is the name of another lake, which has recorded window "
-                f"{record.name}: give this lake another name; or, if the other is gone, DELETE "
-                "FROM "
-                f"{self._table.fullname} WHERE scope IN ('{LOADED_SCOPE}{self._lake}', "
-                f"'{DIFFERING_SCOPE}{self._lake}')"
+                f"record_as={self._lake!r} is the name of another lake, which recorded window "
+                f"{record.name}: give this lake another name; or, if the other lake no longer "
+                f"exists, DELETE FROM {self._table.fullname} WHERE scope IN "
+                f"('{LOADED_SCOPE}{self._lake}', '{DIFFERING_SCOPE}{self._lake}')"
             )
 
     def find_unrecorded(self, windows: list[ExportWindow]) -> set[ExportWindow]:
@@ -129,8 +128,8 @@ class WindowRecords:
             return  # Race: another export of this lake has recorded the window first.
         except DBAPIError as error:
             msg = (
-                f"window {window.name} is in the lake, and cannot be recorded in "
-                f"{self._table.fullname}: {error.orig}; give primary= if url= is a standby, and "
+                f"window {window.name} is in the lake, but cannot be recorded in "
+                f"{self._table.fullname}: {error.orig}; set primary= if url= is a standby, and "
                 "export again"
             )
             raise StoreError(msg) from None

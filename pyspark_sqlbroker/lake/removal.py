@@ -229,7 +229,7 @@ class ArchivePartitions:
         except DBAPIError as error:
             reason = " ".join(str(error.orig).split())
             logger.warning(
-                "partition %s cannot be dropped, so rows are deleted one by one: %s",
+                "partition %s cannot be dropped, so its rows are deleted in batches: %s",
                 partition.name,
                 reason,
             )

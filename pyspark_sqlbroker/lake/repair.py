@@ -226,16 +226,15 @@ class _DamagedSpan:
     def find_issues(self, checksums: _ChecksumsByWindow) -> dict[str, str]:
         """Return why windows would stay damaged with the given checksums, by name."""
         mismatches = {
-            window.name: f"the record says {self.expected[window]}; the database and the files "
-            "that are "
-            f"whole have {checksums[window]}"
+            window.name: f"the record says {self.expected[window]}; the database and the "
+            f"intact files have {checksums[window]}"
             for window in self.incomplete
             if not self._is_complete(window)
             and not checksums[window].matches(self.expected[window])
         }
         reason = "it shares a file with a window that cannot be repaired"
         if unknown := self._count_unknown():
-            reason = f"the record does not say of which windows {unknown} rows of its files were"
+            reason = f"{unknown} rows of its files may belong to windows without a record"
         elif not mismatches:
             return {}
         windows = self.differing or [ExportWindow(self.span[0], self._lake.size)]

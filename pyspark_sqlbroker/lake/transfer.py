@@ -31,7 +31,9 @@ DEFAULT_ROW_BYTES = 500
 IDENTITY_COLUMNS = ["id", "archived_at"]
 """Columns that identify a row of the archive: a retried dead letter is archived again, later."""
 
-_HINT = "Rows of closed windows are being changed: see who writes to the archive, then export again"
+_HINT = (
+    "Rows of closed windows are changing: find out what writes to the archive, then export again"
+)
 
 logger = getLogger("faststream_sqlbroker.spark")
 
@@ -100,7 +102,7 @@ def transfer_batch(
     try:
         return _transfer_once(job, connection, batch)
     except ExportMismatchError as error:
-        logger.warning("%s; it is read once more", error)
+        logger.warning("%s. The export now retries each of its windows once", error)
     entries = dict[ExportWindow, Entry]()
     for window in batch.windows:
         covered = ((window.start, window.end),) if window != batch.windows[-1] else batch.covered

@@ -220,7 +220,7 @@ def _compare_with_database(
 def _describe_difference(lake: Lake, findings: LakeExamination, window: ExportWindow) -> str:
     recorded = lake.get_checksums(window)
     actual = findings.checksums.get(window, NO_ROWS)
-    issue = "its rows are others"
+    issue = "its rows differ"
     if lake.get_entry(window) is None:
         issue = "no export has recorded it"
     elif actual.rows < recorded.rows:
@@ -304,7 +304,7 @@ def find_changes(lake: Lake, checked_bytes: float) -> LakeChanges:
     foreign = lake.find_foreign_files(unaltered_files)
     unidentified = lake.find_files_without_ids(foreign)
     differing = _find_differing_foreign(lake, unaltered_files, foreign)
-    issue = "another program has written it, and not with the rows that were exported"
+    issue = "another program wrote it, and its rows differ from the exported rows"
     differing_files = {
         file.path: issue for file in foreign if _may_hold_any(file, differing)
     } | unidentified
@@ -322,9 +322,7 @@ def find_changes(lake: Lake, checked_bytes: float) -> LakeChanges:
             suffix = (
                 f" and of {len(other_windows) - 1} more windows" if len(other_windows) > 1 else ""
             )
-            files[LOG] = (
-                f"the table has other rows of {min(other_windows)}{suffix} than are recorded"
-            )
+            files[LOG] = f"the rows of {min(other_windows)}{suffix} differ from the record"
             windows |= other_windows
     verified = [file for file in foreign if file.path not in differing_files]
     return LakeChanges(files, frozenset(windows), lake.find_foreign_files(altered_files), verified)

@@ -62,8 +62,8 @@ def parse_position(name: str, value: TimeInput | None) -> ArchivePosition | None
     text, slash, number = value.partition("/") if isinstance(value, str) else (value, "", "")
     if slash and not (number.isascii() and number.isdecimal()):
         raise SetupError(
-            f"{name} {value!r} is no watermark: give the text that a reader had, a datetime with a "
-            "time zone, a date, or either as ISO 8601 text"
+            f"{name} must be the watermark of a reader, a datetime with a time zone, a date, or "
+            f"either as ISO 8601 text, got {value!r}"
         )
     time = parse_time(name, text)
     return None if time is None else ArchivePosition(time, int(number or 0))

@@ -22,38 +22,36 @@ class Field:
 
 
 _COMMON_FIELDS = (
-    Field("id", "bigint", True, "number of the message; never used twice"),
+    Field("id", "bigint", True, "id of the message; never reused"),
     Field("queue", "string", True, "name of the queue"),
     Field("priority", "int", True, "-100 to 100, higher first"),
-    Field("key", "string", False, "what policies and ordered=True work on"),
-    Field("dedup_id", "string", False, "identity given by the publisher"),
+    Field("key", "string", False, "key of the message, for policies and ordered=True"),
+    Field("dedup_id", "string", False, "deduplication id given by the publisher"),
     Field(
-        "headers", "string", False, "a JSON object as text; spacing and order are the database's"
+        "headers", "string", False, "JSON object as text; the database decides spacing and order"
     ),
-    Field("payload", "binary", True, "the body's bytes, as they were published"),
+    Field("payload", "binary", True, "bytes of the body, as published"),
     Field(
         "state",
         "string",
         True,
         "archive: COMPLETED, FAILED, DISCARDED; live: PENDING, PROCESSING, RETRYABLE",
     ),
-    Field("attempts_count", "int", True, "how often a handler was started and its end recorded"),
-    Field("deliveries_count", "int", True, "how often it was claimed"),
-    Field("publish_count", "int", True, "1, and 1 more each time it was published again"),
-    Field("origin_id", "bigint", False, "id of the message that it is a copy of"),
+    Field("attempts_count", "int", True, "number of handler runs whose end was recorded"),
+    Field("deliveries_count", "int", True, "number of claims"),
+    Field("publish_count", "int", True, "1, plus 1 each time it was published again"),
+    Field("origin_id", "bigint", False, "id of the original message, if this is a copy"),
     Field("created_at", "timestamp", True, "when it was published"),
-    Field("next_attempt_at", "timestamp", True, "when it was due last"),
-    Field("expires_at", "timestamp", False, "when it would have expired"),
+    Field("next_attempt_at", "timestamp", True, "last due time"),
+    Field("expires_at", "timestamp", False, "expiry time"),
     Field("first_attempt_at", "timestamp", False, "end of the first attempt"),
     Field("last_attempt_at", "timestamp", False, "end of the last attempt"),
-    Field("acquired_at", "timestamp", False, "the last claim"),
-    Field("last_error", "string", False, "the last failure: its type and text"),
+    Field("acquired_at", "timestamp", False, "time of the last claim"),
+    Field("last_error", "string", False, "type and text of the last error"),
 )
 _EXTRA_FIELDS = (
-    Field(
-        "hops", "int", True, "how often the broker itself has moved it on since a handler last did"
-    ),
-    Field("policy_key", "string", False, "what policies work on where it is not the key"),
+    Field("hops", "int", True, "moves by forward_to since a handler last moved it"),
+    Field("policy_key", "string", False, "key that policies use, if not the key itself"),
 )
 
 ARCHIVE_FIELDS = (
@@ -63,15 +61,15 @@ ARCHIVE_FIELDS = (
         "reason",
         "string",
         False,
-        "why it failed or was discarded: a code, or what the handler gave",
+        "why it failed or was discarded: a code, or the text of the handler",
     ),
     *_EXTRA_FIELDS,
-    Field("related_id", "bigint", False, "id of the message that the reason is about"),
+    Field("related_id", "bigint", False, "id of the message that the reason refers to"),
     Field(
         "error_fingerprint",
         "string",
         False,
-        "the same for errors of one type from the same place in the code; NULL without an error",
+        "identifies errors of one type from the same place in the code; NULL without an error",
     ),
 )
 """Columns of `read_archive`, in this order. Timestamps are points in time (microseconds, UTC in the
@@ -80,9 +78,7 @@ table).
 
 MESSAGE_FIELDS = (
     *_COMMON_FIELDS,
-    Field(
-        "lease_expires_at", "timestamp", False, "until when a worker has it; only while PROCESSING"
-    ),
+    Field("lease_expires_at", "timestamp", False, "end of the lease; only while PROCESSING"),
     *_EXTRA_FIELDS,
 )
 """Columns of `read_messages`, in this order."""

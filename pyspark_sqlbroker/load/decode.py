@@ -105,16 +105,15 @@ def _parse_data_type(schema: Any) -> DataType:
         return struct_of(schema)
     if not isinstance(schema, str):
         raise SetupError(
-            f'schema cannot be {format_value(schema)}: give "variant", a DataType, its DDL like '
-            '"user '
-            'INT, amount DOUBLE", or a Pydantic model class'
+            'schema must be "variant", a DataType, its DDL such as "user INT, amount DOUBLE", or '
+            f"a Pydantic model class, got {format_value(schema)}"
         )
     try:
         return VariantType() if schema.strip().lower() == VARIANT else DataType.fromDDL(schema)
     except Exception as error:
         msg = (
-            f"schema {format_value(schema)} is no DDL that Spark can read: write it like "
-            '"user INT, amount DOUBLE"'
+            f'schema {format_value(schema)} is not valid DDL: write it like "user INT, amount '
+            'DOUBLE"'
         )
         raise SetupError(msg) from error
 

@@ -264,8 +264,7 @@ class WatermarkFile:
             return Watermark(self.source)
         if content.get("format") != FORMAT or not isinstance(content.get("source"), dict):
             raise SetupError(
-                f"{self.path} is no watermark that this version can read: give another path in "
-                "state="
+                f"{self.path} is not a watermark file of this version: give another path in state="
             )
         check_same_source(
             f"{self.path} is the state",
@@ -276,7 +275,7 @@ class WatermarkFile:
         try:
             return _parse_watermark(content, self.source)
         except (KeyError, TypeError) as error:
-            msg = f"{self.path} is a damaged watermark ({error}): restore it from a copy"
+            msg = f"the watermark file {self.path} is damaged ({error}): restore it from a copy"
             raise SetupError(msg) from error
 
     def write(self, old: Watermark, new: Watermark) -> None:
@@ -290,11 +289,11 @@ class WatermarkFile:
         current = self.read()
         if current != old:
             raise ConcurrentLoadError(
-                f"another load changed {self.path} while this one ran, and that one's rows count: "
-                "drop what this one wrote, but no folder that both wrote to, as those of one name "
-                "are; if this one wrote to it last, write the window that the other has logged to "
-                "it again (read_archive with its since= and until=); run one load of a state at a "
-                "time"
+                f"another load changed {self.path} while this load ran, and the rows of the other "
+                "load count: delete the output of this load, except folders that both loads wrote "
+                "to (folders of the same name). If this load wrote to such a folder last, write "
+                "the window that the other load logged to it again (read_archive with its since= "
+                "and until=). Run one load of a state at a time"
             )
         write_json(self.spark, self.path, _render_watermark(new))
 
@@ -327,9 +326,9 @@ def _log_load(window: Selection, watermark: Watermark, end: Horizon) -> None:
         "the oldest row" if time is None else time.astimezone(timezone.utc).isoformat()
         for time in (window.since, window.until)
     )
-    suffix = " again, as the last load of it did not end well" if watermark.pending_end else ""
+    suffix = " again, because its last load did not finish" if watermark.pending_end else ""
     logger.info(
-        "%s: rows archived from %s until %s%s; by %s: %s",
+        "%s: loading rows archived from %s until %s%s; horizon by %s: %s",
         window.table,
         first,
         until,

@@ -112,8 +112,8 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
         raise SetupError(f"struct_of takes a Pydantic model class, got {format_value(model)}")
     if issubclass(model, RootModel):
         raise SetupError(
-            f"{model.__name__} is a RootModel, whose JSON has no field root: give the model that "
-            'is its root, or give decode_payload the DDL of the root, such as "ARRAY<BIGINT>", or '
+            f"{model.__name__} is a RootModel, and its JSON has no field root: give the model of "
+            'the root, or give decode_payload the DDL of the root, such as "ARRAY<BIGINT>", or '
             '"variant"'
         )
     return _build_struct(model, model.__name__, by_alias, ())
@@ -135,7 +135,7 @@ def _build_struct(
 def _check_cycle(model: type[BaseModel], path: str, parents: tuple[type, ...]) -> None:
     if model in parents:
         raise SetupError(
-            f"{path}: {model.__name__} contains itself, which no schema of Spark can; {_HINT}"
+            f"{path}: {model.__name__} contains itself, which Spark schemas do not support; {_HINT}"
         )
 
 
@@ -150,7 +150,8 @@ def _get_alias(info: FieldInfo, field_path: str) -> str | None:
         )
     if isinstance(alias, AliasPath):
         raise SetupError(
-            f"{field_path} is read from a path (AliasPath), which no field of Spark can: {_HINT}"
+            f"{field_path} is read from a path (AliasPath), which Spark schemas do not support: "
+            f"{_HINT}"
         )
     return alias
 
@@ -252,9 +253,9 @@ class _Converter:
         precision = digits if digits is not None and scales else MAX_DIGITS
         if (digits or 0) > MAX_DIGITS or scale > precision:
             raise SetupError(
-                f"{self.field_path} has decimals of {digits} digits, {scale} after the point: "
-                "Spark "
-                f"has at most {MAX_DIGITS} digits, and no more after the point than in all"
+                f"{self.field_path} has decimals of {digits} digits, {scale} of them after the "
+                f"point: Spark allows at most {MAX_DIGITS} digits, and no more after the point "
+                "than in all"
             )
         return DecimalType(precision, scale)
 

@@ -111,8 +111,8 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
     database = get_database(parse_address(url))
     if not database.shares_snapshots:
         raise NotSupportedError(
-            f"{database.kind} has no snapshot that connections share, PostgreSQL has: read closed "
-            "windows (since=, until=) there"
+            f"{database.kind} has no snapshot that connections can share (only PostgreSQL has): "
+            "read closed windows with since= and until="
         )
     with ExitStack() as stack:
         with convert_store_errors():  # errors in the block are the caller's
@@ -129,9 +129,9 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             if _end_transaction(connection):
                 raise
             msg = (
-                f"the server has ended the snapshot, as a rule because it was idle for {seconds:g} "
-                's: read less at a time (an export with window="hour", new_rows with max_window=, '
-                "read_archive with since= and until=), or give open_snapshot a longer max_duration"
+                f"the server ended the snapshot, probably because it was idle for {seconds:g} s: "
+                'read less at a time (an export with window="hour", new_rows with max_window=, '
+                "read_archive with since= and until=), or raise max_duration= of open_snapshot"
             )
             raise StoreError(msg) from error
         finally:

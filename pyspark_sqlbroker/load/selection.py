@@ -188,7 +188,7 @@ def _parse_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
     names = (queues,) if isinstance(queues, str) else tuple(queues)
     for queue in names:
         if not isinstance(queue, str):
-            raise SetupError(f"queues holds {queue!r}: names of queues are texts")
+            raise SetupError(f"queues must contain only strings, got {queue!r}")
     return names
 
 
@@ -202,7 +202,7 @@ def _parse_states(
     for state in (states,) if isinstance(states, str) else tuple(states):
         name = state.name if isinstance(state, MessageState) else str(state).upper()
         if name not in allowed_names:
-            raise SetupError(f"states holds {state!r}: this table has {', '.join(allowed_names)}")
+            raise SetupError(f"states must contain only {', '.join(allowed_names)}, got {state!r}")
         names.append(name)
     return tuple(names)
 
@@ -246,7 +246,6 @@ def check_same_source(
     for key, value in requested.items():
         if recorded.get(key) != value:
             raise SetupError(
-                f"{subject} of other rows: its {key} is {recorded.get(key)!r} and here it is "
-                f"{value!r}; "
-                f"{hint} (and source= where one database has several addresses)"
+                f"{subject} of other rows: its {key} is {recorded.get(key)!r}, but {value!r} was "
+                f"requested; {hint} (set source= if the database has several addresses)"
             )

@@ -281,7 +281,8 @@ def partition_rows(
         )
     if df.isStreaming:
         raise SetupError(
-            "replay takes no streaming DataFrame: call it in foreachBatch, with one job"
+            "replay does not accept a streaming DataFrame: call it in foreachBatch, always with "
+            "the same job"
         )
     other_columns = [
         F.col(name) for name in REQUIRED_COLUMNS if name not in ("id", "headers", "payload")
@@ -318,7 +319,7 @@ def _convert_headers(df: DataFrame) -> Column:
     if not isinstance(data_type, StringType | BinaryType | NullType):
         raise SetupError(
             "the column headers must be a JSON object as a string, or a struct, map or variant, "
-            f"got {data_type.simpleString()}: turn it into the object's text, as by to_json"
+            f"got {data_type.simpleString()}: convert it to JSON text, for example with to_json"
         )
     return F.col("headers")
 
@@ -328,9 +329,8 @@ def _convert_payload(df: DataFrame) -> Column:
     type_name = df.schema["payload"].dataType.simpleString()
     if type_name not in ("binary", "string"):
         raise SetupError(
-            f"the column payload must be binary or string, got {type_name}: turn it into the "
-            "body's "
-            "text, as by to_json"
+            f"the column payload must be binary or string, got {type_name}: convert it to text, "
+            "for example with to_json"
         )
     return F.col("payload").cast("binary").alias("payload")
 
@@ -363,7 +363,9 @@ def _convert_error(error: PySparkException) -> BaseException:
         return error
     name, message = matches[-1]
     error_class = getattr(exceptions, name, StoreError)
-    return error_class(f"{message}; what is committed stays: mend this and run the same job again")
+    return error_class(
+        f"{message}; committed messages stay: fix the cause and run the same job again"
+    )
 
 
 def _summarize(results: list[Any], job: str, *, dry_run: bool) -> ReplayResult:

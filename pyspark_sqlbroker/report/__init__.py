@@ -73,11 +73,11 @@ def write_report(
     target = Path(path).absolute()
     if not target.parent.is_dir():
         raise SetupError(
-            f"path {str(path)!r}: there is no folder {str(target.parent)!r}; make it first"
+            f"path {str(path)!r}: the folder {str(target.parent)!r} does not exist; create it first"
         )
     if target.is_dir():
         raise SetupError(
-            f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}"
+            f"path {str(path)!r} is a folder: give a file, such as {str(target / 'report.html')!r}"
         )
     figures = compute_figures(frame, live=live, every=every, as_of=as_of, before=before)
     # Readers see the complete old page or the complete new page.

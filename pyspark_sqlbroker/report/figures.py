@@ -185,9 +185,9 @@ def _choose_width(totals: Row, every: Duration | None) -> float:
     seconds = parse_width(every) / MICROSECONDS
     if span / seconds > MAX_BUCKETS:
         raise SetupError(
-            f"every={every!r} gives {math.ceil(span / seconds):,} buckets, at most "
-            f"{MAX_BUCKETS:,} are drawn: give {math.ceil(span / MAX_BUCKETS)} seconds or more, "
-            "or a shorter period"
+            f"every={every!r} gives {math.ceil(span / seconds):,} buckets, more than "
+            f"{MAX_BUCKETS:,}: set every to {math.ceil(span / MAX_BUCKETS)} seconds or more, or "
+            "use a shorter period"
         )
     return seconds
 

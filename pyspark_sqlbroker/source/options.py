@@ -100,8 +100,9 @@ def parse_options(
     url = _parse_url(options, "url")
     if url is None:
         raise SetupError(
-            'the option "url" is missing: give a SQLAlchemy URL, like postgresql://user@host/name, '
-            'and the password by the option "password" or "passwordEnv"'
+            'the option "url" is missing: give a SQLAlchemy URL, such as '
+            'postgresql://user@host/name, and the password in the option "password" or '
+            '"passwordEnv"'
         )
     kind = options.get("kind", "archive").lower()
     validate_choice("kind", kind, tuple(LAYOUTS))
@@ -131,13 +132,12 @@ def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> 
         proper = names.get(name.lower())
         if proper is None:
             raise SetupError(
-                f"the option {name!r} is unknown; allowed are {', '.join(COMMON_OPTIONS)}; of "
-                "batches "
-                f"{', '.join(BATCH_OPTIONS)}; of streams {', '.join(STREAM_OPTIONS)}"
+                f"unknown option {name!r}; allowed are {', '.join(COMMON_OPTIONS)}; for batches "
+                f"{', '.join(BATCH_OPTIONS)}; for streams {', '.join(STREAM_OPTIONS)}"
             )
         if options.get(proper, value) != value:
             raise SetupError(
-                "the table is named twice, by load(…) and by the option: leave one out"
+                "load(…) and the option table name different tables: remove one of them"
             )
         options[proper] = value
     other_options = {None: (), True: BATCH_OPTIONS, False: STREAM_OPTIONS}[streaming]
@@ -148,7 +148,7 @@ def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> 
             (*COMMON_OPTIONS, *(STREAM_OPTIONS if other is BATCH_OPTIONS else BATCH_OPTIONS))
         )
         raise SetupError(
-            f"the option {misplaced[0]!r} is not for spark.{method}; allowed are {allowed}"
+            f"the option {misplaced[0]!r} is not allowed with spark.{method}; allowed are {allowed}"
         )
     return options
 
@@ -179,21 +179,20 @@ def _parse_url(options: Mapping[str, str], name: str) -> URL | None:
     except (ArgumentError, ValueError):
         # Trap: raise without the cause, because its text repeats the URL and its password.
         raise SetupError(
-            f"the option {name!r} is no URL like postgresql://user@host/name"
+            f"the option {name!r} must be a URL such as postgresql://user@host/name"
         ) from None
 
 
 def _add_credentials(url: URL, options: Mapping[str, str]) -> URL:
     if "password" in options and "passwordEnv" in options:
-        raise SetupError("password and passwordEnv are both given: leave one out")
+        raise SetupError("password and passwordEnv are both given: remove one of them")
     password = options.get("password")
     if "passwordEnv" in options:
         password = os.environ.get(options["passwordEnv"])
         if password is None:
             raise SetupError(
-                f"passwordEnv names {options['passwordEnv']!r}, which is not in the environment "
-                "that "
-                "the driver's Java was started with"
+                f"passwordEnv names the variable {options['passwordEnv']!r}, which was not set "
+                "when the driver's Java started: set it before Spark starts"
             )
     if "user" in options:
         url = url.set(username=options["user"])
@@ -235,6 +234,6 @@ def _parse_list(name: str, text: str) -> tuple[str, ...]:
         values = None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise SetupError(
-            f"{name} must be names between commas or a JSON list of texts, got {text!r}"
+            f"{name} must be comma-separated names or a JSON list of strings, got {text!r}"
         )
     return tuple(values)

@@ -85,7 +85,7 @@ def read_partition(
     """
     if not isinstance(partition, StatementPartition):
         raise SetupError(
-            f"Spark asks for the rows of {partition!r}, which was not planned: please report this"
+            f"Spark requested the rows of {partition!r}, which was not planned: please report this"
         )
     return read_batches(options.address, partition.value, fields, options.fetch_rows)
 

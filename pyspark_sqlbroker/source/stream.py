@@ -166,9 +166,7 @@ class StreamReader(DataSourceStreamReader):
         if horizon.source != self._logged_source:
             # Python shows warnings in the driver's log without any configuration.
             level = logging.WARNING if horizon.source == "safety lag" else logging.INFO
-            log.log(
-                level, "the stream's horizon is known by: %s; %s", horizon.source, horizon.detail
-            )
+            log.log(level, "the stream finds its horizon by %s: %s", horizon.source, horizon.detail)
             self._logged_source = horizon.source
         self._last_horizon = horizon.moment
         return horizon.moment
@@ -184,10 +182,9 @@ class StreamReader(DataSourceStreamReader):
         horizon = self._find_horizon(database, connection)
         if horizon < last:
             raise TransientStoreError(
-                f"the batch that is repeated ends at {last.isoformat()}, and this server is "
-                f"complete up to {horizon.isoformat()} only: rows would be lost. Start the stream "
-                "again when the server has come further, or with the URL and the safetyLag that it "
-                "had before"
+                f"the repeated batch ends at {last.isoformat()}, but this server is complete only "
+                f"up to {horizon.isoformat()}, so rows would be lost. Start the stream again when "
+                "the server has caught up, or with the previous url and safetyLag"
             )
 
     def _check_gap(
@@ -201,10 +198,10 @@ class StreamReader(DataSourceStreamReader):
         """
         if not has_rows_before(database, connection, self._options.selection, first):
             raise StoreError(
-                f"no row of its queues archived before {first.isoformat()} is left, where the "
-                "stream goes on: it has read such rows, so they were pruned up to there at least, "
-                "and rows that it has not read may have gone too. If none have, or if that does "
-                "not matter, go on with failOnDataLoss=false"
+                f"the stream continues at {first.isoformat()}, but the archive has no earlier row "
+                "of its queues: the rows that it read were pruned, and unread rows may have been "
+                "pruned too. If no unread row was pruned, or if that does not matter, continue "
+                "with failOnDataLoss=false"
             )
 
 
@@ -223,7 +220,8 @@ def from_offset(offset: dict[str, str]) -> datetime:
         return datetime.fromisoformat(offset[OFFSET_KEY])
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
-            f"the checkpoint's offset {offset!r} is not one of this source: take another folder"
+            f"the checkpoint has an offset of another source, {offset!r}: use another checkpoint "
+            "folder"
         ) from error
 
 
@@ -236,8 +234,8 @@ def make_stream_reader(options: SourceOptions, schema: StructType) -> DataSource
     """
     if options.kind != "archive":
         raise NotSupportedError(
-            "the live table cannot be read as a stream: its rows change and go. Stream the archive "
-            "(kind=archive), or read the live table with spark.read"
+            "the live table cannot be read as a stream, because its rows change and disappear. "
+            "Stream the archive (kind=archive), or read the live table with spark.read"
         )
     if get_spark_version() < LIMITS_VERSION:
         return StreamReader(options, schema)

@@ -72,7 +72,7 @@ def test_serve_takes_a_file_and_nothing_else(
     arguments = [*before, "serve", "--config", str(write(SERVICE)), *after]
     done = CliRunner(env={"SQLBROKER_URL": "x"}).invoke(app, arguments)
     assert isinstance(done.exception, SetupError)
-    assert f"--config takes no {named}" in str(done.exception)
+    assert f"--config cannot be combined with {named}" in str(done.exception)
 
 
 def test_serve_refuses_a_file_with_mistakes(write: Write) -> None:

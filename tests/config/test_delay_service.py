@@ -184,14 +184,14 @@ http:
 @pytest.mark.parametrize("more", ["", HTTP], ids=["", "http"])
 def test_without_tables_it_does_not_start(database_url: str, write: Write, more: str) -> None:
     done = refused(write(delays() + more), database_url)
-    assert "error: nothing is served: the broker's tables are missing" in done.stderr
-    assert "create them by `sqlbroker migrate`" in done.stderr
+    assert "error: cannot start: the broker's tables do not exist" in done.stderr
+    assert "create them with `sqlbroker migrate`" in done.stderr
 
 
 def test_without_its_database_it_does_not_start(write: Write) -> None:
     url = "postgresql+asyncpg://ann:s3cret@127.0.0.1:1/shop"
     done = refused(write(delays() + HTTP), url)
-    assert "error: nothing is served, as the database cannot be read: " in done.stderr
+    assert "error: cannot start: the database cannot be read: " in done.stderr
     assert "s3cret" not in done.stdout + done.stderr
 
 

@@ -217,11 +217,11 @@ async def test_handlers_of_the_file_and_of_the_program_run(write: Write) -> None
 
 def test_code_gives_what_a_file_cannot_have_and_nothing_else(write: Write) -> None:
     path = write(SERVICE)
-    with pytest.raises(SetupError, match="takes no option 'max_payload': write it below broker"):
+    with pytest.raises(SetupError, match="has no option 'max_payload': set it under broker"):
         SqlBroker.from_yaml(path, max_payload=5)
-    with pytest.raises(SetupError, match="takes no option 'engine'"):
+    with pytest.raises(SetupError, match="has no option 'engine'"):
         SqlBroker.from_yaml(path, engine="x")
-    with pytest.raises(SetupError, match="takes no option 'loger'"):
+    with pytest.raises(SetupError, match="has no option 'loger'"):
         SqlBroker.from_yaml(path, loger=None)
 
 

@@ -58,7 +58,7 @@ async def test_a_second_signal_ends_it_at_once(
 
         await eventually(handling, timeout=STARTED)
         process.send_signal(number)
-        await eventually(lambda: "a second signal ends at once" in log.read_text())
+        await eventually(lambda: "a second signal ends the process immediately" in log.read_text())
         assert process.poll() is None
         process.send_signal(number)
         await eventually(lambda: process.poll() is not None)

@@ -328,13 +328,13 @@ async def test_a_job_says_why_it_does_not_take_an_id_and_what_does(bench: Bench)
     plan = await planned(bench, REDRIVE, ids=ids, **FAILED)
     assert plan.expected == 1
     assert plan.note == (
-        f"message {discarded}: it has ended as DISCARDED, and is in the archive: "
-        f"redrive {discarded} --state DISCARDED brings it back; "
-        f"message {completed}: it has ended as COMPLETED, and is in the archive: "
-        f"replay NAME {completed} publishes it again; "
-        f"message {running}: a subscriber has leased it: cancel {running} asks that to end it; "
-        f"message {waiting}: it waits as PENDING: retry {waiting} makes it due now; "
-        "message 1000000000: there is no such message, live or archived"
+        f"message {discarded}: it is in the archive as DISCARDED: "
+        f"`redrive {discarded} --state DISCARDED` returns it to its queue; "
+        f"message {completed}: it is in the archive as COMPLETED: "
+        f"`replay NAME {completed}` publishes it again; "
+        f"message {running}: a subscriber has leased it: `cancel {running}` requests its end; "
+        f"message {waiting}: it is PENDING: `retry {waiting}` makes it due now; "
+        "message 1000000000: no live or archived message has this id"
     )
     job = await ended(bench, await bench.store.jobs.start(plan, "c"))
     assert (counts(job), job.note) == ((1, 1, 0), plan.note)
@@ -398,7 +398,10 @@ async def test_a_replay_publishes_each_once_for_its_name(bench: Bench, batch: in
     assert counts(again) == (2, 2, 0)
     assert counts(await do(bench, REPLAY, {"name": "bug 7"})) == (0, 0, 0)
     plan = await planned(bench, REPLAY, {"name": "bug 7"}, ids=ids[:1])
-    assert (plan.expected, plan.note) == (0, f"message {ids[0]}: it was replayed for bug 7 before")
+    assert (plan.expected, plan.note) == (
+        0,
+        f"message {ids[0]}: replay bug 7 has already published it",
+    )
     assert counts(await do(bench, REPLAY, {"name": "bug 8"}, **FAILED)) == (5, 5, 0)
 
 

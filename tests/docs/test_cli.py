@@ -75,4 +75,4 @@ async def test_missing_tables_are_the_first_thing_said(database_url: str, tmp_pa
         if "FastStream app starting" not in line
     ]
     assert done.returncode != 0
-    assert "the broker's tables are missing: while developing, create them by" in said[0], said
+    assert "the broker's tables are missing: in development, create them with" in said[0], said

@@ -20,7 +20,7 @@ async def test_the_demo_trades_and_shows_it(tmp_path: Path) -> None:
             return "/ui/queue?name=orders" in page
 
         async def names_the_problem() -> bool:
-            return "is &#39;orders&#39; meant?" in (await client.get("/")).text
+            return "did you mean &#39;orders&#39;?" in (await client.get("/")).text
 
         await eventually(trades, step=0.2)
         await eventually(names_the_problem, step=0.2)

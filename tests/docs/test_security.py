@@ -148,7 +148,7 @@ async def test_a_producer_that_counts(user: Account) -> None:
             user,
             *(statement for step in grants("producer", _kind(user)).values() for statement in step),
         )
-        with pytest.raises(RightsError, match="to keep to max_depth"):
+        with pytest.raises(RightsError, match="to enforce max_depth"):
             await broker.start()
         given(user, *grants("counter", _kind(user))[""])
         await broker.start()
@@ -413,9 +413,9 @@ async def test_an_operator_who_may_redrive(
     await owner.stop()
     given(user, *grants("operator", _kind(user))[""], *grants("operator", _kind(user))["repair"])
     admin = broker.admin
-    with pytest.raises(RightsError, match="to bring archived messages back"):
+    with pytest.raises(RightsError, match="to redrive and replay archived messages"):
         await admin.redrive(dry_run=False)
-    with pytest.raises(RightsError, match="to bring archived messages back"):
+    with pytest.raises(RightsError, match="to redrive and replay archived messages"):
         await admin.replay("n", dry_run=False)
     assert await admin.audit(bulk=True) == []  # nothing is stored of what was refused
     given(user, *grants("operator", _kind(user))["redrive"])
@@ -440,7 +440,7 @@ async def test_an_operator_who_may_release(
     await eventually(lambda: _count(user, "message WHERE state = 'PROCESSING'") == 1)
     [live] = await broker.admin.subscribers("q")
     await owner.admin.pause("q")
-    with pytest.raises(AccessError, match="to give back a worker's messages"):
+    with pytest.raises(AccessError, match="to release a worker's messages"):
         await broker.admin.release(live.worker, force=True)
     given(user, *grants("operator", _kind(user))["release"])
     assert await broker.admin.release(live.worker, force=True) == 1

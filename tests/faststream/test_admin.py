@@ -76,9 +76,9 @@ async def test_a_workers_messages_are_given_back_at_an_operators_word(
     await eventually(all_run)
     admin = SqlBroker(engine, logger=None).admin  # of another process
     [live] = await eventually(admin.subscribers)
-    with pytest.raises(SetupError, match=r"is alive until .* give force=True"):
+    with pytest.raises(SetupError, match=r"is alive until at least .* give force=True"):
         await admin.release(live.worker)
-    with pytest.raises(SetupError, match="no subscriber is known as 'nobody'"):
+    with pytest.raises(SetupError, match="no subscriber is named 'nobody'"):
         await admin.release("nobody")
     wrong: tuple[Any, ...] = (7, "a\0", "a\ud800")
     for given in wrong:

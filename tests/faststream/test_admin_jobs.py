@@ -155,9 +155,9 @@ async def test_what_an_operator_may_not_do_is_not_left_to_others_by_mistake(
         admin = SqlBroker(engine, logger=None).admin
         cancelled = await admin.bulk_cancel(queue="q", dry_run=False)
         assert (cancelled.state, cancelled.done) == ("ended", 1)
-        with pytest.raises(RightsError, match="to bring archived messages back"):
+        with pytest.raises(RightsError, match="to redrive and replay archived messages"):
             await admin.redrive(state="DISCARDED", dry_run=False)
-        with pytest.raises(RightsError, match="to bring archived messages back"):
+        with pytest.raises(RightsError, match="to redrive and replay archived messages"):
             await admin.undo(cancelled.id)
         assert await admin.audit() == [cancelled]
         left = await admin.redrive(state="DISCARDED", dry_run=False, wait=False)
@@ -222,12 +222,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a rate of nothing": (lambda a: a.bulk_retry(rate=0), "rate must be a number"),
     "a rate of words": (lambda a: a.redrive(rate="fast"), "rate must be a number"),
     "a huge rate": (lambda a: a.redrive(rate=10**400), "rate must be a number"),
-    "no ids": (lambda a: a.redrive(ids=[]), r"ids must be a list of 1 to 1000 ids .*, got \[\]"),
+    "no ids": (
+        lambda a: a.redrive(ids=[]),
+        r"ids must be a list of 1 to 1000 message ids, got \[\]",
+    ),
     "a text of ids": (lambda a: a.redrive(ids="17"), "ids must be a list"),
-    "an id": (lambda a: a.bulk_cancel(ids=["x"]), "must be a whole number of 64 bits"),
+    "an id": (lambda a: a.bulk_cancel(ids=["x"]), "must be a 64-bit integer"),
     "a limit": (lambda a: a.redrive(limit=0), "limit must be a whole number of 1 or more, got 0"),
     "a queue": (lambda a: a.bulk_move(""), "cannot be the name of a queue"),
-    "a template": (lambda a: a.redrive(to="logs.{level}"), "makes it a template"),
+    "a template": (
+        lambda a: a.redrive(to="logs.{level}"),
+        "templates such as .* are not supported",
+    ),
     "a key": (lambda a: a.bulk_cancel(key="a\x00"), "key must be text without NUL"),
     "a key with a space": (lambda a: a.bulk_cancel(key="k "), "key must not end in a space"),
     "an archived state": (lambda a: a.bulk_move("m", state="FAILED"), "got state='FAILED'"),
@@ -238,15 +244,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a header": (lambda a: a.bulk_cancel(headers={"a": "\x00"}), "the header 'a' must be text"),
     "a job's id": (lambda a: a.job("\ud800"), "job_id must be the id of a job"),
     "a page": (lambda a: a.audit(before="\x00"), "before must be text"),
-    "a state": (lambda a: a.redrive(state="COMPLETED"), "redrive takes messages that are FAILED"),
+    "a state": (
+        lambda a: a.redrive(state="COMPLETED"),
+        "redrive needs the state FAILED or DISCARDED",
+    ),
     "a live state": (lambda a: a.replay("n", state="PENDING"), "no archived message is PENDING"),
     "a name": (lambda a: a.replay(""), "cannot be the name of a replay"),
     "an age": (lambda a: a.bulk_cancel(since="yesterday"), "since"),
     "dry_run": (lambda a: a.redrive(dry_run="no"), "dry_run"),
-    "a job": (lambda a: a.wait_for_job("x"), "there is no job 'x'"),
-    "an undo": (lambda a: a.undo("x"), "there is no job 'x'"),
-    "a stop": (lambda a: a.stop_job("x"), "there is no job 'x'"),
-    "a resume": (lambda a: a.resume_job("x"), "there is no job 'x'"),
+    "a job": (lambda a: a.wait_for_job("x"), "job 'x' does not exist"),
+    "an undo": (lambda a: a.undo("x"), "job 'x' does not exist"),
+    "a stop": (lambda a: a.stop_job("x"), "job 'x' does not exist"),
+    "a resume": (lambda a: a.resume_job("x"), "job 'x' does not exist"),
 }
 
 
@@ -264,11 +273,11 @@ async def test_only_what_is_planned_is_run_and_only_bulk_actions_are_undone(
 ) -> None:
     message_id = await broker.publish("x", "q", delay=600.0) or 0
     ended = await broker.admin.bulk_retry(queue="q", dry_run=False)
-    with pytest.raises(SetupError, match="only the job of a dry run can be run"):
+    with pytest.raises(SetupError, match="job must be the result of a dry run"):
         await broker.admin.run_job(ended)
     assert (await broker.admin.cancel(message_id)).done
     [single, *_] = await broker.admin.audit()
-    with pytest.raises(SetupError, match="the job cannot be undone"):
+    with pytest.raises(SetupError, match="cannot undo "):
         await broker.admin.undo(single.id)
 
 

@@ -95,7 +95,10 @@ async def test_states_are_given_by_name_and_lead_to_their_table(broker: SqlBroke
         ({"headers": {"a": 1}}, "headers must map names to texts, got 'a': 1"),
         ({"reason": "expired"}, "only archived messages have a reason"),
         ({"state": "PENDING", "archived": True}, "no archived message is PENDING"),
-        ({"after": "nonsense"}, "after must be what the page before returned"),
+        (
+            {"after": "nonsense"},
+            "after must be the value that the previous call returned for the same filters",
+        ),
     ],
 )
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -112,7 +115,7 @@ async def test_without_an_archive_there_is_none_to_list(engine: AsyncEngine) -> 
     broker = SqlBroker(engine, logger=None, schema=schema)
     await broker.create_tables()
     message_id = await broker.publish("x", "q")
-    with pytest.raises(SetupError, match="there is no archive"):
+    with pytest.raises(SetupError, match="this broker has no archive"):
         await broker.admin.messages(archived=True)
     assert message_id is not None
     assert await broker.admin.message(message_id) is not None

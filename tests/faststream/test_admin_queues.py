@@ -32,8 +32,8 @@ async def test_a_slip_in_a_name_is_found_on_both_sides(
     found = await eventually(all_listed)
     assert {name: each.problem for name, each in found.items()} == {
         "mail": None,
-        "orders": "no live subscriber; is 'ordres' meant?",
-        "ordres": "it never had a message; is 'orders' meant?",
+        "orders": "no live subscriber; did you mean 'ordres'?",
+        "ordres": "it has never had a message; did you mean 'orders'?",
     }
     assert found["orders"].ready.value == 2
     assert found["mail"].delayed.value == 1

@@ -50,8 +50,8 @@ async def test_an_operator_mends_what_waits(
     [explained] = (await admin.explain(gone or 0)).reasons
     assert "cancelled" in explained.text
     assert str(await admin.cancel(gone or 0)) == (
-        f"message {gone}: not changed: it has ended as DISCARDED, and is in the archive: "
-        f"redrive {gone} --state DISCARDED brings it back"
+        f"message {gone}: not changed: it is in the archive as DISCARDED: "
+        f"`redrive {gone} --state DISCARDED` returns it to its queue"
     )
     assert handled.empty()
 
@@ -75,7 +75,7 @@ async def test_a_running_handler_is_not_disturbed(broker: SqlBroker, look: Look)
     ]
     assert found == [Repair(message_id, "running", "q")] * 3
     assert str(found[0]).endswith(
-        f"not changed: a subscriber has leased it: cancel {message_id} asks that to end it"
+        f"not changed: a subscriber has leased it: `cancel {message_id}` requests its end"
     )
     end.set()
     [row] = await look.archived()
@@ -86,9 +86,9 @@ async def test_a_running_handler_is_not_disturbed(broker: SqlBroker, look: Look)
 @pytest.mark.parametrize(
     ("action", "given", "said"),
     [
-        ("cancel", {"message_id": "x"}, "message_id must be a whole number"),
+        ("cancel", {"message_id": "x"}, "message_id must be a 64-bit integer"),
         ("cancel", {"message_id": 1, "by": 7}, "by must be text"),
-        ("retry_now", {"message_id": 1.5}, "message_id must be a whole number"),
+        ("retry_now", {"message_id": 1.5}, "message_id must be a 64-bit integer"),
         ("postpone", {"message_id": 1, "until": -1}, "until must be"),
         ("postpone", {"message_id": 1, "until": datetime(2026, 1, 1)}, "until needs a time zone"),
         ("postpone", {"message_id": 1, "until": 4e9}, "0 to 100 years"),

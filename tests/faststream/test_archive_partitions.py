@@ -158,10 +158,12 @@ async def test_a_user_who_is_not_the_owner_is_told_and_goes_on(
         message_id = await broker.publish(7, "q")
 
         async def done() -> bool:
-            return await ids(engine) == [message_id] and bool(heard.texts("cannot be added"))
+            return await ids(engine) == [message_id] and bool(
+                heard.texts("cannot add partitions to the archive")
+            )
 
         await eventually(done)
-        [told] = heard.texts("cannot be added")
+        [told] = heard.texts("cannot add partitions to the archive")
         assert "sqlbroker partitions" in told
         assert await partitions(engine) == ["ago_10", "message_archive_default"]
         await broker.stop()
@@ -173,7 +175,7 @@ async def test_the_command(broker: SqlBroker, engine: AsyncEngine, database_url:
     result = await shell.result("partitions")
     assert result.exit_code != 0
     convert = ("partitions", "--convert", "--every", "day")
-    assert "Go on?" in await shell.run(*convert, answer="n\n", code=1)
+    assert "Continue?" in await shell.run(*convert, answer="n\n", code=1)
     found = await shell.json(*convert, "--yes", "--by", "Ann")
     assert found["converted"]
     assert len(found["added"]) == PARTITIONS_AHEAD - 1
@@ -186,7 +188,7 @@ async def test_the_command(broker: SqlBroker, engine: AsyncEngine, database_url:
 async def test_an_archive_without_partitions_is_named(
     broker: SqlBroker, engine: AsyncEngine
 ) -> None:
-    with pytest.raises(SetupError, match="the archive has no partitions"):
+    with pytest.raises(SetupError, match="the archive is not partitioned"):
         await broker.admin.add_partitions()
     other = SqlBroker(engine, logger=None, schema=DAYS)
     with pytest.raises(SetupError, match="convert_archive"):

@@ -62,7 +62,11 @@ async def test_a_lost_lease_sends_the_others_back_without_an_attempt(
     assert {(row["state"], row["attempts_count"], row["deliveries_count"]) for row in rows} == {
         ("COMPLETED", 1, 2)
     }
-    assert len(heard.texts("lease lost")) == len(heard.texts("go back: what their handler")) == 1
+    assert (
+        len(heard.texts("lease lost"))
+        == len(heard.texts("are delivered again: the handler's work"))
+        == 1
+    )
 
 
 async def test_a_lease_that_is_lost_while_the_handler_runs(
@@ -85,7 +89,7 @@ async def test_a_lease_that_is_lost_while_the_handler_runs(
     await eventually(lambda: done(look, 3))
     assert sorted(" ".join(await answers(look)).split()) == ["0", "1", "2"]
     assert sorted(flat(calls[1:])) == [0, 1, 2]
-    assert len(heard.texts("go back: what their handler")) == 1
+    assert len(heard.texts("are delivered again: the handler's work")) == 1
 
 
 async def refuse_answers(broker: SqlBroker, look: Look) -> None:
@@ -120,7 +124,11 @@ async def test_a_refused_answer_is_a_failed_attempt_of_all(broker: SqlBroker, lo
     assert {(row["state"], row["attempts_count"], row["reason"]) for row in rows} == {
         ("FAILED", 2, "max_attempts")
     }
-    assert all("published with its ack was refused" in row["last_error"] for row in rows)
+    assert all(
+        "the database refused the messages that the handler published with its ack"
+        in row["last_error"]
+        for row in rows
+    )
     assert await answers(look) == []
 
 
@@ -186,7 +194,7 @@ async def test_a_lost_lease_in_a_handlers_transaction_costs_the_others_no_attemp
     await broker.publish_batch(*range(3), queue="in")
     with patch.object(HandlerTransaction, "commit", losing):
         await broker.start()
-        await eventually(lambda: heard.texts("go back: what their handler"))
+        await eventually(lambda: heard.texts("are delivered again: the handler's work"))
         await released(look, "max")
         await eventually(lambda: done(look, 3))
     rows = await look.rows(archive=True)

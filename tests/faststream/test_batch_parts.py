@@ -308,4 +308,4 @@ async def test_a_handler_that_was_set_up_again_is_not_called_again(
     handle.set_wrapped(dependencies=(), _call_decorators=(), config=broker.config.fd_config)
     await put(broker, 1, "x", 3)
     assert ends(await look.archived(3)) == [BAD] * 3
-    assert not heard.texts("has not started")
+    assert not heard.texts("the handler did not start")

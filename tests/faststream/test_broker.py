@@ -67,7 +67,7 @@ async def test_missing_tables_are_logged_in_one_line_with_the_remedy(
         await broker.start()
     first = str(caught.value).splitlines()[0]
     assert said.getvalue() == f"CRITICAL {first}\n"
-    assert first.startswith("the broker's tables are missing: while developing, create them by ")
+    assert first.startswith("the broker's tables are missing: in development, create them with ")
     assert "on_startup=[broker.create_tables]" in first
     [named] = re.findall(r"(faststream_sqlbroker(?:\.\w+)+)\(connection\)", first)
     upgrade = pkgutil.resolve_name(named)

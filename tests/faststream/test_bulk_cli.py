@@ -44,7 +44,7 @@ async def test_an_incident_is_found_and_mended_from_a_shell(
     planned = await shell.json("redrive", *which, "--dry-run")
     assert (planned["state"], planned["expected"]) == ("planned", 2)
     text = await shell.run("redrive", *which, answer="n\n", code=1)
-    assert "Go on?" in text
+    assert "Continue?" in text
     assert await look.rows() == []
     text = await shell.run("redrive", *which, "--by", "Ann", answer="y\n")
     assert "ended, 2 of 2 done, 0 skipped" in text
@@ -86,20 +86,20 @@ async def test_a_canary_and_an_id_are_redriven_before_the_rest(
     canary = await shell.json("redrive", "--limit", "1", "--yes")
     assert (canary["done"], canary["limit"]) == (1, 1)
     assert [row["id"] for row in await look.rows()] == [first["id"]]
-    assert "redrive: 1 messages, the oldest" in await shell.run(
+    assert "redrive: 1 messages (the oldest)" in await shell.run(
         "redrive", "--limit", "1", "--dry-run"
     )
     wanted = str(last["id"])
     text = await shell.run("retry", wanted, "--yes", code=1)
-    assert f"as FAILED, and is in the archive: redrive {wanted} brings it back" in text
+    assert f"it is in the archive as FAILED: `redrive {wanted}` returns it to its queue" in text
     text = await shell.run("redrive", wanted, str(first["id"]), "--yes", code=1)
     assert "redrive: 1 messages\n" in text
-    assert f"message {first['id']}: it waits as PENDING: retry {first['id']} makes it due" in text
+    assert f"message {first['id']}: it is PENDING: `retry {first['id']}` makes it due" in text
     assert len(await look.rows()) == 2
     text = await shell.run("audit")
     assert "limit=1" in text
     assert f"ids=[{first['id']}, {wanted}]" in text
-    assert "is 'orders' meant?" in await shell.run("redrive", "--queue", "ordres", "--yes")
+    assert "did you mean 'orders'?" in await shell.run("redrive", "--queue", "ordres", "--yes")
 
 
 async def test_messages_that_match_are_cancelled_retried_and_moved(
@@ -142,19 +142,19 @@ async def test_a_replay_is_left_to_others_and_a_job_is_stopped_and_resumed(
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "nothing": (["cancel", "--yes"], "which messages"),
+    "nothing": (["cancel", "--yes"], "no messages selected"),
     "both": (["cancel", "1", "--queue", "q", "--yes"], "not both"),
     "all and ids": (["retry", "1", "--all", "--yes"], "not both"),
-    "json": (["redrive", "--json"], "--json does not ask: give --yes"),
+    "json": (["redrive", "--json"], "--json cannot ask for confirmation: add --yes"),
     "a rate for ids": (
         ["cancel", "1", "--rate", "5", "--yes"],
-        "--rate, --limit and --no-wait are",
+        "--rate, --limit and --no-wait need",
     ),
-    "a limit for ids": (["retry", "1", "--limit", "5"], "are for all messages that match"),
-    "no wait for ids": (["move", "1", "--to", "q", "--no-wait"], "--no-wait are for all"),
-    "json and ids": (["cancel", "1", "--json"], "--json does not ask: give --yes"),
-    "a job": (["jobs", "show", "x"], "there is no job 'x'"),
-    "an undo": (["jobs", "undo", "x"], "there is no job 'x'"),
+    "a limit for ids": (["retry", "1", "--limit", "5"], "they do not apply to message ids"),
+    "no wait for ids": (["move", "1", "--to", "q", "--no-wait"], "--no-wait need filter options"),
+    "json and ids": (["cancel", "1", "--json"], "--json cannot ask for confirmation: add --yes"),
+    "a job": (["jobs", "show", "x"], "job 'x' does not exist"),
+    "an undo": (["jobs", "undo", "x"], "job 'x' does not exist"),
 }
 
 

@@ -541,12 +541,16 @@ async def test_under_ack_first_the_message_is_gone(
     assert {r["state"] for r in await look.archived(len(says))} == {"COMPLETED"}
 
     def told() -> list[str]:
-        lines = heard.texts("could not be carried out", logging.ERROR)
+        lines = heard.texts("could not be applied to message", logging.ERROR)
         return lines if len(lines) == len(says) else []
 
     lines = await eventually(told)
     for name, message_id in ids.items():
-        [line] = [each for each in lines if each.startswith(f"{name} of message {message_id} ")]
+        [line] = [
+            each
+            for each in lines
+            if each.startswith(f"{name} could not be applied to message {message_id}:")
+        ]
         assert "acked the message before its handler started" in line
 
 

@@ -294,7 +294,7 @@ async def test_the_brokers_ack_first_is_refused_at_the_start(engine: AsyncEngine
     @broker.subscriber("q", **DEAD)
     async def handle(body: Any) -> None: ...
 
-    with pytest.raises(SetupError, match="dead_letter_queue takes messages that have failed"):
+    with pytest.raises(SetupError, match="dead_letter_queue takes failed messages"):
         await broker.start()
     await broker.stop()
 

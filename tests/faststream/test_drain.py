@@ -116,7 +116,7 @@ async def test_the_commands_drain_a_process_until_it_starts_again(
     shell = Shell(database_url)
     assert "Aborted" in await shell.run("drain", process, answer="n\n", code=1)
     assert await shell.json("drain", process, "--yes") == {"worker": process, "drained": names}
-    assert "was drained already" in await shell.run("drain", process, "--yes")
+    assert "was already drained" in await shell.run("drain", process, "--yes")
     assert json.loads(await shell.run("undrain", names[0], "--json"))["undrained"] == names[:1]
     assert f"{names[1]} claims again" in await shell.run("undrain", process)
     assert "was not drained" in await shell.run("undrain", process)
@@ -136,7 +136,7 @@ async def test_an_unknown_worker_is_named_with_the_nearest(broker: SqlBroker) ->
     await eventually(lambda: listed(broker, 1))
     [live] = await broker.admin.subscribers()
     for given in (live.worker[:-1], live.process + "9"):
-        with pytest.raises(SetupError, match=r"no live subscriber or .*, is '.*' meant\?"):
+        with pytest.raises(SetupError, match=r"no live subscriber or .*; did you mean '.*'\?"):
             await broker.admin.drain(given)
     with pytest.raises(SetupError, match="no live subscriber or process is named 'x': broker"):
         await broker.admin.undrain("x")

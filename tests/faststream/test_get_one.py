@@ -245,10 +245,10 @@ async def test_a_lease_is_renewed_for_ten_leases_at_most(
     renewal = subscriber._pulling.renewal
     time.now += 9 * 60 - 1
     assert await renewal.tick() is not None
-    assert heard.texts("is not renewed any more") == []
+    assert heard.texts("is no longer renewed") == []
     time.now += 31
     assert await renewal.tick() is None
-    assert len(heard.texts("is not renewed any more")) == 1
+    assert len(heard.texts("is no longer renewed")) == 1
     # It is still held until its lease ends.
     await message.ack()
     await look.archived()

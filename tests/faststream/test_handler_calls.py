@@ -402,7 +402,7 @@ async def test_an_abandoned_thread_changes_nothing_later(
     assert [(row["state"], row["deliveries_count"]) for row in held] == [("PROCESSING", 1)]
     [told] = heard.texts("is abandoned", logging.ERROR)
     assert told.startswith("the handler 'handle' is abandoned after")
-    assert f"it runs in a thread, which nothing can cancel; its messages [{held[0]['id']}]" in told
+    assert f"it runs in a thread, which cannot be cancelled; its messages [{held[0]['id']}]" in told
     assert calls[0].daemon
     await broker.start()
     go_on.set()

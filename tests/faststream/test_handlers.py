@@ -302,7 +302,9 @@ async def test_an_impossible_reply_to_repeats_no_handler_that_has_succeeded(
     assert (row["state"], row["attempts_count"]) == ("COMPLETED", 1)
     assert len(runs) == 1
     [said] = heard.texts("reply_to", logging.WARNING)
-    assert said.startswith(f"message {message_id} of queue 'q' gets no answer: its reply_to is ")
+    assert said.startswith(
+        f"message {message_id} of queue 'q' gets no answer, because its reply_to "
+    )
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -84,7 +84,7 @@ async def test_unknown_options_of_a_nack_are_ignored(
     await broker.publish(1, "q")
     [row] = await look.archived()
     assert (row["state"], row["attempts_count"], len(calls)) == ("COMPLETED", 3, 3)
-    assert heard.texts("nack of a message takes delay; requeue is ignored") == heard.texts(
+    assert heard.texts("nack() of a message takes delay: requeue is ignored") == heard.texts(
         "ignored"
     )
     assert len(heard.texts("ignored")) == 1
@@ -154,7 +154,7 @@ async def test_requeue_is_refused_where_it_is_given(
     await broker.publish(1, "q")
     [row] = await look.archived()
     assert row["state"] == "FAILED"
-    assert f"{method} of a message does not take requeue=: use nack()" in row["last_error"]
+    assert f"{method}() of a message does not take requeue=: use nack()" in row["last_error"]
 
 
 # -- options and routers of other brokers ----------------------------------------------------------
@@ -168,7 +168,7 @@ async def test_requeue_is_refused_where_it_is_given(
         ("expiration", "use expires_in"),
         ("partition", "use key"),
         ("prioriti", "did you mean 'priority'?"),
-        ("zzz", "there are priority, key, "),
+        ("zzz", "choose from priority, key, "),
     ],
 )
 @on_one
@@ -198,7 +198,7 @@ def test_a_router_of_another_broker_is_refused() -> None:
         ):
             with pytest.raises(
                 SetupError,
-                match=f"{type(other).__name__} is of another broker: ",
+                match=f"{type(other).__name__} belongs to another broker: ",
             ):
                 include(other)
     assert broker.routers == []
@@ -289,7 +289,7 @@ async def test_options_stay_with_their_bodies(
 async def test_a_middleware_cannot_lose_options(make: Make, look: Look) -> None:
     broker = make(middlewares=[seeing(lambda bodies: [b.upper() for b in bodies[1:]])])
     await broker.create_tables()
-    with pytest.raises(PublishError, match="gave 1 other bodies for 2 with options"):
+    with pytest.raises(PublishError, match="returned 1 other bodies for 2 messages with options"):
         await broker.publish_batch(SqlBrokerResponse("a", delay=5), "b", queue="q")
     assert await look.rows() == []
     assert len(await broker.publish_batch("a", "b", queue="q")) == 1
@@ -402,7 +402,7 @@ async def test_a_batch_that_is_encoded_incompletely_is_refused(
     await broker.create_tables()
     with pytest.raises(
         PublishError,
-        match=r"Loses\.encode_batch must give a body for each message, it gave 1 for 2",
+        match=r"Loses\.encode_batch must return one body for each message, got 1 for 2",
     ):
         await broker.publish_batch("a", "b", queue="q")
     assert await look.rows() == []
@@ -652,11 +652,11 @@ async def test_the_answers_of_a_batch_publisher_are_written_with_the_ack_or_not_
 async def test_lists_given_to_publishers_by_hand(broker: SqlBroker, look: Look) -> None:
     publisher = broker.publisher("out", batch=True)
     for refused in (publisher.publish(["a", "b"]), publisher.publish_batch(["a", "b"])):
-        with pytest.raises(PublishError, match=r"write publish_batch\(\*messages\)"):
+        with pytest.raises(PublishError, match=r"use publish_batch\(\*messages\)"):
             await refused
-    with pytest.raises(PublishError, match=r"got one generator: write publish_batch\(\*messages\)"):
+    with pytest.raises(PublishError, match=r"got one generator: use publish_batch\(\*messages\)"):
         await broker.publish_batch((n for n in "ab"), queue="q")
-    with pytest.raises(PublishError, match=r"got one list of 2: write publish_batch\(\*messages\)"):
+    with pytest.raises(PublishError, match=r"got one list of 2: use publish_batch\(\*messages\)"):
         await broker.publish_batch(["a", "b"], queue="out")
     with pytest.raises(PublishError, match=r"got one tuple of 0"):
         await broker.publish_batch((), queue="out")

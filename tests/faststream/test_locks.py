@@ -84,7 +84,7 @@ async def test_an_acquire_without_a_wait_raises_if_the_lock_is_held(
 ) -> None:
     other = SqlBroker(engine, logger=None)
     async with broker.lock("k"):
-        with pytest.raises(LockNotAcquiredError, match="'k' was not acquired: it is taken"):
+        with pytest.raises(LockNotAcquiredError, match="'k' was not acquired: it is held"):
             async with other.lock("k", wait=0):
                 pass
         began = monotonic()
@@ -153,7 +153,7 @@ async def test_a_lease_that_ran_out_is_taken_over_and_its_holder_changes_nothing
 ) -> None:
     """Z5: fenced extend and release."""
     other = SqlBroker(engine, logger=None)
-    with pytest.raises(LockLostError, match="lost before the end of its block"):
+    with pytest.raises(LockLostError, match="lost before its block ended"):
         async with broker.lock("k", lease="1h") as lock:
             await expire(look)
             async with other.lock("k", wait=0) as theirs:
@@ -172,7 +172,7 @@ async def test_a_lease_that_ran_out_is_taken_over_and_its_holder_changes_nothing
 
 
 async def test_a_lost_lock_raises_at_the_end_of_the_block(broker: SqlBroker, look: Look) -> None:
-    with pytest.raises(LockLostError, match="may have been unprotected"):
+    with pytest.raises(LockLostError, match="may have run without the lock"):
         async with broker.lock("k"):
             assert await broker.admin.release_lock("k")
 
@@ -182,8 +182,8 @@ async def test_the_blocks_own_error_is_not_masked(broker: SqlBroker, heard: Hear
         async with broker.lock("k"):
             await broker.admin.release_lock("k")
             raise ZeroDivisionError
-    assert "was lost before the end of its block" in caught.value.__notes__[0]
-    assert heard.texts("was lost before the end of its block")
+    assert "was lost before its block ended" in caught.value.__notes__[0]
+    assert heard.texts("was lost before its block ended")
     async with broker.lock("k", wait=0) as lock:
         assert lock.fence == 3, "the forced release has counted, too"
 
@@ -253,11 +253,11 @@ async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
     with patch.object(LockStore, "extend", failing):
         async with broker.lock("k", lease="600ms") as lock:
             await eventually(lambda: not lock.held)
-            with pytest.raises(LockLostError, match="has run out unrenewed"):
+            with pytest.raises(LockLostError, match="has expired, and another"):
                 lock.check()
             with pytest.raises(TransientStoreError):
                 await lock.extend("1h")
-            await eventually(lambda: heard.texts("was not renewed, again soon: away"))
+            await eventually(lambda: heard.texts(", trying again soon: away"))
             down = False
             await eventually(lambda: lock.held)
 
@@ -271,7 +271,7 @@ async def test_a_failed_release_raises_only_if_the_block_was_unprotected(
     with patch.object(LockStore, "release", failing), patch.object(LockStore, "extend", failing):
         async with broker.lock("k"):
             pass
-        assert heard.texts("not known to be given back")
+        assert heard.texts("is not confirmed")
         with pytest.raises(LockLostError):
             async with broker.lock("late", lease=0.2) as lock:
                 await eventually(lambda: not lock.held)
@@ -409,7 +409,7 @@ async def test_a_database_that_goes_away_is_waited_for_but_not_at_the_first_try(
         await eventually(lambda: broker._locks._queues)
         with patch.object(LockStore, "acquire", failing):
             down = True
-            await eventually(lambda: heard.texts("waiting for the lock 'k': away"))
+            await eventually(lambda: heard.texts("could not acquire lock 'k', trying again: away"))
             down = False
     assert await asyncio.wait_for(task, 60) == 2
     down = True
@@ -476,7 +476,7 @@ async def test_wrong_arguments_are_named_at_once(
 async def test_a_lock_that_has_ended_raises(broker: SqlBroker) -> None:
     async with broker.lock("k") as lock:
         pass
-    with pytest.raises(LockLostError, match="has ended; lock it anew"):
+    with pytest.raises(LockLostError, match="has ended and released it; acquire the lock again"):
         await lock.extend()
 
 

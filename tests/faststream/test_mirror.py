@@ -330,7 +330,7 @@ async def test_what_cannot_be_mirrored_is_refused(broker: SqlBroker) -> None:
         ({"lookup": "a", "info": "x" * 1_001}, "at most 1000 characters"),
         ({"lookup": "a", "info": "\0"}, "without NUL characters"),
         ({"lookup": "a", "info": "\ud800"}, "without NUL characters"),
-        ({"lookup": "a", "info": 7}, "info is text"),
+        ({"lookup": "a", "info": 7}, "info must be text"),
     ]
     for options, told in wrong:
         with pytest.raises(PublishError, match=told):
@@ -340,7 +340,7 @@ async def test_what_cannot_be_mirrored_is_refused(broker: SqlBroker) -> None:
     for look_up in (broker.admin.count_mirrored, broker.admin.mirrored):
         with pytest.raises(ValueError, match="cannot be a lookup value"):
             await look_up(lookup="")  # type: ignore[operator]
-        with pytest.raises(ValueError, match="info is text"):
+        with pytest.raises(ValueError, match="info must be text"):
             await look_up(info="\0")  # type: ignore[operator]
     with pytest.raises(ValueError, match="needs a lookup value"):
         await broker.admin.set_info(None, "x")  # type: ignore[arg-type]

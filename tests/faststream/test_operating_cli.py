@@ -96,7 +96,9 @@ async def test_what_there_is_is_shown(shell: Shell, broker: SqlBroker) -> None:
     await shell.run("show", "999999", code=1)
     missing = await shell.result("show", "999999", "--json")
     assert (missing.exit_code, missing.stdout) == (1, "")
-    assert json.loads(missing.stderr)["error"].startswith("there is no message 999999")
+    assert json.loads(missing.stderr)["error"].startswith(
+        "no live or archived message has the id 999999"
+    )
 
 
 async def test_a_failed_message_shows_its_reason_and_its_error(
@@ -127,11 +129,13 @@ async def test_a_queue_without_messages_and_subscribers_is_told(
     shell: Shell, broker: SqlBroker
 ) -> None:
     await broker.publish("x", "orders")
-    nothing = "ordres: no message waits, and no live subscriber takes from it; is 'orders' meant?"
+    nothing = (
+        "ordres: the queue has no waiting messages and no live subscribers; did you mean 'orders'?"
+    )
     assert nothing in await shell.run("queues", "ordres")
     assert nothing in await shell.run("pause", "ordres", answer="n\n", code=1)
-    assert "other: no message waits, and no live" in await shell.run("queues", "other")
-    assert "takes from it" not in await shell.run("queues", "orders")
+    assert "other: the queue has no waiting messages" in await shell.run("queues", "other")
+    assert "no waiting messages" not in await shell.run("queues", "orders")
     assert await broker.admin.paused() == []
 
 
@@ -141,11 +145,11 @@ async def test_similar_queues_are_named_for_one_that_has_nothing(
 ) -> None:
     for queue in ("orders", "orders2"):
         await broker.publish("x", queue)
-    nothing = "ordres: no message waits, and no live subscriber takes from it; "
-    nothing += "is 'orders' or 'orders2' meant?"
+    nothing = "ordres: the queue has no waiting messages and no live subscribers; "
+    nothing += "did you mean 'orders' or 'orders2'?"
     assert nothing in await shell.run("publish", "ordres", "x")
     mended = await shell.run("move", "--to", "orders", "--queue", "ordres", "--yes")
-    assert "meant?" not in mended
+    assert "did you mean" not in mended
     for words in (["messages", "--queue"], ["dead", "--queue"], ["subscribers"], ["policies"]):
         assert nothing in await shell.run(*words, "ordres")
     assert nothing in await shell.run("move", "--to", "ordres", "--all", "--dry-run")
@@ -155,14 +159,14 @@ async def test_similar_queues_are_named_for_one_that_has_nothing(
     assert await broker.admin.paused() == []
     assert nothing in await shell.run("pause", "ordres", "--yes")
     was_not = await shell.run("resume", "ordre")
-    assert "ordre was not paused; is 'ordres' meant?" in was_not
+    assert "ordre was not paused; did you mean 'ordres'?" in was_not
     assert "'ordres'" not in await shell.run("queues", "ordre"), "it has a pause only"
     for words in ((), ("orders2",)):
         assert "'ordres'" not in await shell.run("queues", *words)
     paused = await shell.result("pause", "order", "--yes", "--json")
-    assert "is 'orders' or 'orders2' meant?" in paused.stderr
+    assert "did you mean 'orders' or 'orders2'?" in paused.stderr
     assert json.loads(paused.stdout)["queue"] == "order"
-    assert "is 'sqlbroker queues policies' meant?" in await shell.run("queues", "policy")
+    assert "did you mean 'sqlbroker queues policies'?" in await shell.run("queues", "policy")
     refused = await shell.run("queues", "policeis", "orders", code=2)
     assert "No such command 'policeis'. Did you mean 'policies'?" in " ".join(refused.split())
 
@@ -200,8 +204,8 @@ async def test_nothing_is_asked_about_what_is_not_there(shell: Shell, broker: Sq
         ("forget-unknown 999", 0),
     ):
         said = await shell.run(*words.split(), answer="y\n", code=code)
-        assert "Go on?" not in said
-        assert re.search("999 +not found|had no holder|0 messages are off", said), words
+        assert "Continue?" not in said
+        assert re.search("999 +not found|had no holder|removed 0 messages", said), words
     assert await broker.admin.audit() == []
 
 
@@ -215,7 +219,7 @@ def test_a_completion_makes_no_file(tmp_path: Path) -> None:
 
 
 async def test_text_that_is_nearly_json_is_published_with_a_warning(shell: Shell) -> None:
-    assert "warning: the body begins like JSON" in await shell.run("publish", "q", '{"order": 17')
+    assert "warning: the body looks like JSON" in await shell.run("publish", "q", '{"order": 17')
     for body in ('{"order": 17}', "plain", "[1]"):
         assert "warning" not in await shell.run("publish", "q", body)
 
@@ -267,28 +271,28 @@ async def test_what_is_given_is_checked_before_the_question(
     await broker.admin.pause("q")
     [action] = await broker.admin.audit()
     wrong = (
-        (["pause", "q", "--until", "0s"], "until must be a duration above 0"),
+        (["pause", "q", "--until", "0s"], "until must be a datetime, or a duration above 0"),
         (["postpone", message_id, "soon"], "until"),
         (["move", message_id, "--to", ""], "queue"),
         (["edit", message_id, "--priority", "500"], "priority"),
         (["edit", message_id], "edit needs priority, key or due"),
-        (["cancel", "abc"], "message_id must be a whole number"),
-        (["retry", message_id, "1.5"], "message_id must be a whole number"),
+        (["cancel", "abc"], "message_id must be a 64-bit integer"),
+        (["retry", message_id, "1.5"], "message_id must be a 64-bit integer"),
         (["move", "--all", "--to", ""], "queue"),
         (["redrive", "--rate", "0"], "rate must be a number"),
-        (["release", "web:7"], "no subscriber is known as"),
+        (["release", "web:7"], "no subscriber is named"),
         (["drain", "web:7"], "no live subscriber or process"),
         (["release-lock", ""], "cannot be the key of a lock"),
-        (["forget-schedule", "none"], "there is no schedule 'none'"),
-        (["pause-schedule", "none"], "there is no schedule 'none'"),
-        (["jobs", "undo", action.id], "the job cannot be undone"),
+        (["forget-schedule", "none"], "schedule 'none' does not exist"),
+        (["pause-schedule", "none"], "schedule 'none' does not exist"),
+        (["jobs", "undo", action.id], "cannot undo "),
         (["partitions", "--convert"], "no archive with partitions: give --every"),
         (["prune", "--completed", "soon"], "completed"),
     )
     for words, said in wrong:
         done = await shell.result(*words, answer="y\n")
         assert said in done.output + str(done.exception), words
-        assert "Go on?" not in done.output, words
+        assert "Continue?" not in done.output, words
 
 
 async def test_names_are_completed(
@@ -345,21 +349,23 @@ async def test_tables_that_are_missing_are_told_with_the_command_that_makes_them
         await connection.run_sync(look.tables.metadata.drop_all)
     refused = await shell.result("queues")
     assert isinstance(refused.exception, AccessError)
-    assert "run `sqlbroker migrate`, or see whether --schema" in str(refused.exception)
+    assert "run `sqlbroker migrate`, or check that --schema" in str(refused.exception)
     assert "create_tables" not in str(refused.exception)
 
 
 async def test_a_page_goes_on_where_the_command_said(shell: Shell) -> None:
     for command in ("messages", "verify"):
         refused = await shell.result(command, "--after", "nonsense")
-        assert "--after must be what the command before printed" in str(refused.exception)
+        assert "--after must be the value that the previous command printed" in str(
+            refused.exception
+        )
 
 
 async def test_a_database_that_is_away_is_told_with_what_to_do() -> None:
     for url in ("postgresql+asyncpg://shop@127.0.0.1:1/shop", "mysql+aiomysql://127.0.0.1:1/shop"):
         refused = await Shell(url).result("queues")
         assert "the database cannot be reached: " in str(refused.exception)
-        assert "see whether its server runs" in str(refused.exception)
+        assert "Check that its server runs" in str(refused.exception)
 
 
 async def test_pages_go_on(shell: Shell, broker: SqlBroker) -> None:
@@ -396,9 +402,9 @@ async def test_a_message_is_mended_from_a_shell(
     [row] = await look.rows(archive=True)
     assert (row["reason"], row["last_error"]) == ("cancelled", "cancelled by Ann: test")
     text = await shell.run("cancel", message_id, "999999", "--yes", code=1)
-    assert "it has ended" in text
-    assert "there is no such message" in text
-    with pytest.raises(SetupError, match="--json does not ask: give --yes"):
+    assert "it is in the archive" in text
+    assert "no live or archived message has this id" in text
+    with pytest.raises(SetupError, match="--json cannot ask for confirmation: add --yes"):
         raise (await shell.result("cancel", message_id, "--json")).exception or AssertionError
 
 
@@ -450,7 +456,7 @@ async def test_what_waits_for_policies_is_shown_until_when(shell: Shell, broker:
 
     await eventually(wait_for_it)
     _, _, kept, slow = (await shell.run("policies")).splitlines()
-    assert kept.split() == ["kept", "ordered=True", "nothing", "waits", "0", "0"]
+    assert kept.split() == ["kept", "ordered=True", "none", "wait", "0", "0"]
     assert slow.startswith("slow   Throttle(1, per=3600s)  throttled")
     assert slow.split()[4:6] == ["2", "2"]
     [found] = await shell.json("policies", "slow")
@@ -458,7 +464,7 @@ async def test_what_waits_for_policies_is_shown_until_when(shell: Shell, broker:
     assert (wait["code"], wait["count"]) == ("throttled", 2)
     assert found["at"] < wait["until"] < wait["until_last"]
     text = await shell.run("policies", "--limit", "1")
-    assert text.splitlines()[-1] == "there may be more: --after kept"
+    assert text.splitlines()[-1] == "there may be more queues: continue with --after kept"
     assert "there may be more" not in await shell.run("policies", "kept", "--limit", "1")
     assert "kept" not in await shell.run("policies", "--after", "kept")
     assert "no live subscriber of other has policies" in await shell.run("policies", "other")
@@ -495,13 +501,13 @@ async def test_what_a_worker_has_leased_is_released(shell: Shell, broker: SqlBro
     await eventually(running)
     [live] = await broker.admin.subscribers("q")
     alive = await shell.result("release", live.worker, "--yes")
-    assert "is alive until" in str(alive.exception)
-    assert "or give --force; with it others handle" in str(alive.exception)
+    assert "is alive until at least" in str(alive.exception)
+    assert "or give --force, which lets other workers handle" in str(alive.exception)
     for change in ("release", "drain", "undrain"):
         unknown = await shell.result(
             change, "unknown:7", *(() if change == "undrain" else ("--yes",))
         )
-        assert "`sqlbroker subscribers` lists the live ones" in str(unknown.exception)
+        assert "`sqlbroker subscribers` lists the names" in str(unknown.exception)
         assert "admin." not in str(unknown.exception)
     await broker.admin.pause("q")
     await shell.run("release", live.worker, "--force", answer="n\n", code=1)
@@ -534,7 +540,9 @@ async def test_a_lock_is_taken_from_its_holder_and_a_schedule_is_forgotten(
     assert "nightly is forgotten" in text
     again = await shell.json("forget-schedule", "nightly", "--yes")
     assert again == {"name": "nightly", "was_known": False}
-    assert "no schedule nightly" in await shell.run("forget-schedule", "nightly", "--yes")
+    assert "schedule nightly does not exist" in await shell.run(
+        "forget-schedule", "nightly", "--yes"
+    )
     with pytest.raises(LockLostError):
         async with broker.lock("report", lease="1h"):
             await shell.run("release-lock", "report", answer="n\n", code=1)
@@ -552,27 +560,29 @@ async def test_a_schedule_is_run_paused_and_resumed(shell: Shell, broker: SqlBro
     await broker.start()
     await eventually(broker.admin.schedules)
     await broker.stop()
-    assert "is asked to run" in await shell.run("run-schedule", "nightly", "--by", "ola")
+    assert "requested a run of nightly" in await shell.run("run-schedule", "nightly", "--by", "ola")
     assert (await shell.json("schedules"))[0]["run_at"] is not None
     await shell.run("pause-schedule", "nightly", answer="n\n", code=1)
     text = await shell.run("pause-schedule", "nightly", "--by", "ola", answer="y\n")
     assert "nightly is paused until it is resumed" in text
     again = await shell.json("pause-schedule", "nightly", "--yes")
     assert again == {"name": "nightly", "paused": False}
-    assert "nightly was paused" in await shell.run("pause-schedule", "nightly", "--yes")
+    assert "nightly is already paused" in await shell.run("pause-schedule", "nightly", "--yes")
     for change in (("pause-schedule", "--yes"), ("resume-schedule",)):
         refused = await shell.result(*change, "nihgtly")
         assert isinstance(refused.exception, SetupError)
-        assert "no schedule 'nihgtly': is 'nightly' meant?" in str(refused.exception)
+        assert "'nihgtly' does not exist: did you mean 'nightly'?" in str(refused.exception)
         refused = await shell.result(*change, "hourly")
-        assert "no schedule 'hourly': `sqlbroker schedules` lists them" in str(refused.exception)
+        assert "schedule 'hourly' does not exist: see `sqlbroker schedules`" in str(
+            refused.exception
+        )
     assert "ola" in await shell.run("schedules")
     refused = await shell.result("run-schedule", "nightly")
     assert isinstance(refused.exception, SetupError)
     resumed = await shell.json("resume-schedule", "nightly", "--by", "ola")
     assert resumed == {"name": "nightly", "was_paused": True}
     assert "was not paused" in await shell.run("resume-schedule", "nightly")
-    assert "there is no schedule none" in await shell.run("run-schedule", "none", code=1)
+    assert "schedule none does not exist" in await shell.run("run-schedule", "none", code=1)
     did = [(each["action"], each["by"]) for each in await shell.json("audit")]
     assert did == [("resume_schedule", "ola"), ("pause_schedule", "ola"), ("run_schedule", "ola")]
 
@@ -647,7 +657,7 @@ async def test_check_finds_what_stands_by_where_no_claim_looks(
         return [row["text"] for row in rows if row["what"] == "queue q" and not row["ok"]]
 
     [text] = await eventually(problems)
-    assert text.startswith("1 messages stand by")
+    assert text.startswith("1 standby messages have not been checked")
 
 
 async def test_a_broker_is_found_by_its_module(
@@ -673,7 +683,7 @@ async def test_a_broker_is_found_by_its_module(
         assert "secret" not in text
     for wrong, said in (
         (f"{name}:none", "cannot be imported"),
-        (f"{name}:hide", "must be a SqlBroker"),
+        (f"{name}:hide", "must name a SqlBroker"),
         (name, "must be module:name"),
     ):
         result = await shell.result("--app", wrong, "queues")
@@ -699,7 +709,7 @@ async def test_a_password_is_never_shown(url: str) -> None:
 
 async def test_without_a_database_it_says_how_to_name_one() -> None:
     result = await asyncio.to_thread(CliRunner(env={"SQLBROKER_URL": None}).invoke, app, ["queues"])
-    assert "give --app module:broker, or its SQLAlchemy URL" in str(result.exception)
+    assert "use --app module:broker, --url with a SQLAlchemy URL" in str(result.exception)
     for command in (("messages",), ("publish", "q", "1")):
         result = await Shell("sqlite+aiosqlite:///none.db").result(*command, "--header", "x")
         assert "--header must be name=value" in str(result.exception)

@@ -60,7 +60,7 @@ async def test_a_transactional_key_goes_on_at_once(broker: SqlBroker, look: Look
 
 def test_options_that_rule_out_order_are_refused() -> None:
     broker = SqlBroker("sqlite+aiosqlite:///x.db", logger=None)
-    with pytest.raises(SetupError, match=r"ordered=True keeps .*ACK_FIRST removes"):
+    with pytest.raises(SetupError, match=r"ordered=True holds .*ACK_FIRST removes"):
         broker.subscriber("q", ordered=True, ack_policy=AckPolicy.ACK_FIRST)
     with pytest.raises(SetupError, match="ordered must be True or False"):
         broker.subscriber("q", ordered="yes")  # type: ignore[arg-type]

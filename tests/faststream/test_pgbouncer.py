@@ -82,9 +82,11 @@ async def _failures(store: Store) -> int:
 
 
 async def test_impossible_options_are_refused() -> None:
-    with pytest.raises(NotSupportedError, match="pgbouncer=True is for PostgreSQL, this is sqlite"):
+    with pytest.raises(
+        NotSupportedError, match="pgbouncer=True is only for PostgreSQL, got sqlite"
+    ):
         SqlBroker("sqlite+aiosqlite:///x.db", pgbouncer=True)
-    with pytest.raises(SetupError, match="listen_url must lead to PostgreSQL by asyncpg"):
+    with pytest.raises(SetupError, match="listen_url must connect to PostgreSQL through asyncpg"):
         SqlBroker("sqlite+aiosqlite:///x.db", listen_url="postgresql+psycopg://user@host/name")
     engine = create_async_engine("postgresql+asyncpg://user@host/name")
     with pytest.raises(SetupError, match="listen_url must be a database URL"):

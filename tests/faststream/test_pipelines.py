@@ -108,7 +108,8 @@ def test_a_service_in_documents(version: str) -> None:
     )
     assert shown["channels"]["told:Told"]["description"] == "by hand"
     assert (
-        "the queue in the header 'destination'" in shown["channels"]["door:Forward"]["description"]
+        "the queue named in the header 'destination'"
+        in shown["channels"]["door:Forward"]["description"]
     )
     assert "Opaque: any bytes." in text
     [server] = shown["servers"].values()
@@ -125,15 +126,15 @@ def test_a_service_in_documents(version: str) -> None:
     [
         ("", [Step("a")], "b", "the name of a pipeline must be text"),
         (7, [Step("a")], "b", "the name of a pipeline must be text"),
-        ("P", [], "b", "has no step: give at least one Step"),
-        ("P", ["a"], "b", r"the steps of a pipeline are Step\(queue, ...\), got 'a'"),
+        ("P", [], "b", "has no steps: give at least one Step"),
+        ("P", ["a"], "b", r"the steps of a pipeline must be Step\(queue, ...\), got 'a'"),
         ("P", [Step("a"), Step("a")], "b", "has the queue 'a' twice"),
         ("P", [Step("a"), Step("b")], "a", "forward_to='a' is a step of the pipeline 'P' itself"),
         ("P", [Step("a")], "", "forward_to cannot be ''"),
         ("P", [Step("a")], None, "forward_to cannot be None"),
         ("P", [Step("a"), Step("b", max_workers=0)], "c", "max_workers must be"),
         ("P", [Step("a"), Step("b", transactional=True)], "c", "transactional is for handlers"),
-        ("Taken", [Step("a")], "b", "there is a pipeline 'Taken' already"),
+        ("Taken", [Step("a")], "b", "the pipeline 'Taken' already exists"),
     ],
 )
 def test_an_invalid_pipeline_is_refused(
@@ -150,9 +151,9 @@ def test_an_invalid_pipeline_is_refused(
 @pytest.mark.parametrize(
     ("queue", "options", "problem"),
     [
-        ("", {}, "a step of a pipeline has one queue, got ''"),
-        (["a"], {}, r"a step of a pipeline has one queue, got \['a'\]"),
-        ("a", {"forward_to": "b"}, "its messages go to the next step: leave it out"),
+        ("", {}, "a pipeline step cannot have the queue ''"),
+        (["a"], {}, r"a pipeline step cannot have the queue \['a'\]"),
+        ("a", {"forward_to": "b"}, "its messages go to the next step: omit it"),
     ],
 )
 def test_an_invalid_step_is_refused(queue: Any, options: Any, problem: str) -> None:

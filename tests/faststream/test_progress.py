@@ -156,5 +156,5 @@ async def test_wrong_progress_is_refused(broker: SqlBroker) -> None:
     await eventually(lambda: len(refused) == len(wrong) + 1)
     texts = " ".join(refused)
     assert "fraction must be a number from 0 to 1, got 1.5" in texts
-    assert "text must be text, got 7" in texts
-    assert "ACK_FIRST has removed it" in texts
+    assert "text must be a string or None, got 7" in texts
+    assert "AckPolicy.ACK_FIRST acks it" in texts

@@ -59,5 +59,5 @@ async def test_what_waited_is_handled(
     finally:
         await second.stop()
     assert handled == ["x"]
-    [told] = heard.texts("waited for policies that no live subscriber has any more")
-    assert told.startswith("1 messages of queue 'q'")
+    [told] = heard.texts("waited for policies which no live subscriber has any more")
+    assert told.startswith("freed 1 messages of queue 'q'")

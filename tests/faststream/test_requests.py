@@ -474,7 +474,7 @@ async def test_a_body_that_brings_a_dedup_id_is_refused_if_it_is_not_stored(
     broker: SqlBroker,
 ) -> None:
     await broker.publish("first", "q", dedup_id="d")
-    with pytest.raises(PublishError, match="will come: leave dedup_id out"):
+    with pytest.raises(PublishError, match="will get no reply: omit dedup_id"):
         await broker.request(SqlBrokerResponse("x", dedup_id="d"), "q", timeout=LONG)
 
 
@@ -515,7 +515,7 @@ async def test_sqlite_refuses_a_request_of_a_transactional_handler(
     await broker.start()
     await broker.publish("x", "q")
     await look.archived()
-    assert "keeps every other writer out" in str(refused[0])
+    assert "blocks all other writers" in str(refused[0])
 
 
 async def test_a_handlers_request(broker: SqlBroker, look: Look) -> None:

@@ -183,7 +183,10 @@ async def test_an_expired_reservation_may_be_claimed_by_others(
     before = await look.rows()
     for act in (late.commit, lambda: late.commit(b"late"), late.extend, late.rollback, late.reject):
         late.raw_message.lease_lost = False
-        with pytest.raises(LeaseLostError, match=f"lease lost: message {late.id} of queue 'q'"):
+        with pytest.raises(
+            LeaseLostError,
+            match=f"lease lost: another worker may have message {late.id} of queue 'q'",
+        ):
             await act()
     late.raw_message.lease_lost = False
     with pytest.raises(LeaseLostError):
@@ -565,7 +568,7 @@ async def test_unanswered_commits(broker: SqlBroker, look: Look, database_url: s
         assert found.deliveries_count == 1, "the unknown one was given back, uncharged"
         proxy.swallow_answer_to = COMMIT
         with pytest.raises(
-            UnknownOutcomeError, match="was written the first time, or the lease is gone"
+            UnknownOutcomeError, match="either the first try was committed or the lease is lost"
         ):
             await found.commit()
         assert [row["state"] for row in await look.archived()] == ["COMPLETED"]

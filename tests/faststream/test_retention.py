@@ -202,8 +202,8 @@ async def test_without_retention_nothing_goes_and_the_start_says_so(
     await keeping.start()
     [told] = heard.texts("the archive grows")
     assert told == (
-        "the archive grows by about 2 messages a day, and nothing removes them: "
-        'SqlBroker(retention=Retention(completed="30d")) would'
+        "the archive grows by about 2 messages a day and has no retention: to prune it, "
+        'set SqlBroker(retention=Retention(completed="30d"))'
     )
     assert len(await archive.left()) == 3
 
@@ -257,7 +257,7 @@ async def test_the_command(broker: SqlBroker, archive: Archive, database_url: st
     await archive.put("FAILED", 50)
     shown = await shell.run("prune", "--completed", "1d", "--dry-run")
     assert "2 completed, 0 failed and 0 discarded messages would be removed" in shown
-    assert "Go on?" in await shell.run("prune", "--completed", "1d", answer="n\n", code=1)
+    assert "Continue?" in await shell.run("prune", "--completed", "1d", answer="n\n", code=1)
     assert len(await archive.left()) == 3
     found = await shell.json("prune", "--completed", "45h", "--yes", "--by", "ola")
     assert [each["by"] for each in await shell.json("audit")] == ["ola"]

@@ -243,7 +243,7 @@ async def test_a_broker_prunes_by_its_lake_and_tells_what_differs_once(
         await each.start()
 
     async def done() -> bool:
-        return await archive.left() == [11, 12, 21] and bool(heard.texts("nothing is removed"))
+        return await archive.left() == [11, 12, 21] and bool(heard.texts("pruning skips window"))
 
     await eventually(done)
     await archive.record(2, 21)
@@ -252,7 +252,7 @@ async def test_a_broker_prunes_by_its_lake_and_tells_what_differs_once(
         return await archive.left() == [11, 12]
 
     await eventually(gone)
-    [told] = heard.texts("nothing is removed")
+    [told] = heard.texts("pruning skips window")
     assert "window 2026-03-02" in told
     assert "lake 'shop'" in told
 
@@ -285,7 +285,7 @@ async def test_the_command(broker: SqlBroker, archive: Archive, database_url: st
     lake = ("prune", "--completed", "1d", "--unless-loaded-by", "shop")
     shown = await shell.run(*lake, "--dry-run")
     assert "2 completed" in shown
-    assert "nothing from window 2026-03-02" in shown
+    assert "kept window 2026-03-02" in shown
     found = await shell.json(*lake, "--yes")
     assert (found["completed"], len(found["differing"])) == (2, 1)
     assert "lakes" in await shell.run("check", code=1)

@@ -360,7 +360,7 @@ async def test_a_file_that_cannot_be_written(database_url: str, broker: SqlBroke
     produces(reader)
     said = await refusal(reader)
     assert name in said
-    assert "readonly" in said
+    assert "which is read-only" in said
     await reader.stop()
     await engine.dispose()
 
@@ -718,7 +718,7 @@ async def test_answers_without_a_grant_delay_nothing(
     assert all("no_reply=True" in row["last_error"] for row in failed)
     for _ in range(5):
         assert not await its_broker.ping(5.0)
-    told = heard.texts("may not be published")
+    told = heard.texts("may not publish messages with the acks")
     assert 1 <= len(told) < 20
     user.execute(*CURE.findall(told[0]))
     await eventually(lambda: its_broker.ping(5.0))

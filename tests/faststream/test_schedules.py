@@ -210,7 +210,7 @@ async def test_a_schedule_names_a_destination_without_a_warning(
     broker.publish_on_schedule("s", EVERY_SECOND, "front.door", "plain", destination="reports")
     await broker.start()
     await eventually(lambda: {"plain", "made"} <= set(got))
-    assert not heard.texts("moved at once", logging.WARNING)
+    assert not heard.texts("moved immediately", logging.WARNING)
 
 
 async def test_a_new_schedule_begins_with_the_first_time_after_it_was_seen(
@@ -241,7 +241,7 @@ async def test_missed_times_are_published_as_the_option_says(
     assert fire_times(rows) == [at - timedelta(days=n) for n in range(count, 0, -1)]
     last = (await broker.admin.schedules())[0].last_fire_at
     assert last == (None if count == 0 else at - timedelta(days=1))
-    assert bool(heard.texts("leaves out its fire times")) == (missed != "all")
+    assert bool(heard.texts("skips its fire times")) == (missed != "all")
 
 
 async def _next_is(look: Look, at: datetime) -> bool:
@@ -259,7 +259,7 @@ async def test_missed_all_has_a_bound_and_a_warning(
         await broker.start()
         rows = await rows_of(look, 20)
     assert fire_times(rows) == [at - timedelta(days=n) for n in range(20, 0, -1)]
-    assert heard.texts("leaves out its fire times", logging.WARNING)
+    assert heard.texts("skips its fire times", logging.WARNING)
 
 
 async def test_a_short_interruption_is_not_a_miss(broker: SqlBroker, look: Look) -> None:
@@ -332,7 +332,7 @@ async def test_a_process_with_the_old_expression_follows_the_new_one(
         await eventually(lambda: _expression_is(look, EVERY_SECOND))
         assert broker._scheduler._loop is not None
         broker._scheduler._loop.wake()
-        await eventually(lambda: heard.texts("as the process that was started last declares it"))
+        await eventually(lambda: heard.texts("the definition of the process that started last"))
         await second.stop()
 
     async def by_the_old_one() -> bool:
@@ -342,7 +342,7 @@ async def test_a_process_with_the_old_expression_follows_the_new_one(
     await broker.stop()
     found = fire_times(await look.rows())
     assert found == [found[0] + timedelta(seconds=n) for n in range(len(found))]
-    assert len(heard.texts("as the process that was started last declares it")) == 1
+    assert len(heard.texts("the definition of the process that started last")) == 1
 
 
 async def test_a_schedule_that_this_version_cannot_read_is_left_to_others(
@@ -353,7 +353,7 @@ async def test_a_schedule_that_this_version_cannot_read_is_left_to_others(
     await broker.start()
     await eventually(lambda: known(look, "s"))
     await remember(look, expression="@sometimes", next_at=await now(broker) - timedelta(days=1))
-    await eventually(lambda: heard.texts("cannot read it"))
+    await eventually(lambda: heard.texts("cannot parse the stored definition"))
     await eventually(look.rows)
     assert {headers(row)["schedule"] for row in await look.rows()} == {"healthy"}
     assert await broker.ping(60.0)
@@ -427,7 +427,7 @@ async def test_a_function_that_fails_is_tried_again_and_the_time_is_not_lost(
     await remember(look, next_at=due)
     await broker.start()
     await eventually(lambda: _failures(look))
-    assert heard.texts("no message could be made for the schedule 's'", logging.ERROR)
+    assert heard.texts("could not create the messages of schedule 's'", logging.ERROR)
     assert await broker.ping(60.0), "the application's errors are not the loop's"
     await broker.stop()
     assert set(tries) == {due}
@@ -477,7 +477,7 @@ async def test_a_function_that_cancels_its_task_has_failed(
     await remember(look, next_at=await now(broker))
     await broker.start()
     await eventually(lambda: len(tries) > 1)
-    assert heard.texts("no message could be made for the schedule 's'", logging.ERROR)
+    assert heard.texts("could not create the messages of schedule 's'", logging.ERROR)
     assert await broker.ping(60.0)
 
 
@@ -599,7 +599,7 @@ async def test_a_process_that_lost_its_schedule_writes_nothing(
         await second.start()
         await rows_of(look, 1)
         go.set()
-        await eventually(lambda: heard.texts("was taken from this process", logging.WARNING))
+        await eventually(lambda: heard.texts("was claimed by another process", logging.WARNING))
     [row] = await look.rows()
     assert bytes(row["payload"]) == b"quick"
 
@@ -786,7 +786,7 @@ async def test_one_name_twice_is_refused(broker: SqlBroker) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"expression": "every day"}, "give five fields"),
+        ({"expression": "every day"}, "use five fields"),
         ({"tz": "Mars"}, "a name of the IANA database"),
         ({"missed": "some"}, "missed must be one of 'one', 'all', 'skip', got 'some'"),
         ({"queue": ""}, "cannot be the name of a queue"),
@@ -798,7 +798,7 @@ async def test_one_name_twice_is_refused(broker: SqlBroker) -> None:
         ({"priority": 1000}, "priority must be"),
         ({"delay": "soon"}, "delay"),
         ({"expires_in": 0}, "expires_in must be longer than 0"),
-        ({"dedup_id": "x"}, "has no option 'dedup_id': there are headers, "),
+        ({"dedup_id": "x"}, "has no option 'dedup_id': choose from headers, "),
     ],
 )
 async def test_wrong_set_up_is_refused_at_once(
@@ -827,12 +827,12 @@ async def test_a_function_that_cannot_be_called_is_refused(broker: SqlBroker) ->
     for function, says in (
         (two, "needs a, b"),
         (keyword, "needs at"),
-        (Unnamed(), "give the schedule one with name="),
-        ("text", "has no name: give"),
+        (Unnamed(), "name its schedule with name="),
+        ("text", "has no name: name"),
     ):
         with pytest.raises(SetupError, match=says):
             broker.schedule("* * * * *", queue="q")(function)  # type: ignore[type-var]
-    with pytest.raises(SetupError, match="decorates a function, got 'text'"):
+    with pytest.raises(SetupError, match="a schedule must decorate a function, got 'text'"):
         broker.schedule("* * * * *", queue="q", name="s")("text")  # type: ignore[type-var]
     broker.schedule("* * * * *", queue="q", name="s")(Unnamed())
 

@@ -35,9 +35,9 @@ async def test_tables_are_made_once(shell: Shell, engine: AsyncEngine) -> None:
     broker = SqlBroker(engine, logger=None)
     assert await broker._store.server.find_differences(), "nothing was made until now"
     made = await shell.run("migrate", "--yes", "--by", "Ann")
-    assert f"version {HEAD} now; it was none" in made
+    assert f"from version none to {HEAD}" in made
     assert await broker._store.server.find_differences() == []
-    assert f"have version {HEAD}, the newest" in await shell.run("migrate", "--yes")
+    assert f"are up to date at version {HEAD}" in await shell.run("migrate", "--yes")
     again = json.loads(await shell.run("migrate", "--json", "--yes"))
     assert again == {"from": HEAD, "to": HEAD, "sql": "", "done": False}
     [action] = await broker.admin.audit()
@@ -56,7 +56,7 @@ async def test_the_printed_sql_makes_the_tables(
         for statement in filter(str.strip, printed.split(";\n")):
             if statement.strip() not in {"BEGIN", "COMMIT"}:
                 await connection.execute(text(statement.replace(":", "\\:")))
-    assert f"have version {HEAD}, the newest" in await shell.run("migrate", "--yes")
+    assert f"are up to date at version {HEAD}" in await shell.run("migrate", "--yes")
     broker = SqlBroker(engine, logger=None)
     assert await broker._store.server.find_differences() == []
     await broker.publish("x", "q")
@@ -72,7 +72,7 @@ async def test_tables_of_an_application_are_left_to_its_migrations(
         await connection.execute(text("DELETE FROM message_schema_version"))
     error = await failure(shell, "migrate", "--yes")
     assert isinstance(error, SchemaError)
-    assert "names no version: migrations of your application have made it" in str(error)
+    assert "has no version, so the migrations of your application created it" in str(error)
 
 
 async def test_newer_tables_are_left_alone(shell: Shell, engine: AsyncEngine) -> None:
@@ -106,4 +106,4 @@ async def test_sql_needs_no_database(tmp_path: Any, database: str) -> None:
 async def test_a_script_is_never_asked(shell: Shell) -> None:
     error = await failure(shell, "migrate", "--json")
     assert isinstance(error, SetupError)
-    assert "--json does not ask" in str(error)
+    assert "--json cannot ask for confirmation" in str(error)

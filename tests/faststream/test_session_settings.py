@@ -93,7 +93,9 @@ async def test_a_date_style_that_psycopg_cannot_read_is_refused(database_url: st
         if driver == "asyncpg":
             await broker.start()
         else:
-            with pytest.raises(SetupError, match=r"DateStyle is 'German.*DateStyle=ISO"):
+            with pytest.raises(
+                SetupError, match=r"DateStyle must be 'ISO' .*got 'German.*DateStyle=ISO"
+            ):
                 await broker.start()
         await broker.stop()
         await broker.engine.dispose()

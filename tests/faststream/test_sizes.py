@@ -235,4 +235,4 @@ async def test_a_schedule_whose_message_is_too_large_is_put_off(
     """As one whose function fails; other schedules go on."""
     broker.publish_on_schedule("large", "* * * * * *", "q", b"x" * LIMIT)
     await broker.start()
-    await eventually(lambda: heard.texts("no message could be made for the schedule 'large'"))
+    await eventually(lambda: heard.texts("could not create the messages of schedule 'large'"))

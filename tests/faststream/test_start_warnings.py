@@ -134,9 +134,9 @@ async def test_a_pool_too_small_for_transactional_workers_is_warned_of_with_numb
     subscribe(broker, "c", max_workers=50)
     await broker.start()
     [line] = heard.texts(POOL, logging.WARNING)
-    assert f"there may be {places + 1} at a time" in line
-    assert "gives at most 8 connections, leaves " + str(places) in line
-    assert "Raise its max_overflow by 1" in line
+    assert f"max_workers allows {places + 1} handlers at a time" in line
+    assert "has at most 8 connections and the broker leaves them " + f"{places}, so" in line
+    assert "Raise max_overflow by 1" in line
     await broker.stop()
     await engine.dispose()
 
@@ -215,9 +215,9 @@ async def test_a_limit_that_each_of_several_queues_has_is_warned_of(
         subscribe([f"q{n}", f"r{n}"], policy)
     subscribe(["alone"], Throttle(5, per="1s"))
     await broker.start()
-    lines = heard.texts("holds for each of these queues by itself", logging.WARNING)
+    lines = heard.texts("limits each queue separately", logging.WARNING)
     assert sorted(lines) == sorted(
-        f"{policy} of the subscriber of q{n}, r{n} holds for each of these queues by itself: give "
-        "it a scope for one limit over all of them, or a subscriber for each queue"
+        f"{policy} of the subscriber of q{n}, r{n} limits each queue separately: give it a scope "
+        "for one limit over all of them, or declare a subscriber for each queue"
         for n, policy in enumerate(warned)
     )

@@ -139,13 +139,13 @@ async def test_an_own_transaction_is_whole_or_nothing(
 ) -> None:
     with pytest.raises(PublishError, match="priority"):
         producer.publish_batch("a", SqlBrokerResponse("b", priority=1_000), queue="q")
-    with pytest.raises(PublishError, match="with_ack is for handlers"):
+    with pytest.raises(PublishError, match="with_ack is only for handlers"):
         producer.publish("a", "q", with_ack=True)  # type: ignore[call-arg]
     with sync_engine.connect() as connection, pytest.raises(PublishError, match="not both"):
         producer.publish("a", "q", connection=connection, session=Session(sync_engine))
     with pytest.raises(PublishError, match="must not be empty"):
         producer.publish("a")
-    with pytest.raises(PublishError, match=r"write publish_batch\(\*messages\)"):
+    with pytest.raises(PublishError, match=r"use publish_batch\(\*messages\)"):
         producer.publish_batch(["a", "b"], queue="q")
     assert await look.rows() == []
 
@@ -270,7 +270,7 @@ async def test_a_dropped_message_is_told_to_the_log(
     producer.publish(1, "q")
     with caplog.at_level(logging.WARNING, "faststream_sqlbroker.producer"):
         assert producer.publish(2, "q") is None
-    assert "1 more messages were dropped" in caplog.text
+    assert "dropped 1 more messages" in caplog.text
 
 
 async def test_subscribers_are_told_if_asked(
@@ -325,7 +325,7 @@ async def test_only_a_synchronous_database_will_do(engine: AsyncEngine) -> None:
         with pytest.raises(SetupError, match=r"needs a synchronous Engine.* with aiosqlite"):
             SqlProducer(wrong)
     for wrong in ("nonsense", "mysql+nonsense://x", "postgresql://u:secret@host:port/x"):
-        with pytest.raises(SetupError, match="no engine can be made") as caught:
+        with pytest.raises(SetupError, match="cannot create an engine") as caught:
             SqlProducer(wrong)
         assert "secret" not in str(caught.value)
     with pytest.raises(MissingExtraError, match="'pg8000' is not installed"):
@@ -346,9 +346,9 @@ async def test_it_refuses_in_tests_without_a_database(
     async def handle(_body: Any) -> None: ...
 
     async with TestSqlBroker(broker):
-        with pytest.raises(PublishError, match="TestSqlBroker has none"):
+        with pytest.raises(PublishError, match="which TestSqlBroker does not use"):
             producer.publish("x", "q")
-        with pytest.raises(PublishError, match="give TestSqlBroker with_real=True"):
+        with pytest.raises(PublishError, match="pass with_real=True to TestSqlBroker"):
             producer.publish_batch("x", queue="q")
     assert await look.rows() == []
     assert producer.publish("y", "q") is not None

@@ -143,14 +143,14 @@ async def test_nothing_is_committed_without_the_ack(
     [row] = await eventually(lambda: look.rows(archive=True))
     assert row["state"] == "FAILED"
     if how == "commit":
-        assert "has ended the transaction" in row["last_error"]
+        assert "ended its transaction" in row["last_error"]
         return
     assert await bodies() == []
     assert await look.rows() == []
     expected = {
         "raise": "after the effect",
         "constraint": "IntegrityError",
-        "rollback": "has ended",
+        "rollback": "transaction ended before the ack",
     }
     assert expected.get(how, "") in (row["last_error"] or "")
 
@@ -390,7 +390,9 @@ async def test_without_a_connection_the_message_waits_uncharged(
 
 async def test_impossible_options_are_refused(broker: SqlBroker, engine: AsyncEngine) -> None:
     for policy in (AckPolicy.ACK, AckPolicy.ACK_FIRST):
-        with pytest.raises(SetupError, match=f"AckPolicy.{policy.name} acks a handler that fails"):
+        with pytest.raises(
+            SetupError, match=f"AckPolicy.{policy.name} also acks after the handler fails"
+        ):
             broker.subscriber("q", transactional=True, ack_policy=policy)
     with pytest.raises(SetupError, match="transactional must be True or False"):
         broker.subscriber("q", transactional="yes")  # type: ignore[arg-type]
@@ -414,7 +416,7 @@ async def test_impossible_options_are_refused(broker: SqlBroker, engine: AsyncEn
     @third.subscriber("q", transactional=True)
     async def handle(body: str) -> None: ...
 
-    with pytest.raises(SetupError, match="has none to spare"):
+    with pytest.raises(SetupError, match="has none left for handlers"):
         await third.start()
     for other in (first, second, third):
         await other.stop()

@@ -55,7 +55,7 @@ async def test_what_writes_by_itself_is_refused_at_once(
 
     @broker.subscriber("q", **OPTIONS)
     async def handle() -> None:
-        with pytest.raises(NotSupportedError, match="keeps every other writer out") as caught:
+        with pytest.raises(NotSupportedError, match="blocks all other writers") as caught:
             await call(broker)
         errors.append(str(caught.value))
 
@@ -64,7 +64,7 @@ async def test_what_writes_by_itself_is_refused_at_once(
     [row] = await look.archived()
     assert row["state"] == "COMPLETED"
     [error] = errors
-    assert "leave transactional out, or publish" in error
+    assert "remove transactional=True, or publish" in error
 
 
 async def test_a_reservation_from_before_is_refused_and_stays(
@@ -79,7 +79,7 @@ async def test_a_reservation_from_before_is_refused_and_stays(
     @broker.subscriber("q", **OPTIONS)
     async def handle() -> None:
         for end in (reservation.commit, reservation.rollback, reservation.extend):
-            with pytest.raises(NotSupportedError, match="keeps every other writer out"):
+            with pytest.raises(NotSupportedError, match="blocks all other writers"):
                 await end()
             refused.append(end.__name__)
 

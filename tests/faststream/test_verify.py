@@ -128,7 +128,7 @@ async def test_each_damage_of_a_row_is_named(
     assert (verified.rows, verified.after, verified.ok) == (12, None, False)
     assert verified.counts[kinds.UNKNOWN_STATE] == 2
     assert str(verified.damages[0]) == (
-        "unknown_state: message 100 of queue 'q': no message of this table has that state (LOST)"
+        "unknown_state: message 100 of queue 'q': the state is not valid in this table (LOST)"
     )
 
 
@@ -303,7 +303,9 @@ async def test_wrong_arguments_are_refused(broker: SqlBroker) -> None:
     made = [base64.urlsafe_b64encode(json.dumps(each).encode()).decode() for each in wrong_cursors]
     cut = verification._dump_cursor("live", [17, 18, 19])[:-4]
     for cursor in ("x", "W10=", cut, *made):
-        with pytest.raises(SetupError, match="after must be what the call before returned"):
+        with pytest.raises(
+            SetupError, match="after must be the value that the previous call returned"
+        ):
             await broker.admin.verify(after=cursor)
     for wrong in ({"limit": 0}, {"lease_over": -1}, {"lease_over": 1e11}, {"time_limit": 0}):
         with pytest.raises(SetupError):
@@ -340,7 +342,7 @@ async def test_the_command_names_damage_and_its_exit_code_says_so(
 ) -> None:
     shell = Shell(database_url)
     await broker.publish("x", "q")
-    assert "1 rows looked at, nothing is wrong" in await shell.run("verify")
+    assert "1 rows checked, no damage found" in await shell.run("verify")
     assert await shell.json("verify") == {
         "ok": True,
         "complete": True,
@@ -353,7 +355,7 @@ async def test_the_command_names_damage_and_its_exit_code_says_so(
     await planted.unchecked(planted.live(7, state="RETRYABLE"))
     said = await shell.run("verify", code=1)
     assert "retry_without_attempt" in said
-    assert "1 retry_without_attempt: it is RETRYABLE, but had no attempt" in said
+    assert "1 retry_without_attempt: it is RETRYABLE but had no attempt" in said
     told = await shell.json("verify", "--limit", "5", code=1)
     assert [d["message_id"] for d in told["damages"]] == [7]
     with patch.object(verification, "STEP_SIZE", 1), patch.object(message_walks, "STEP_SIZE", 1):
@@ -369,10 +371,10 @@ async def test_a_run_that_ends_early_has_an_exit_code_of_its_own(
     await broker.publish_batch("x", "y", queue="q")
     one = ("verify", "--rows", "1")
     with patch.object(verification, "STEP_SIZE", 1), patch.object(message_walks, "STEP_SIZE", 1):
-        assert "that is not all: go on with --after" in await shell.run(*one, code=3)
+        assert "not all rows were checked: continue with --after" in await shell.run(*one, code=3)
         told = await shell.json(*one, code=3)
         assert (told["ok"], told["complete"], told["after"] is None) == (True, False, False)
-        assert "nothing is wrong" in await shell.run(*one, "--partial")
+        assert "no damage found" in await shell.run(*one, "--partial")
         assert (await shell.json("verify", "--after", told["after"]))["complete"]
         await planted.unchecked(planted.live(0, state="RETRYABLE"))
         assert not (await shell.json(*one, code=1))["complete"]

@@ -135,7 +135,7 @@ def test_bad_weights_are_refused(queues: Any, problem: str) -> None:
 
 def test_weights_are_given_for_all() -> None:
     broker = SqlBroker("sqlite+aiosqlite:///x.db", logger=None)
-    with pytest.raises(SetupError, match="give all queues with weights in one mapping"):
+    with pytest.raises(SetupError, match="queues with weights must be in one mapping"):
         broker.subscriber({"a": 1}, "b")
 
 

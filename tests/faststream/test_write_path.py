@@ -137,7 +137,9 @@ async def test_a_write_without_an_answer_is_not_waited_for(
 
             said = await eventually(refused)
             assert said is not None
-            assert said.startswith("the database takes no writes: a write has had no answer for ")
+            assert said.startswith(
+                "the database takes no writes: a write has not been answered for "
+            )
             assert (await client.get("/health/live")).status_code == 200
         assert not await broker.ping(60.0), "it is known"
         assert (await broker.admin.health()).writes == said

@@ -43,7 +43,7 @@ PUBLISHED = 20
 """Messages for the plain queue every half second: four times as many as it must have."""
 WINDOW = 4.0
 """Seconds: the plain queue counts by the worst of so long a time."""
-LAG = re.compile(r"starts come up to ([\d.]+) s after their slots")
+LAG = re.compile(r"handlers start up to ([\d.]+) s after their slots")
 """What `explain` says of a lag that is worth it; an unsaid one counts as none."""
 
 

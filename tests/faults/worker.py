@@ -30,12 +30,12 @@ from tests.faults.features import FEATURES, subscribe_all
 from tests.faults.handlers import Manners, TransactionHandlers
 from tests.faults.history import Recorder
 
-LOST = ("lease lost", "go back: what their handler")
+LOST = ("lease lost", "are delivered again: the handler's work")
 UNKNOWN = (
     "settle unknown",
-    "is not known to be committed",
+    "is not confirmed",
     "could not be committed",
-    "does not say whether",
+    "did not answer whether",
     "could not be written while stopping",
 )
 """What the broker says of a delivery that is not its own any more, and of one that may or must

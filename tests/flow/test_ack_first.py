@@ -122,7 +122,7 @@ async def test_a_removal_without_an_answer_does_not_run_and_is_listed(
     consumer = rig.consumer(ack_first=True, **QUICK)
     with patch.object(starts, "remove_first", unanswered):
         await consumer.start()
-        await eventually(lambda: rig.logged("not known to be committed"))
+        await eventually(lambda: rig.logged("is not confirmed"))
 
     if committed:
         await overdue(rig)
@@ -232,7 +232,7 @@ async def test_an_end_that_cannot_be_written_at_a_stop_is_logged(rig: Rig) -> No
         stopped = consumer.request_stop()
         go.set()
         await stopped
-    [text] = rig.logged("could not be written that the handlers")
+    [text] = rig.logged("could not record that the handlers")
     assert f"[{message_id}]" in text
     assert not rig.logged("outcomes could not be written")
 

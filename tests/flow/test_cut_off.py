@@ -111,7 +111,7 @@ async def test_a_stop_while_a_claim_of_keys_waits_gives_messages_back(
         patch.setattr(policy_starts, "backoff", lambda *_: 3600.0)
         consumer = rig.consumer(**ONCE)
         await consumer.start()
-        await eventually(lambda: rig.logged("cannot be claimed, so they do not run now"))
+        await eventually(lambda: rig.logged("so their handlers do not run now"))
         await consumer.stop(0.05)
     assert await states(rig) == [("PENDING", 0, 0)]
     await rig.consumer(**ONCE).start()

@@ -135,7 +135,7 @@ async def test_ack_first_does_not_run_a_message_that_may_not_be_removed(
 
     with patch.object(store.ack_first_starts, "remove_first", unanswered):
         await consumer.start()
-        await eventually(lambda: rig.logged("not known to be committed"))
+        await eventually(lambda: rig.logged("is not confirmed"))
     assert rig.handled == []
     assert (await rig.one(archive=True))["state"] == "COMPLETED"
 
@@ -331,7 +331,7 @@ async def test_a_claim_that_cannot_be_given_back_stops_nothing(rig: Rig) -> None
         await rig.put()
         await running.wait()
         assert consumer.healthy
-        assert rig.logged("not given back yet")
+        assert rig.logged("could not release claims without an answer")
         stopped = consumer.request_stop()
         go_on.set()
         await eventually(written)
@@ -429,7 +429,8 @@ async def test_outcomes_that_cannot_be_written_while_stopping_are_reported(rig: 
     row = await rig.one()
     assert row["state"] == "PROCESSING"
     assert rig.logged(
-        f"1 outcomes could not be written while stopping; messages [{row['id']}] come back"
+        f"1 outcomes could not be written while stopping; messages [{row['id']}] are delivered "
+        "again"
     )
 
 
@@ -593,7 +594,7 @@ async def test_a_commit_that_the_database_undid_is_repeated(rig: Rig) -> None:
 
 async def test_an_autocommit_engine_still_gives_transactions(rig: Rig) -> None:
     engine = create_async_engine(rig.store.engine.url, isolation_level="AUTOCOMMIT")
-    with pytest.raises(SetupError, match="give the engine that it was made from"):
+    with pytest.raises(SetupError, match="pass the original engine, without this option"):
         Store(rig.store.engine.execution_options(isolation_level="AUTOCOMMIT"), rig.store.tables)
     store = Store(engine, rig.store.tables)
 

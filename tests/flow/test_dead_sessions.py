@@ -267,4 +267,4 @@ async def test_a_subscriber_claims_the_rows_of_a_dead_session(
     time.shift = 2 * IDLE
     await eventually(lambda: rig.rows(archive=True))
     await consumer.stop()
-    assert len(rig.logged("were ended")) == 1
+    assert len(rig.logged("ended database sessions")) == 1

@@ -117,7 +117,7 @@ async def test_the_handler_runs_again_and_no_attempt_is_charged(
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("COMPLETED", 1, 2)
     assert "found a deadlock" in row["last_error"]
     assert (handle.started, await effects()) == (2, [2])
-    [warning] = rig.logged("go back: what their handler did could not be committed")
+    [warning] = rig.logged("could not be committed and is rolled back")
     assert "found a deadlock" in warning
     assert consumer.inflight.lease_lost_count == 0
 
@@ -239,7 +239,7 @@ async def test_a_message_under_once_does_not_run_again(rig: Rig, effects: Effect
     assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "failed_once", 1)
     assert "found a deadlock" in row["last_error"]
     assert (handle.started, await effects()) == (1, [])
-    assert not rig.logged("go back: what")
+    assert not rig.logged("the handler's work")
 
 
 @on_servers
@@ -260,7 +260,10 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds(
         async def given_up() -> bool:
             if await waits_for_lock(rig):
                 let_loop_pass(60)
-            return bool(rig.logged("go back: what") or rig.logged("it is unknown whether"))
+            return bool(
+                rig.logged("the handler's work")
+                or rig.logged("whether it was committed is unknown")
+            )
 
         # What hangs hangs for long on MySQL and MariaDB, whose server goes on waiting without its
         # client.
@@ -342,7 +345,7 @@ async def test_a_handler_that_committed_by_itself_does_not_run_again(
         1,
     )
     assert (handle.started, await effects()) == (1, [1])
-    assert not rig.logged("go back: what")
+    assert not rig.logged("the handler's work")
 
 
 @on_servers

@@ -81,7 +81,7 @@ async def test_p3_a_zero_date_is_delivered_at_once(rig: Rig, column: str, ordere
     assert first.created_at.year == first.next_attempt_at.year == first.acquired_at.year
     assert len(rig.handled) == 2
     [warning] = said
-    assert warning.startswith(f"message 1 of queue 'q' is delivered at once: its {column} is ")
+    assert warning.startswith(f"message 1 of queue 'q' is delivered immediately: its {column} is ")
     assert consumer.healthy
 
 
@@ -174,7 +174,7 @@ async def test_p3_another_unusable_time_is_put_right(rig: Rig, column: str, valu
     rows = await eventually(lambda: _archived(rig))
     assert {row["state"] for row in rows} == {"COMPLETED"}
     [warning] = said
-    assert warning.startswith(f"message 1 of queue 'q' is delivered at once: its {column} is ")
+    assert warning.startswith(f"message 1 of queue 'q' is delivered immediately: its {column} is ")
     archive = rig.store.tables.archive
     assert archive is not None
     async with rig.store.engine.connect() as connection:

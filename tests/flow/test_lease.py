@@ -252,7 +252,7 @@ async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> Non
     await rig.consumer().start()
     rows = await eventually(lambda: _archived(rig, 5))
     assert {r["deliveries_count"] for r in rows} == {2}
-    assert rig.logged("expired leases given back")
+    assert rig.logged("expired leases released")
 
 
 @pytest.mark.parametrize("forgotten", [1_000, None], ids=["many", "an error"])
@@ -293,7 +293,7 @@ async def test_returned_leases_are_reported_even_if_old_states_fail(
     lookout.forget_leases()  # as after `LONGEST_TRUST`
     assert await releaser.tick() == 0.0
     assert told == [None] * 2
-    assert rig.logged("1 expired leases given back in q")
+    assert rig.logged("1 expired leases released in q: ")
 
 
 async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:

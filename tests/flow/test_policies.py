@@ -364,7 +364,9 @@ async def test_a_message_without_the_key_is_a_dead_letter_if_the_policy_says_so(
     [row] = await archived(rig, 1)
     assert (row["state"], row["reason"]) == ("FAILED", "no_key")
     assert rig.handled == []
-    assert rig.logged(f"message {row['id']} of queue 'q' becomes a dead letter by a policy: no_key")
+    assert rig.logged(
+        f"message {row['id']} of queue 'q' becomes a dead letter because of a policy: no_key"
+    )
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)

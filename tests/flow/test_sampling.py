@@ -171,7 +171,7 @@ async def test_what_stands_by_unseen_is_in_the_log_once(rig: Rig) -> None:
         assert len(process.told) == warnings
     level, text = process.told[0]
     assert level == logging.WARNING
-    assert "3 messages of the queue 'a' stand by" in text
+    assert "3 messages of queue 'a' stand by" in text
     assert "700 s" in text
 
 
@@ -226,7 +226,7 @@ async def test_findings_take_nothing_from_the_other_gauges(rig: Rig) -> None:
     assert await tick_at(500.0) == (2, True, False), "nor is a failure repeated at each look"
     assert await tick_at(600.0) == (3, True, False)
     assert [text for _, text in process.told] == [
-        "findings could not be looked for for metrics, again soon: refused"
+        "could not search for findings for metrics, trying again soon: refused"
     ]
     process.failure = None
     assert await tick_at(900.0) == (4, True, True)

@@ -163,7 +163,7 @@ async def test_once_keeps_no_key_if_a_stop_comes_before_the_transaction(
     await rig.put(1, key="k")
     consumer = rig.consumer(ack, **ONCE)
     await consumer.start()
-    await eventually(lambda: rig.logged("no transaction for the handler"))
+    await eventually(lambda: rig.logged("could not begin a transaction"))
     await consumer.stop(0.05)
     monkeypatch.setattr(rig.store, "transaction", transaction)
     await completed(rig, ack)
@@ -267,7 +267,7 @@ async def test_a_key_is_kept_if_a_stop_comes_while_the_end_of_the_transaction_is
     monkeypatch.setattr(rig.store.handlers, "was_committed", silent)
     monkeypatch.setattr(ended_transactions, "SHIELDED_TIMEOUT", 0.1)
     await stopped_at(closing, slow_to_close, not_done, rig, monkeypatch)
-    assert rig.logged("the database does not say")
+    assert rig.logged("the database did not answer whether")
     async with rig.store.engine.connect() as connection:
         kept = (await connection.execute(rig.store.dialect.tables.policy_state.select())).all()
     assert [row.scope for row in kept if row.scope.startswith("once:")] == ["once:q"]

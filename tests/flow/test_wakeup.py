@@ -210,7 +210,7 @@ async def test_the_listener_comes_back_after_its_connection_was_ended(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        await eventually(lambda: sleeper.logged("listening for wake-ups"))
+        await eventually(lambda: sleeper.logged("listener for wake-ups"))
         await eventually(lambda: sleeper.wakeups.is_listening)
     await _has_looked(sleeper)
     await elsewhere.publish([MESSAGE])

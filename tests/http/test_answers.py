@@ -74,12 +74,12 @@ async def test_what_does_not_exist_is_named(broker: SqlBroker, app: HttpApp) -> 
             none = await client.get(f"{root}/none")
             assert none.status_code == 404
             assert none.json()["error"].startswith(
-                f"there is no path '{root}/none' here: {root}/openapi.json lists what there is."
+                f"path '{root}/none' does not exist here: {root}/openapi.json lists the paths."
             )
             other = await client.delete(f"{root}/v1/count")
             assert other.status_code == 405
             told = other.json()["error"]
-            assert told.startswith(f"'{root}/v1/count' takes ")
+            assert told.startswith(f"'{root}/v1/count' accepts ")
             assert "GET" in told
             assert told.endswith(", got the method 'DELETE'")
             assert other.headers["allow"]
@@ -87,7 +87,7 @@ async def test_what_does_not_exist_is_named(broker: SqlBroker, app: HttpApp) -> 
     probes = probe_app(app._service)
     async with client_of(probes) as client:
         assert (await client.get("/none")).json()["error"] == (
-            "there is no path '/none' here: there are /health/live, /health/ready, /metrics"
+            "path '/none' does not exist here: use /health/live, /health/ready, /metrics"
         )
 
 
@@ -115,7 +115,7 @@ async def test_a_browser_gets_a_page_of_an_unknown_address_of_the_dashboard(
         assert (found.status_code, found.headers["content-type"].partition(";")[0]) == (404, kind)
         assert "<script>x" not in found.text
         if kind == "text/html":
-            assert "there is no path" in found.text
+            assert "does not exist here" in found.text
             assert f'href="{root}/"' in found.text
         # A method that a page does not take, too.
         if path == "/ui/none":
@@ -137,7 +137,7 @@ async def test_a_role_that_is_too_low_is_named(app: HttpApp) -> None:
         found = await client.get("/v1/diagnosis", auth=as_user("vic"))
         assert (found.status_code, found.json()["error"]) == (
             403,
-            "this needs the role admin, and you have the role viewer: ask an administrator",
+            "this request needs the role admin, your role is viewer: ask an administrator",
         )
 
 
@@ -166,14 +166,14 @@ async def test_paths_lead_nowhere_else(app: HttpApp, path: str) -> None:
         (SetupError("limit must be 1 to 1000"), 400, "limit must be 1 to 1000"),
         (PublishError("no such queue"), 400, "no such queue"),
         (QueueFullError("q", "q is full"), 429, "q is full"),
-        (TransientStoreError(SECRET), 503, "the database cannot be reached, or is busy: try again"),
+        (TransientStoreError(SECRET), 503, "the database is unreachable or busy: try again"),
         (
             UnknownOutcomeError(SECRET),
             503,
-            "the answer of the database was lost: what was asked for may be done",
+            "the database's response was lost: the request may have taken effect",
         ),
-        (StoreError(SECRET), 500, "the database refused: see the server's log"),
-        (ValueError(SECRET), 500, "an error of the server: see its log"),
+        (StoreError(SECRET), 500, "the database refused the request: see the server's log"),
+        (ValueError(SECRET), 500, "internal server error: see the server's log"),
         (Problem(418, "tea"), 418, "tea"),
     ],
 )
@@ -199,7 +199,7 @@ async def test_a_body_has_a_limit_whatever_its_length_says() -> None:
     async with client_of(answering(read_body)) as client:
         assert (await client.post("/", content=b"x" * 100)).json() == "x" * 100
         large = await client.post("/", content=b"x" * 101)
-        text = "a body has at most 100 bytes (max_body), got Content-Length '101'"
+        text = "the body must have at most 100 bytes (max_body), got Content-Length '101'"
         assert (large.status_code, large.json()["error"]) == (413, f"{text}: send less at a time")
         # Without a length, in parts.
         chunked = await client.post("/", content=parts(b"x" * 60, b"x" * 60))
@@ -259,8 +259,8 @@ async def test_a_form() -> None:
         }
         form = "the body must be a form of up to 20 fields such as rotate=true, joined by &, in UTF"
         for wrong, text in (
-            (b"a=1&a=2", "a field may be there once, got 'a' twice: leave one out"),
-            (b"x", f"{form}-8; got 1 bytes that are none"),
+            (b"a=1&a=2", "a field may occur once, got 'a' twice: remove one"),
+            (b"x", f"{form}-8; got 1 other bytes"),
             (b"\xff=1", form),
             (b"&".join([b"a=1"] * 21), form),
         ):

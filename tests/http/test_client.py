@@ -141,7 +141,7 @@ async def test_what_the_server_refuses(broker: SqlBroker) -> None:
     pulling = Pulling(broker)
     async with consuming(pulling, consumer_token="wrong-token-1234") as consumer:
         job = QueuedJob("1", 0, "1", b"", "text/plain")
-        with pytest.raises(HttpError, match=r"the server answered 403: .* must be right") as caught:
+        with pytest.raises(HttpError, match=r"the server answered 403: .* must be valid") as caught:
             await anext(consumer.jobs())
         assert caught.value.status == 403
         with pytest.raises(HttpError, match="403"):
@@ -154,7 +154,9 @@ async def test_an_answer_of_another_server() -> None:
         consumer = PullConsumer(
             BASE, channel="a", consumer="b", channel_token="x", consumer_token="y", http=http
         )
-        with pytest.raises(HttpError, match="the server answered 502: the answer has no text"):
+        with pytest.raises(
+            HttpError, match="the server answered 502: the response has no error text"
+        ):
             await anext(consumer.jobs())
 
 

@@ -119,9 +119,9 @@ async def test_w1_by_configuration(broker: SqlBroker) -> None:
         Consumer(type="poll")
     with pytest.raises(SetupError, match="16 characters"):
         Consumer(token="short")
-    with pytest.raises(SetupError, match="an id has"):
+    with pytest.raises(SetupError, match="an id must be"):
         Channels(channels={"a/b": Channel()})
-    with pytest.raises(SetupError, match="an id has"):
+    with pytest.raises(SetupError, match="an id must be"):
         Channel(consumers={"": Consumer()})
     assert "a-token" not in repr(Channel(token="a-token-of-16-chars"))
 
@@ -223,7 +223,7 @@ async def test_w2_what_is_not_queued_is_not_listed(broker: SqlBroker, pulling: P
     await eventually(only_one)
     assert (await pulling.post(str(later), "INFLIGHT")).status_code == 400
     expired = await pulling.post(str(gone), "INFLIGHT")
-    text = "the job has expired before it was taken, and is dead: take another"
+    text = "the job expired before it was claimed, and is DEAD: claim another"
     assert (expired.status_code, expired.json()) == (400, {"error": text})
     assert (await pulling.state(str(gone)))[0] == "DEAD"
     [job] = await pulling.queued()
@@ -772,7 +772,7 @@ async def test_a_configuration_makes_a_push_consumer_of_a_pull_one(
     other.asgi(
         logins(), channels=Channels(channels={CHANNEL: Channel(consumers={"x": Consumer()})})
     )
-    with pytest.raises(SetupError, match="has the subscriber Handle: jobs of a pull consumer"):
+    with pytest.raises(SetupError, match="has the subscriber Handle, but jobs of a pull"):
         await other.start()
     consumers = {CONSUMER: Consumer(type="push")}
     other.asgi(logins(), channels=Channels(channels={CHANNEL: Channel(consumers=consumers)}))

@@ -275,7 +275,7 @@ async def test_a_request_that_was_let_in_before_takes_no_job_of_a_push_consumer(
         for each in (waiting, job):
             refused = await pulling.post(each["ID"], "INFLIGHT", IncrementalTimeout=100_000)
             assert refused.status_code == 400
-            assert "the consumer is a push one" in refused.json()["error"]
+            assert "this is a push consumer" in refused.json()["error"]
         assert [row["state"] for row in await look.rows()] == ["PENDING"]
 
 
@@ -482,18 +482,18 @@ async def test_errors_say_what_was_given_and_what_is_allowed(broker: SqlBroker) 
             assert answer.json()["error"].startswith(text)
 
 
-TIMEOUT = "IncrementalTimeout is only for a job that is QUEUED or DEAD and becomes INFLIGHT"
-LOST = "the lease is lost, as another consumer may have the job: leave it, and take another"
+TIMEOUT = "IncrementalTimeout is only allowed for QUEUED or DEAD to INFLIGHT"
+LOST = "the lease is lost, another consumer may have the job: abandon it and claim another"
 
 
 @pytest.mark.parametrize(
     ("ways", "wanted", "fields", "text"),
     [
-        ([], "DELIVERED", {}, "a job that is QUEUED can become INFLIGHT only, got NextState "),
-        (["INFLIGHT", "DELIVERED"], "INFLIGHT", {}, "a job that is DELIVERED is done, and stays "),
-        (["INFLIGHT", "DEAD"], "DELIVERED", {}, "a job that is DEAD can become INFLIGHT only, "),
-        (["INFLIGHT"], "DELIVERED", {"IncrementalTimeout": 0}, f"{TIMEOUT}, got it for INFLIGHT "),
-        ([], "DEAD", {"IncrementalTimeout": 5}, f"{TIMEOUT}, got it for QUEUED to DEAD: leave it"),
+        ([], "DELIVERED", {}, "a job that is QUEUED can only become INFLIGHT, got NextState "),
+        (["INFLIGHT", "DELIVERED"], "INFLIGHT", {}, "a job that is DELIVERED cannot change, got"),
+        (["INFLIGHT", "DEAD"], "DELIVERED", {}, "a job that is DEAD can only become INFLIGHT, "),
+        (["INFLIGHT"], "DELIVERED", {"IncrementalTimeout": 0}, f"{TIMEOUT}, got INFLIGHT "),
+        ([], "DEAD", {"IncrementalTimeout": 5}, f"{TIMEOUT}, got QUEUED to DEAD: omit it"),
     ],
 )
 @on_sqlite
@@ -527,14 +527,14 @@ async def test_errors_about_jobs_say_what_to_do(broker: SqlBroker) -> None:
             return await told(pulling.http.post(path, content=body, headers={**TOKENS, **headers}))
 
         assert await told(pulling.post(str(later), "INFLIGHT")) == (
-            "the job is not due yet: queued-jobs lists those that may be taken"
+            "the job is not due yet: queued-jobs lists the jobs that you may claim"
         )
         assert await told(pulling.post("999", "INFLIGHT")) == (
             "this consumer has no job '999': retention may have removed it; queued-jobs lists "
-            "those that may be taken"
+            "the jobs that you may claim"
         )
         assert await told(pulling.post("x", "DEAD")) == (
-            "there is no job 'x': its id is a number, as it was answered"
+            "job 'x' does not exist: use the number that the server returned"
         )
         lease = str(uuid4())
         await broker.publish("now", QUEUE)
@@ -544,20 +544,20 @@ async def test_errors_about_jobs_say_what_to_do(broker: SqlBroker) -> None:
         beat = f"{JOBS}/job/{job['ID']}/heartbeat"
         assert await send(beat, b"{}", **{LEASE: lease}) == LOST
         assert await send(beat, b"{}") == (
-            "X-Broker-Lease is missing: it must be the UUID that the claim has answered"
+            "X-Broker-Lease is missing: it must be the UUID that the claim returned"
         )
         secret = "not-a-uuid"
         assert await send(beat, b"{}", **{LEASE: secret}) == (
-            "X-Broker-Lease must be the UUID that the claim has answered, got another text"
+            "X-Broker-Lease must be the UUID that the claim returned, got another text"
         )
-        assert await send(path, b"") == "NextState is missing: give it"
+        assert await send(path, b"") == "NextState is missing: add it"
         wanted = "the body must be a JSON object"
-        assert await send(path, b'["x"]') == f"{wanted}, got an array of JSON"
+        assert await send(path, b'["x"]') == f"{wanted}, got a JSON array"
         assert await send(path, b'{"NextState":') == (
-            f"{wanted}, and is no JSON: EOF while parsing a value at line 1 column 13"
+            f"{wanted}, but is not valid JSON: EOF while parsing a value at line 1 column 13"
         )
         assert await told(pulling.page("?after=x")) == (
-            "after must be that of a page's Link header, got 'x': begin without it"
+            "after must be the cursor of a Link header, got 'x': omit it for the first page"
         )
         assert await send(f"/channel/{CHANNEL}/broadcast", b"1", **{"Content-Type": "x" * 201}) == (
             f"Content-Type must be up to 200 printable ASCII characters, got '{'x' * 76}..."

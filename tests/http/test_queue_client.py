@@ -66,7 +66,7 @@ async def test_messages_are_published_and_reserved(client: QueueClient, look: Lo
     assert one.lease_ends_at > before
     async with one:
         pass
-    with pytest.raises(SetupError, match="settled already"):
+    with pytest.raises(SetupError, match="already settled"):
         await one.commit()
     await four.commit({"done": True})
     with pytest.raises(ValueError, match="mine"):

@@ -621,7 +621,7 @@ async def test_what_is_refused(web: Queueing, path: str, body: Any, part: str) -
 
 TOKEN = "0c5e6b0e-2f0c-4b53-9d55-5fd8a3f1a0b1"
 COMMIT = "/messages/1/commit"
-LEASE_TOKEN = "what reserve has answered as lease_token"
+LEASE_TOKEN = "the lease_token that reserve returned"
 
 
 @pytest.mark.parametrize(
@@ -637,46 +637,46 @@ LEASE_TOKEN = "what reserve has answered as lease_token"
             (
                 "limit must be greater than or equal to 1, got 0; "
                 "wait must be less than or equal to 30, got 31; "
-                "there is no field lease; there are limit, wait, lease_seconds"
+                "unknown field lease: use limit, wait, lease_seconds"
             ),
         ),
-        ("/reserve", [SECRET], "the body must be a JSON object, got an array of JSON"),
+        ("/reserve", [SECRET], "the body must be a JSON object, got a JSON array"),
         (
             "/reserve",
             f'{{"limit": "{SECRET}'.encode(),
             (
-                "the body must be a JSON object, and is no JSON: EOF while parsing a string at "
-                "line 1 column 33"
+                "the body must be a JSON object, but is not valid JSON: EOF while parsing a "
+                "string at line 1 column 33"
             ),
         ),
         (
             "/publish",
             b'{"\\ud800": 1}',
             (
-                "the body must be a JSON object, and is no JSON: unexpected end of hex escape at "
-                "line 1 column 9"
+                "the body must be a JSON object, but is not valid JSON: unexpected end of hex "
+                "escape at line 1 column 9"
             ),
         ),
         (
             "/publish",
             b'{"body": ' + b"[" * 956 + b"]" * 956 + b"}",
             (
-                "the body must be a JSON object, and is no JSON: recursion limit exceeded at "
-                "line 1 column 210"
+                "the body must be a JSON object, but is not valid JSON: recursion limit "
+                "exceeded at line 1 column 210"
             ),
         ),
         (COMMIT, {}, f"lease_token is missing: it must be {LEASE_TOKEN}"),
         (COMMIT, {"lease_token": SECRET}, f"lease_token must be {LEASE_TOKEN}, got another text"),
-        (COMMIT, {"lease_token": 7}, f"lease_token must be {LEASE_TOKEN}, got a number of JSON"),
+        (COMMIT, {"lease_token": 7}, f"lease_token must be {LEASE_TOKEN}, got a JSON number"),
         (
             COMMIT,
             {"lease_token": TOKEN, "result": {}},
-            "result.body is missing: give it",
+            "result.body is missing: add it",
         ),
         (
             COMMIT,
             {"lease_token": TOKEN, "result": {"body": 1, "more": SECRET}},
-            "there is no field result.more: leave it out",
+            "unknown field result.more: omit it",
         ),
         (
             "/messages/1/rollback",
@@ -691,9 +691,9 @@ LEASE_TOKEN = "what reserve has answered as lease_token"
         (
             "/messages/1/rollback",
             {"lease_token": TOKEN, "outcome": "fail", "delay": 1},
-            "the outcome fail takes error, reason, got delay: leave it out",
+            "the outcome fail accepts error, reason, got delay: omit it",
         ),
-        ("/publish", {}, "body is missing: give it"),
+        ("/publish", {}, "body is missing: add it"),
         (
             "/publish",
             {"body": 1, "content_type": "a\nb"},
@@ -708,14 +708,14 @@ LEASE_TOKEN = "what reserve has answered as lease_token"
         (
             "/publish",
             {"body": 1, "encoding": "text"},
-            "for the encoding text body must be text, got a number of JSON",
+            "for the encoding text body must be text, got a JSON number",
         ),
         (
             "/publish",
             {"body": SECRET, "encoding": "base64"},
             (
-                "for the encoding base64 body must be base64 of RFC 4648, with its padding, got a "
-                "string of JSON"
+                "for the encoding base64 body must be base64 of RFC 4648, with padding, got a "
+                "JSON string"
             ),
         ),
         (
@@ -744,15 +744,15 @@ async def test_mistakes_say_what_was_given_and_what_is_allowed(
 async def test_what_cannot_be_is_named(web: Queueing) -> None:
     lost = await web.end({"id": 7, "lease_token": TOKEN})
     assert lost.json()["error"] == (
-        "the lease is lost, as another consumer may have the message: leave it, and reserve anew"
+        "the lease is lost, another consumer may have the message: abandon it and reserve again"
     )
     none = await web.end({"id": "x7", "lease_token": TOKEN})
     assert none.json()["error"] == (
-        "there is no message 'x7': its id is a number, as it was answered"
+        "message 'x7' does not exist: use the number that the server returned"
     )
     without = await web.http.post(f"{PATH}/reserve", json={})
     assert without.json()["error"] == (
-        "there is no token: send that of the queue for consume, as Authorization: Bearer TOKEN"
+        "the request has no token: send the queue's consume token as Authorization: Bearer TOKEN"
     )
     name = await web.http.put("/v1/queues/a%00b/tokens/consume", auth=as_user("ann"))
     assert name.json()["error"].startswith("'a\\x00b' cannot be the name of a queue: ")
@@ -907,7 +907,7 @@ async def test_a_lost_answer_to_a_commit(
     answer = await web.end(message)
     # The repetition has found nothing to write: perhaps because it is written.
     assert answer.status_code == 503
-    assert "may be done" in answer.json()["error"]
+    assert "may have taken effect" in answer.json()["error"]
     [row] = await look.rows(archive=True)
     assert row["state"] == "COMPLETED"
 

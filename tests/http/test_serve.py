@@ -72,8 +72,10 @@ async def test_the_log_tells_what_an_answer_does_not(
         async with look.engine.begin() as connection:
             await connection.run_sync(look.tables.metadata.drop_all)
         refused = await client.put("/channel/orders")
-        assert refused.json() == {"error": "the database refused: see the server's log"}
-        assert "HTTP: PUT /channel/orders: OperationalError: no such table" in log.read_text()
+        assert refused.json() == {"error": "the database refused the request: see the server's log"}
+        assert (
+            "HTTP: PUT /channel/orders failed: OperationalError: no such table" in log.read_text()
+        )
         assert "run the migrations" in log.read_text()
 
 
@@ -84,7 +86,7 @@ def test_without_tables_it_names_the_command_that_makes_them(database_url: str) 
         serve = ["serve", "--insecure", "--port", str(taken.getsockname()[1])]
         refused = made.invoke(app, serve)
         assert isinstance(refused.exception, SchemaError)
-        assert "nothing is served: the broker's tables are missing" in str(refused.exception)
+        assert "cannot start: the broker's tables do not exist" in str(refused.exception)
         [command] = re.findall(r"`sqlbroker (\w+)`", str(refused.exception))
         done = made.invoke(app, [command, "--yes"])
         assert done.exit_code == 0, done.output
@@ -119,8 +121,8 @@ def test_without_its_database_it_does_not_start(url: str) -> None:
     refused = CliRunner(env={"SQLBROKER_URL": url}).invoke(app, serve)
     assert isinstance(refused.exception, StoreError)
     said = str(refused.exception)
-    assert said.startswith("nothing is served, as the database cannot be read: ")
-    assert "whether its server runs, and whether the URL names its host" in said
+    assert said.startswith("cannot start: the database cannot be read: ")
+    assert "Check that its server runs and that the URL has the right host" in said
     assert "s3cret" not in said
     assert "serving" not in refused.output
 
@@ -234,20 +236,23 @@ async def test_it_serves_tls(broker: SqlBroker, database_url: str, tmp_path: Pat
         ((), "serve needs authentication"),
         (("--insecure", "--users", "users"), "serve needs authentication"),
         (("--insecure", "--host", "0.0.0.0"), "--insecure listens on this machine only"),
-        (("--insecure", "--proxies", "10.0.0.300"), "is no address and no network"),
+        (("--insecure", "--proxies", "10.0.0.300"), "is not an address or network"),
         (("--insecure", "--host", "example.org"), "--insecure listens on this machine only"),
         (("--users", "none"), "cannot be read"),
-        (("--users", "bad"), "bad, line 2: a line has a name, a role and a hash, this has 2 words"),
-        (("--users", "worse"), "worse, line 1: a role is viewer, operator or admin, got 'root'"),
+        (("--users", "bad"), "bad, line 2: must be a name, a role and a hash, got 2 words"),
+        (
+            ("--users", "worse"),
+            "worse, line 1: a role must be viewer, operator or admin, got 'root'",
+        ),
         (("--users", "empty"), "at least one Login"),
         (("--auth", "nonsense"), "must be module:name"),
         (("--auth", "os:sep"), "HTTP needs authentication"),
         (
             ("--insecure", "--certificate", "cert.pem"),
-            "TLS needs both a certificate and its key: give key",
+            "TLS needs both a certificate and its key: add the key",
         ),
-        (("--insecure", "--key", "key.pem"), "its key: give certificate, too"),
-        (("--insecure", "--certificate", "cert.pem", "--key", "key.pem"), "cert.pem is no file"),
+        (("--insecure", "--key", "key.pem"), "its key: add the certificate"),
+        (("--insecure", "--certificate", "cert.pem", "--key", "key.pem"), "cert.pem is not a file"),
     ],
 )
 def test_it_refuses_to_start(
@@ -278,7 +283,7 @@ def test_a_host_of_another_machine_is_told_as_that(database_url: str, tmp_path: 
     (users := tmp_path / "users").write_text(f"ann admin {hash_password('long enough')}\n")
     refused = made.invoke(app, ["serve", "--users", str(users), "--host", "192.0.2.1"])
     assert isinstance(refused.exception, SetupError)
-    assert "give an address of this machine" in str(refused.exception)
+    assert "use an address of this machine" in str(refused.exception)
 
 
 @on_sqlite
@@ -289,8 +294,8 @@ def test_files_that_are_no_certificate_are_refused(database_url: str, tmp_path: 
     files = ["--certificate", str(file), "--key", str(file)]
     refused = made.invoke(app, ["serve", "--insecure", "--port", "0", *files])
     assert isinstance(refused.exception, SetupError)
-    assert f"TLS cannot use {file} with {file}: " in str(refused.exception)
-    assert "give both as PEM" in str(refused.exception)
+    assert f"TLS cannot use the certificate {file} with the key {file}: " in str(refused.exception)
+    assert "Give a matching pair in PEM format" in str(refused.exception)
 
 
 async def test_answers_are_not_held_back_for_more() -> None:

@@ -116,7 +116,7 @@ async def test_its_workers_finish_and_ours_start(
 ) -> None:
     await old.ready()
     refusing = SqlBroker(engine, logger=None)
-    with pytest.raises(SchemaError, match=r"is the table of faststream-sqlbroker 0\.1"):
+    with pytest.raises(SchemaError, match=r"belongs to faststream-sqlbroker 0\.1"):
         await refusing.create_tables()
     broker = SqlBroker(engine, logger=None, schema=OURS)
     await broker.create_tables()

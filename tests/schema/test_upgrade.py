@@ -35,7 +35,9 @@ async def test_create_tables_leaves_other_tables_and_the_start_says_what_to_do(
     async with engine.begin() as connection:
         await connection.execute(text("ALTER TABLE message DROP COLUMN hops"))
     await broker.create_tables()
-    with pytest.raises(SchemaError, match=r"upgrade them by .*schema\.migrate\.upgrade") as caught:
+    with pytest.raises(
+        SchemaError, match=r"upgrade them with .*schema\.migrate\.upgrade"
+    ) as caught:
         await broker.start()
     await broker.stop()
     [line] = [each for each in str(caught.value).splitlines() if each.startswith("  - ")]

@@ -272,11 +272,11 @@ def test_latency_by_columns_of_any_name(frame_of: Any) -> None:
         assert (found[name], found.messages) == (data.first()[column], 1)
     for name in ("phase", "messages", "MAX"):
         with pytest.raises(
-            SetupError, match=rf"by has '{name}'.* the result has .*phase.*: rename"
+            SetupError, match=rf"by contains '{name}'.* column of the result .*phase.*: rename"
         ):
             analytics.latency(data.withColumn(name, F.lit(1)), by=("queue", name))
     bucketed = data.withColumn("bucket", F.lit("mine"))
-    with pytest.raises(SetupError, match="by has 'bucket'"):
+    with pytest.raises(SetupError, match="by contains 'bucket'"):
         analytics.latency_trend(bucketed, by="bucket")
     assert analytics.latency(bucketed, by="bucket").first().bucket == "mine"
 

@@ -316,35 +316,41 @@ def test_a_missing_table_is_named(archive: Archive, more: dict[str, str]) -> Non
     ("options", "words"),
     [
         ({}, '"url" is missing'),
-        ({"url": URL, "fetchsizes": "1"}, "'fetchsizes' is unknown; allowed are url, user"),
+        ({"url": URL, "fetchsizes": "1"}, "unknown option 'fetchsizes'; allowed are url, user"),
         ({"url": URL, "kind": "lake"}, "kind must be one of 'archive', 'messages'"),
-        ({"url": URL, "states": "pending"}, "states holds 'pending': this table has"),
-        ({"url": URL, "since": "yesterday"}, "since 'yesterday' is no ISO 8601 time"),
+        (
+            {"url": URL, "states": "pending"},
+            "states must contain only COMPLETED, FAILED, DISCARDED, got 'pending'",
+        ),
+        ({"url": URL, "since": "yesterday"}, "since 'yesterday' is not an ISO 8601 time"),
         (
             {"url": URL, "numPartitions": "many"},
             'numPartitions must be a whole number from 1 to 1000 or "auto"',
         ),
         ({"url": URL, "fetchSize": "0"}, "fetchSize must be a whole number of 1 or more"),
-        ({"url": URL, "pushFilters": "true"}, "'pushFilters' is unknown"),
-        ({"url": URL, "partitioner": "id"}, "'partitioner' is unknown"),
-        ({"url": URL, "queues": "[1]"}, "queues must be names between commas or a JSON list"),
+        ({"url": URL, "pushFilters": "true"}, "unknown option 'pushFilters'"),
+        ({"url": URL, "partitioner": "id"}, "unknown option 'partitioner'"),
+        ({"url": URL, "queues": "[1]"}, "queues must be comma-separated names or a JSON list"),
         ({"url": URL, "safetyLag": "soon"}, "safetyLag"),
         (
             {"url": URL, "maxWindowPerTrigger": "0s"},
             "maxWindowPerTrigger must be longer than 0 seconds",
         ),
-        ({"url": URL, "table": "a", "path": "b"}, "the table is named twice"),
+        (
+            {"url": URL, "table": "a", "path": "b"},
+            "load(…) and the option table name different tables",
+        ),
         (
             {"url": URL, "password": "a", "passwordEnv": "b"},
             "password and passwordEnv are both given",
         ),
         (
             {"url": URL, "passwordEnv": "NOT_THERE"},
-            "passwordEnv names 'NOT_THERE', which is not in the environment",
+            "passwordEnv names the variable 'NOT_THERE', which was not set",
         ),
-        ({"url": "no url of sesam"}, "the option 'url' is no URL"),
+        ({"url": "no url of sesam"}, "the option 'url' must be a URL"),
         ({"url": "sqlite:///:memory:"}, "in-memory"),
-        ({"url": URL, "primary": "sesam"}, "the option 'primary' is no URL"),
+        ({"url": URL, "primary": "sesam"}, "the option 'primary' must be a URL"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, str], words: str) -> None:
@@ -356,14 +362,14 @@ def test_impossible_options_are_refused(options: dict[str, str], words: str) -> 
 
 def test_options_of_the_other_way_are_refused() -> None:
     with pytest.raises(
-        SetupError, match=r"'until' is not for spark.readStream; allowed are .*safetyLag"
+        SetupError, match=r"'until' is not allowed with spark.readStream; allowed are .*safetyLag"
     ):
         parse_options({"url": URL, "until": "2026-03-01"}, streaming=True)
     with pytest.raises(
-        SetupError, match=r"'maxRowsPerTrigger' is not for spark.read; allowed are .*since"
+        SetupError, match=r"'maxRowsPerTrigger' is not allowed with spark.read; allowed are .*since"
     ):
         parse_options({"url": URL, "maxRowsPerTrigger": "9"}, streaming=False)
-    with pytest.raises(NotSupportedError, match="'oracle' is not supported"):
+    with pytest.raises(NotSupportedError, match="unsupported database 'oracle'"):
         parse_options({"url": "oracle://user@host/name"})
 
 

@@ -346,7 +346,7 @@ def test_a_root_model_is_its_root(spark: SparkSession) -> None:
     )
     for model in (Tags, RootModel[Line]):
         with pytest.raises(
-            SetupError, match=r"is a RootModel, .*: give the model that is its root, or .* the DDL"
+            SetupError, match=r"is a RootModel, .*: give the model of the root, or .* the DDL"
         ):
             struct_of(model)
 

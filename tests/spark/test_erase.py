@@ -277,9 +277,9 @@ def test_what_cannot_be_is_refused(
     made(spark, archive, path)
     with pytest.raises(SetupError, match="give ids= or keys="):
         erase(spark, archive, path, keys=())
-    with pytest.raises(SetupError, match="keys= takes texts"):
+    with pytest.raises(SetupError, match="keys= must be non-empty strings"):
         erase(spark, archive, path, keys=[""])
-    with pytest.raises(SetupError, match="with path= give spark="):
+    with pytest.raises(SetupError, match="path= needs spark="):
         erase_messages(None, archive.url, str(path), keys=[ADA])
     with pytest.raises(SetupError, match="no table 'typo'"):
         erase(spark, archive, path, message_table="typo")
@@ -316,12 +316,12 @@ def test_the_command(spark: SparkSession, archive: Archive, tmp_path: Path) -> N
     assert (dry.exit_code, json.loads(dry.output)["archived"]) == (1, 3)
     no = run(answer="n\n")
     assert (no.exit_code, archive.count()) == (1, 17)
-    assert "0 live rows, 3 of the archive and 3 of the export would be erased" in no.output
+    assert "0 live rows, 3 archive rows and 3 export rows would be erased" in no.output
     assert isinstance(run("--json").exception, SetupError)
     done = run(answer="y\n")
     assert done.exit_code == 1
-    assert "3 of the archive and 3 of the export were erased" in done.output
-    assert "message 201 is leased and stays" in done.output
+    assert "3 archive rows and 3 export rows were erased" in done.output
+    assert "message 201 is leased and was kept" in done.output
     archive.execute("DELETE FROM message")
     again = run("--yes", "--json")
     assert (again.exit_code, json.loads(again.output)["lake"]) == (0, 0)

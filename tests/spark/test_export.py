@@ -266,7 +266,7 @@ def test_rows_that_come_late_are_exported_and_lost_ones_stay(
     with caplog.at_level(logging.WARNING, "faststream_sqlbroker.spark"):
         again = export_archive(spark, archive.url, path, since="2026-03-07", until="2026-03-09")
     assert [(one.action, one.rows) for one in again.windows] == [("again", 3), ("unchanged", 4)]
-    assert "1 rows came after it was exported" in caplog.text
+    assert "1 rows were archived after its export" in caplog.text
     rows = read_export(spark, path).select("id").collect()
     assert sorted(row[0] for row in rows) == [1, 2, 3, 4, 5, 6, 70]
     last = export_archive(spark, archive.url, path, since="2026-03-07", until="2026-03-09")
@@ -443,7 +443,7 @@ def test_of_two_plans_from_one_state_one_is_committed(spark: SparkSession, tmp_p
     second = Lake(spark, str(tmp_path))
     following = parse_window("2026-03-08", "day")
     put(second, following, 20)
-    with pytest.raises(ConcurrentLoadError, match="another process has committed"):
+    with pytest.raises(ConcurrentLoadError, match="another process committed"):
         put(first, following, 20)
     assert read_export(spark, str(tmp_path)).count() == 30
     first.load()
@@ -499,10 +499,10 @@ def test_files_that_are_not_as_they_were_committed_are_refused(
     file = tmp_path / lake.files[0].path
     good = file.read_bytes()
     file.write_bytes(good + b"x")
-    with pytest.raises(SetupError, match=rf"it has {len(good) + 1} bytes, and not {len(good)}"):
+    with pytest.raises(SetupError, match=rf"it has {len(good) + 1} bytes instead of {len(good)}"):
         read_export(spark, str(tmp_path))
     file.unlink()
-    with pytest.raises(SetupError, match="it is missing; put it back from a copy"):
+    with pytest.raises(SetupError, match="it is missing; restore it from a copy"):
         read_export(spark, str(tmp_path))
 
 
@@ -539,25 +539,26 @@ def test_a_path_that_holds_something_else_is_refused(
     fill(archive)
     path = tmp_path / "lake"
     (path / "date=2026-03-08").mkdir(parents=True)
-    with pytest.raises(SetupError, match=r"has date=2026-03-08 and is no Delta table"):
+    with pytest.raises(SetupError, match=r"contains date=2026-03-08 and is not a Delta table"):
         export_archive(spark, archive.url, str(path))
     (path / "date=2026-03-08").rmdir()
     export_archive(spark, archive.url, str(path), until="2026-03-08")
     with pytest.raises(
-        SetupError, match=r"its queues is None and here it is \['other'\]; give each export its own"
+        SetupError,
+        match=r"its queues is None, but \['other'\] was requested; give each export its own",
     ):
         export_archive(spark, archive.url, str(path), queues=["other"])
     other = tmp_path / "other"
     other.mkdir()
     write_deltalake(str(other), pa.table({"id": [1]}))
-    with pytest.raises(SetupError, match="is a Delta table that no export has made"):
+    with pytest.raises(SetupError, match="is a Delta table that no export created"):
         export_archive(spark, archive.url, str(other))
 
 
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("format", 99, "is of format 99, this version knows 1"),
+        ("format", 99, "has format 99, but this version reads only format 1"),
         ("windows", None, "of an export is damaged"),
         ("windows", {"last week": {}}, "of an export is damaged"),
         ("windows", {"2026-03-07": {"lake": {"rows": 1}}}, "of an export is damaged"),
@@ -580,7 +581,9 @@ def test_a_state_that_cannot_be_read_is_named(
 ) -> None:
     lake, _ = lake_of_one(spark, tmp_path, 1)
     lake.table.commit(lake.table.write_state(content), ())
-    with pytest.raises(SetupError, match=r"of an export is damaged .* or remove it, and sqlbroker"):
+    with pytest.raises(
+        SetupError, match=r"of an export is damaged .* or remove it and run sqlbroker"
+    ):
         read_export(spark, str(tmp_path))
 
 
@@ -604,7 +607,7 @@ def test_deletion_vectors_are_refused(
     lake_of_one(spark, tmp_path, 1)
     vectors = pa.table({"filepath": ["a"], "selection_vector": [[False]]})
     monkeypatch.setattr(DeltaTable, "deletion_vectors", lambda _self: vectors)
-    with pytest.raises(SetupError, match="has deletion vectors, and a reader by its list of files"):
+    with pytest.raises(SetupError, match="has deletion vectors, so reading its listed files"):
         read_export(spark, str(tmp_path))
 
 

@@ -172,7 +172,7 @@ def test_files_left_by_killed_writers_are_removed(
 
 def test_a_file_that_is_not_a_json_object_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(SetupError, match="holds no JSON object"):
+    with pytest.raises(SetupError, match="is not a JSON object"):
         read_json(spark, str(tmp_path / "list.json"))
 
 
@@ -188,7 +188,7 @@ def test_an_unreadable_file_is_not_taken_for_a_missing_one(
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(path))
     with pytest.raises(
-        SetupError, match=r"/x is there and cannot be read \(.*\): give the path of a file"
+        SetupError, match=r"/x exists but cannot be read \(.*\): give the path of a file"
     ):
         read_json(spark, str(path))
 
@@ -217,5 +217,5 @@ def test_only_a_file_system_that_syncs_no_folders_is_no_error(
     if number == errno.EINVAL:
         folders.sync(["data", "another process has removed it"])
         refuses = [stat.S_ISREG]
-    with pytest.raises(StoreError, match="could not be written to its disk: refused"):
+    with pytest.raises(StoreError, match="could not be synced to disk: refused"):
         folders.sync(["data"])

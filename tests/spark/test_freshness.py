@@ -130,4 +130,4 @@ def test_without_the_option_no_database_is_asked(
     assert "freshness" not in json.loads(done.stdout)
     refused = run("status", path, "--freshness")
     assert isinstance(refused.exception, SetupError)
-    assert "--freshness asks the database: give --url or SQLBROKER_URL" in str(refused.exception)
+    assert "--freshness reads the database: give --url or SQLBROKER_URL" in str(refused.exception)

@@ -256,5 +256,5 @@ def test_impossible_margins_and_lengths_are_refused(archive: Archive) -> None:
 
 @pytest.mark.parametrize("database", ["sqlite", "mariadb"], indirect=True)
 def test_only_postgresql_has_a_primary_to_ask(archive: Archive) -> None:
-    with pytest.raises(NotSupportedError, match="primary= is for PostgreSQL's standbys"):
+    with pytest.raises(NotSupportedError, match="primary= is only for PostgreSQL standbys"):
         find(archive.url, primary="postgresql://postgres@127.0.0.1/shop")

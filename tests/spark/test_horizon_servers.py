@@ -121,7 +121,7 @@ async def test_a_stream_that_goes_on_by_a_standby(pair: Pair) -> None:
     standby = open_reader(pair.standby, safetyLag="1h")
     assert standby.partitions(start, start) == []
     with pytest.raises(
-        TransientStoreError, match=r"this server is complete up to .* only: rows would be lost"
+        TransientStoreError, match=r"this server is complete only up to .*, so rows would be lost"
     ):
         standby.partitions(start, end)
     reader = open_reader(pair.standby, primary=pair.primary)
@@ -151,9 +151,9 @@ async def test_a_standby_without_its_primary_lags_behind_its_replay(pair: Pair) 
         behind = find(pair.standby, safety_lag=0)
         assert behind.source == "safety lag"
         assert at <= behind.moment <= late
-        assert "this is a standby, which has replayed" in behind.detail
+        assert "this standby has replayed" in behind.detail
         assert find(pair.standby, safety_lag="1m").moment == behind.moment - MINUTE
-        with pytest.raises(TransientStoreError, match="has not replayed the primary's position"):
+        with pytest.raises(TransientStoreError, match="did not replay the primary's position"):
             find(pair.standby, primary=pair.primary, patience=0.2)
     finally:
         pair.on_standby("SELECT pg_wal_replay_resume()")
@@ -168,8 +168,8 @@ def test_a_server_that_is_not_the_primary_is_refused(pair: Pair, servers: Server
             make_url(pair.primary).set(database="template1").render_as_string(),
             "another cluster or database",
         ),
-        (pair.standby, "is a standby itself"),
-        ("sqlite:////tmp/none.db", "is a sqlite database"),
+        (pair.standby, "is itself a standby"),
+        ("sqlite:////tmp/none.db", "got a sqlite database"),
     ):
         with pytest.raises(SetupError, match=words):
             find(pair.standby, primary=wrong)
@@ -285,7 +285,7 @@ def test_a_server_that_others_write_to(in_new_york: Archive) -> None:
 
 async def test_a_statement_under_way(in_new_york: Archive) -> None:
     """It has the time of its start, and may write at its end."""
-    await stands_still(in_new_york, "1 statements")
+    await stands_still(in_new_york, "1 running statements")
 
 
 async def test_an_xa_transaction_whose_client_has_gone(in_new_york: Archive) -> None:

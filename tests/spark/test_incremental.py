@@ -99,7 +99,8 @@ def test_windows_follow_each_other(loads: Loads, caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) == 4
     line = caplog.records[1].getMessage()
     assert (
-        "from 2026-03-01T00:00:08+00:00 until 2026-03-01T00:00:16+00:00; by transactions: " in line
+        "from 2026-03-01T00:00:08+00:00 until 2026-03-01T00:00:16+00:00; horizon by transactions: "
+        in line
     )
     assert loads.state["until"] == "2026-03-01T00:00:32+00:00"
     assert [path.name for path in loads.path.parent.iterdir()] == ["orders.json"]
@@ -181,7 +182,7 @@ def test_a_load_that_fails_is_repeated_as_it_was(
             5,
             6,
         ]
-    assert "again, as the last load of it did not end well" in caplog.text
+    assert "again, because its last load did not finish" in caplog.text
     with pytest.raises(KeyboardInterrupt), loads.open():
         raise KeyboardInterrupt
     with loads.open(max_window=0.01) as shorter:  # where the whole was too much
@@ -194,7 +195,8 @@ def test_one_of_two_loads_at_the_same_time_fails(loads: Loads) -> None:
     loads.archive.add_many(3)
     with (
         pytest.raises(
-            ConcurrentLoadError, match=r"changed .*orders\.json.*, but no folder that both wrote to"
+            ConcurrentLoadError,
+            match=r"changed .*orders\.json.*, except folders that both loads wrote to",
         ),
         loads.open() as first,
     ):
@@ -220,11 +222,14 @@ def test_the_state_of_other_rows_is_refused(loads: Loads, tmp_path: Path) -> Non
     assert loads.next(queues=("queue 1", "queue 1")) == []
     before = loads.path.read_bytes()
     for other, words in (
-        ({}, r"its queues is \['queue 1'\] and here it is None"),
-        ({"queues": ["queue 1"], "states": ["failed"]}, "its states is None and here it is"),
+        ({}, r"its queues is \['queue 1'\], but None was requested"),
+        (
+            {"queues": ["queue 1"], "states": ["failed"]},
+            r"its states is None, but \['FAILED'\] was requested",
+        ),
         (
             {"queues": ["queue 1"], "source": "the shop"},
-            "its database is '.*' and here it is 'the shop'",
+            "its database is '.*', but 'the shop' was requested",
         ),
         ({"queues": ["queue 1"], "table": "old_archive"}, "its table is 'message_archive'"),
     ):
@@ -240,13 +245,13 @@ def test_the_state_of_other_rows_is_refused(loads: Loads, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[1]", "holds no JSON object"),
+        ("[1]", "is not a JSON object"),
         (
             '{"format": 1, "sour',
-            "holds no JSON object: restore it from a copy, or give another path if it is none",
+            "is not a JSON object: restore it from a copy, or give another path if it belongs",
         ),
-        ("{}", "is no watermark that this version can read"),
-        ('{"format": 2, "source": {}}', "is no watermark that this version can read"),
+        ("{}", "is not a watermark file of this version"),
+        ('{"format": 2, "source": {}}', "is not a watermark file of this version"),
     ],
 )
 def test_a_file_that_is_not_a_state_is_refused(loads: Loads, content: str, words: str) -> None:
@@ -260,7 +265,7 @@ def test_a_file_that_is_not_a_state_is_refused(loads: Loads, content: str, words
 @sqlite_only
 def test_a_folder_in_place_of_the_state_is_refused(loads: Loads) -> None:
     loads.path.mkdir(parents=True)
-    with pytest.raises(SetupError, match="is there and cannot be read"), loads.open():
+    with pytest.raises(SetupError, match="exists but cannot be read"), loads.open():
         pytest.fail("the block must not run")
 
 
@@ -273,7 +278,7 @@ def test_a_damaged_state(loads: Loads) -> None:
         kept = dict(content)
         del content[name]
         loads.path.write_text(json.dumps(content))
-        with pytest.raises(SetupError, match="is a damaged watermark"), loads.open():
+        with pytest.raises(SetupError, match=r"the watermark file .* is damaged"), loads.open():
             pytest.fail("the block must not run")
         loads.path.write_text(json.dumps(kept))
     assert loads.next() == []
@@ -374,7 +379,7 @@ def test_a_first_load_while_the_table_is_rewritten(loads: Loads) -> None:
 @pytest.mark.parametrize("database", ["sqlite", "mariadb"], indirect=True)
 def test_only_postgresql_shares_snapshots(loads: Loads) -> None:
     with (
-        pytest.raises(NotSupportedError, match="no snapshot that connections share"),
+        pytest.raises(NotSupportedError, match="no snapshot that connections can share"),
         loads.open(snapshot=True),
     ):
         pytest.fail("the block must not run")

@@ -49,8 +49,8 @@ def test_databases_of_one_name_are_distinguished_by_their_address(
     assert "s3cr3t" not in str(described(one))
     with pytest.raises(
         SetupError,
-        match=r"^x is the state of other rows: its database is '.*' and here it is '.*'; "
-        r"stop \(and source=",
+        match=r"^x is the state of other rows: its database is '.*', but '.*' was requested; "
+        r"stop \(set source=",
     ):
         check_same_source("x is the state", described(one), described(other), "stop")
     assert described(one, "shop") == described(other, "shop") != described(one)
@@ -73,11 +73,13 @@ def test_a_lake_takes_one_database(spark: SparkSession, tmp_path: Path) -> None:
     export_archive(spark, shop.url, lake, **given)
     with pytest.raises(
         SetupError,
-        match=r"its database is '.*production/shop.db' and here it is "
-        r"'.*staging/shop.db'; give each",
+        match=r"its database is '.*production/shop.db', but "
+        r"'.*staging/shop.db' was requested; give each",
     ):
         export_archive(spark, staging.url, lake, **given)
-    with pytest.raises(SetupError, match="nothing was removed: give the export of this archive"):
+    with pytest.raises(
+        SetupError, match="nothing was removed: give the path of the export of this archive"
+    ):
         prune_archive(staging.url, exported=lake, spark=spark)
     assert [row.id for row in read_export(spark, lake).collect()] == [1]
     named = str(tmp_path / "named")
@@ -86,7 +88,7 @@ def test_a_lake_takes_one_database(spark: SparkSession, tmp_path: Path) -> None:
     moved = f"sqlite:///{tmp_path}/moved.db"
     again = export_archive(spark, moved, named, source="the shop", **given)
     assert [one.action for one in again.windows] == ["unchanged"]
-    with pytest.raises(SetupError, match="its database is 'the shop' and here it is"):
+    with pytest.raises(SetupError, match=r"its database is 'the shop', but '.*' was requested"):
         export_archive(spark, moved, named, **given)
     assert prune_archive(moved, exported=named, spark=spark, source="the shop").rows == 1
     assert staging.count() == 1

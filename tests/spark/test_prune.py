@@ -148,13 +148,13 @@ def test_an_export_that_lost_a_file_age_and_wrong_options(
     (path / lake.files[0].path).unlink()
     result = prune_archive(archive.url, exported=str(path), spark=spark, older_than="1h")
     assert [(one.name, one.refused) for one in result.windows] == [
-        ("2026-03-01", "its files are missing or are not those that were verified"),
+        ("2026-03-01", "its files are missing or differ from the verified files"),
         ("2026-03-02", None),
     ]
     assert archive.ids()[:6] == [1, 2, 3, 4, 5, 21]
     with pytest.raises(SetupError, match=r"exported=.*older_than="):
         prune_archive(archive.url)
-    with pytest.raises(SetupError, match="give spark="):
+    with pytest.raises(SetupError, match="exported= needs spark="):
         prune_archive(archive.url, exported=str(path))
     with pytest.raises(SetupError, match="nothing was removed"):
         prune_archive(new_database("sqlite").url, exported=str(path), spark=spark)
@@ -298,7 +298,7 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
             1,
             (
                 "1 of its rows are not in the export: export again with --since 2026-03-01 "
-                "(5 others went with a partition before)"
+                "(5 more rows were dropped with a partition)"
             ),
         )
     ]
@@ -327,7 +327,7 @@ def test_a_partition_that_cannot_be_locked_is_emptied(
         other.execute(text(lock[held]))
         result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions, archive.ids()) == (5, (), [])
-    assert "archive_2026_03_01 cannot be dropped, so rows are deleted" in caplog.text
+    assert "archive_2026_03_01 cannot be dropped, so its rows are deleted" in caplog.text
     assert partitions(archive) == ["archive_2026_03_01"]
     result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions) == (0, ("archive_2026_03_01",))

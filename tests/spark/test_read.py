@@ -564,7 +564,9 @@ def test_reading_an_ended_snapshot_raises(spark: SparkSession, archive: Archive)
         lambda snapshot: snapshot.connection.exec_driver_sql("SELECT 1"),
     ]
     for read in reads:
-        with pytest.raises(StoreError, match=r'has ended the snapshot, .* 60 s: .*window="hour"'):
+        with pytest.raises(
+            StoreError, match=r'the server ended the snapshot, .* 60 s: .*window="hour"'
+        ):
             fail(read)
     with pytest.raises(ZeroDivisionError):
         fail(lambda _snapshot: 1 / 0)

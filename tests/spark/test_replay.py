@@ -554,8 +554,8 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("priority", 101, "row 9: its priority must be from -100 to 100, got 101"),
     ("priority", None, "row 9: its priority"),
     ("headers", '{"n": 1e999}', "row 9: its headers must be JSON values"),
-    ("headers", '{"text": "\\u0000"}', "row 9: its headers must not hold a NUL"),
-    ("headers", '{"\\ud800": 1}', "row 9: its headers must not hold .* a lone surrogate"),
+    ("headers", '{"text": "\\u0000"}', "row 9: its headers must not contain a NUL"),
+    ("headers", '{"\\ud800": 1}', "row 9: its headers must not contain .* a lone surrogate"),
     ("bytes", None, "row 9 has no payload"),
 ]
 
@@ -736,7 +736,7 @@ def test_the_command_shows_asks_and_publishes(
     assert origins(archive) == dict.fromkeys((1, 3, 5, 7), 1)
     assert {(row.queue, row.headers["why"]) for row in messages(archive)} == {("mended", "bug 7")}
     again = command(*chosen, "--yes")
-    assert "There is nothing to publish" in again.output
+    assert "No rows to publish" in again.output
     only = command(
         "--url",
         archive.url,
@@ -813,8 +813,8 @@ def test_the_command_leaves_out_what_a_lake_knows_to_be_repaired(
     assert origins(archive) == {1: 1}
     archive.add({"id": 1, "archived_at": START + timedelta(days=2)})
     shown = command(*chosen, "--job", "k", "--yes")
-    assert "went on since, left out" in shown.output
-    assert "There is nothing to publish" in shown.output
+    assert "redriven or completed since, skipped" in shown.output
+    assert "No rows to publish" in shown.output
     assert command(*chosen, "--job", "all", "--redriven", "--yes").exit_code == 0
     assert origins(archive) == {1: 2, 2: 1}
 
@@ -823,8 +823,8 @@ def test_the_command_refuses_impossible_options(spark: SparkSession, new_databas
     archive = new_database("sqlite")
     for arguments, words in (
         (("--header", "x"), "--header must be name=value, got 'x'"),
-        (("--states", "pending"), "this table has COMPLETED, FAILED, DISCARDED"),
-        (("--since", "yesterday"), "since 'yesterday' is no ISO 8601 time"),
+        (("--states", "pending"), "states must contain only COMPLETED, FAILED, DISCARDED"),
+        (("--since", "yesterday"), "since 'yesterday' is not an ISO 8601 time"),
     ):
         refused = command("--url", archive.url, "--job", "j", *arguments)
         assert isinstance(refused.exception, SetupError)

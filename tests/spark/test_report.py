@@ -241,7 +241,7 @@ def test_errors_lead_to_their_messages_and_to_the_command_that_publishes_them(
     words = by_error["--error-type=app.Broken"]
     assert words[:3] == ["sqlbroker", "archive", "replay"]
     environment = {"SQLBROKER_URL": archive.url}
-    for expected in ("Publish 8 messages", "There is nothing to publish."):
+    for expected in ("Publish 8 messages", "No rows to publish."):
         done = CliRunner(env=environment).invoke(
             app, words[1:], input="y\n", catch_exceptions=False
         )
@@ -271,7 +271,7 @@ def test_the_period_before_stands_next_to_this_one(spark: SparkSession) -> None:
     assert "<td>new</td><td>1</td><td>– (new)</td>" in text
     assert "<td>r</td><td>1</td><td>3</td>" in text
     empty = compute_figures(frames[0], before=frames[1].limit(0))
-    assert "There are no messages in the period before." in render_page(empty, "t")
+    assert "The previous period has no messages." in render_page(empty, "t")
 
 
 def test_odd_times_give_no_negative_durations(spark: SparkSession, new_database: Any) -> None:
@@ -431,7 +431,7 @@ def test_widths_of_buckets(spark: SparkSession) -> None:
     ]
     assert chosen(100, "2s") == 2
     with pytest.raises(
-        SetupError, match=r"every='1s' gives 2,001 buckets, at most 2,000 are drawn: give 2 seconds"
+        SetupError, match=r"every='1s' gives 2,001 buckets, more than 2,000: set every to 2 seconds"
     ):
         chosen(2001, "1s")
     assert figures_._choose_width({"first": None, "last": None}, "1s") == 1
@@ -439,7 +439,7 @@ def test_widths_of_buckets(spark: SparkSession) -> None:
 
 def test_impossible_options_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     data = plain_frame(spark, [], ARCHIVE_SCHEMA)
-    with pytest.raises(SetupError, match="there is no folder"):
+    with pytest.raises(SetupError, match="nowhere' does not exist"):
         write_report(data, tmp_path / "nowhere" / "x.html")
     with pytest.raises(SetupError, match="is a folder: give a file"):
         write_report(data, tmp_path)
@@ -522,5 +522,5 @@ def test_the_command_on_an_export(spark: SparkSession, chromium: str, tmp_path: 
     )
     document = look(chromium, out, tmp_path)
     assert "<svg" not in document
-    assert "There are no messages in this period." in document
-    assert document.count("Nothing in this period.") == len(CHARTS + RANKINGS) + 1
+    assert "This period has no messages." in document
+    assert document.count("No messages in this period.") == len(CHARTS + RANKINGS) + 1

@@ -219,7 +219,7 @@ def test_the_command_and_what_is_refused(
     export_archive(spark, archive.url, path, until="2026-03-02")
     result = run("verify", path)
     assert result.exit_code == 0, result.output
-    with pytest.raises(SetupError, match="takes for something else"):
+    with pytest.raises(SetupError, match="Spark or deltalake interprets"):
         export_archive(spark, archive.url, "s3://lakes/a b?")
     with pytest.raises(StoreError):
         export_archive(spark, archive.url, "s3://missing/lake")

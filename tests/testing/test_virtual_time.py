@@ -275,7 +275,7 @@ async def test_leases_end(broker: SqlBroker, clock: VirtualClock, seen: Seen) ->
 
         await subscriber.start()
         [waiting] = (await br.drain()).waiting
-        assert "is held" in waiting.why
+        assert "is leased until" in waiting.why
         await clock.advance("59s")
         assert seen.calls == []
         await clock.advance("2s")
@@ -395,7 +395,7 @@ async def test_a_stuck_handler_is_named(
 
     async with TestSqlBroker(broker, clock=clock) as br:
         await br.publish("x", "q", delay=1)
-        with pytest.raises(TimeoutError, match=r"'forgetful', of message 1,"):
+        with pytest.raises(TimeoutError, match=r"'forgetful' for message 1 has not ended"):
             await clock.advance(2)
 
 

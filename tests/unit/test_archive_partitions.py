@@ -41,5 +41,5 @@ def test_wrong_options_are_refused() -> None:
 
 @pytest.mark.parametrize("url", ["sqlite+aiosqlite:///none.db", "mysql+aiomysql://a@localhost/b"])
 def test_other_databases_refuse(url: str) -> None:
-    with pytest.raises(NotSupportedError, match="archive_partitions is for PostgreSQL only"):
+    with pytest.raises(NotSupportedError, match="archive_partitions requires PostgreSQL"):
         SqlBroker(url, schema=WEEKS)

@@ -100,8 +100,8 @@ def test_a_group_lists_unless_another_command_is_named() -> None:
     ("words", "kind", "text"),
     [
         ("queues --nope", "NoSuchOption", "--nope"),
-        ("queues", "SetupError", "which database?"),
-        ("archive status /no/lake", "SetupError", "there is no folder /no/lake"),
+        ("queues", "SetupError", "no database given:"),
+        ("archive status /no/lake", "SetupError", "folder /no/lake does not exist"),
     ],
 )
 def test_an_error_is_json_if_the_output_is(
@@ -150,7 +150,7 @@ def test_words_behind_two_dashes_are_no_options(
     monkeypatch.setattr("sys.argv", ["sqlbroker", "publish", "q", "--", "--json"])
     with pytest.raises(SystemExit):
         main()
-    assert capsys.readouterr().err.startswith("error: which database?")
+    assert capsys.readouterr().err.startswith("error: no database given:")
 
 
 @pytest.mark.parametrize("url", ["postgresql+asyncpg://127.0.0.1:1/none", "nonsense", None])

@@ -45,9 +45,9 @@ def test_an_environment_of_its_own_has_nothing_to_report(package: Path) -> None:
 def test_a_distribution_that_lists_our_files_is_named(package: Path) -> None:
     install(package.parent, OTHER, "faststream_sqlbroker/__init__.py")
     assert get_shared_files_warning(package) == (
-        "faststream-sqlbroker 0.1.0a11 owns files of the package 'faststream_sqlbroker', too: what "
-        "was installed last has overwritten files of the other. Install sqlbroker into an "
-        "environment of its own"
+        "faststream-sqlbroker 0.1.0a11 also owns files of the package 'faststream_sqlbroker': the "
+        "later installation has overwritten files of the earlier. Install sqlbroker into its own "
+        "environment"
     )
 
 

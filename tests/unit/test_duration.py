@@ -125,7 +125,7 @@ def test_p13_a_length_of_time_becomes_seconds(
 )
 def test_other_text_is_refused(value: str) -> None:
     with pytest.raises(
-        SetupError, match=r"^delay cannot be .*: it takes seconds, a timedelta, or text like"
+        SetupError, match=r"^delay cannot be .*: use seconds, a timedelta, or text like"
     ):
         parse_duration(value, name="delay")
 
@@ -149,7 +149,7 @@ def test_other_types_are_refused(value: Any) -> None:
 )
 def test_infinite_and_too_long_durations_are_refused(value: float | timedelta | str) -> None:
     with pytest.raises(
-        SetupError, match=r"^delay must be a finite length of at most 1e\+11 seconds"
+        SetupError, match=r"^delay must be a finite duration of at most 1e\+11 seconds"
     ):
         parse_duration(value, name="delay")
 

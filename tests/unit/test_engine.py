@@ -50,7 +50,7 @@ def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "begin"),
     [
-        (f"mssql+pyodbc://{PLACE}", "'mssql+pyodbc', which is no database of the broker"),
+        (f"mssql+pyodbc://{PLACE}", "'mssql+pyodbc', which the broker does not support"),
         ("sqlite:///shop.db", "sqlite, whose driver is not asynchronous"),
         (f"mysql+pymysql://{PLACE}", "mysql+pymysql, whose driver is not asynchronous"),
     ],
@@ -59,9 +59,7 @@ def test_a_wrong_beginning_of_a_url_is_told_with_the_right_ones(url: str, begin:
     with pytest.raises(SetupError) as info:
         SqlBroker(url)
     told = str(info.value)
-    assert told.startswith(
-        f"the database URL begins with {begin}: begin it with postgresql+asyncpg"
-    )
+    assert told.startswith(f"the database URL begins with {begin}: use postgresql+asyncpg")
     assert "sqlite+aiosqlite" in told
     assert "secret" not in told
 
@@ -85,7 +83,7 @@ def test_pymysql_that_cannot_bind_bytes_is_refused(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_sqlite_in_memory_is_refused(url: str) -> None:
-    with pytest.raises(SetupError, match="give a file"):
+    with pytest.raises(SetupError, match="use a file"):
         SqlBroker(create_async_engine(url, poolclass=NullPool))
 
 

@@ -55,7 +55,7 @@ def test_a_transaction_counts_from_its_age() -> None:
     [problem] = with_session()
     assert problem == (
         "transactions: session 17, report, ada, idle in transaction, open for 301 s: SELECT * FROM "
-        "sales keeps dead rows from being removed: end it"
+        "sales prevents the removal of dead rows: end it"
     )
     assert with_session(age=299.0) == []
     assert with_session(kind="standby", age=None) == [], "it may see only what is new"
@@ -78,8 +78,8 @@ def test_dead_rows_are_a_problem_if_they_are_many_more_than_live_ones() -> None:
     assert with_table(dead_rows=10_000) == []
     [problem] = with_table(dead_rows=40_000, live_rows=220, last_vacuum_ago=61.0)
     assert problem == (
-        "dead rows: message has 40000 dead rows and 220 live ones, last vacuum 61 s ago: end old "
-        "transactions, then VACUUM it"
+        "dead rows: message has 40000 dead rows and 220 live rows, last vacuum 61 s ago: end old "
+        "transactions, then run VACUUM"
     )
     assert with_table(dead_rows=40_000, live_rows=8_000) == []
     assert "no vacuum yet" in with_table(dead_rows=40_000)[0]

@@ -140,8 +140,8 @@ def test_queues_are_given_by_name_or_as_a_list(queues: Any, names: tuple[str, ..
         (["a", ""], "'' cannot be the name of a queue"),
         (["a", "b", "a"], "queue 'a' is given twice: name each queue once"),
         ("x" * 256, "it has 256 characters, at most 255 are allowed"),
-        ("a\x00", "it must not hold a NUL character"),
-        ("a\ud800", "it must not hold a lone surrogate"),
+        ("a\x00", "it must not contain a NUL character"),
+        ("a\ud800", "it must not contain a lone surrogate"),
         ("a ", "it must not end in a space"),
         ([5], "5 cannot be the name of a queue: it must be a string, not int"),
         ([None], "None cannot be the name of a queue"),
@@ -254,8 +254,8 @@ def test_none_is_refused_where_a_duration_is_needed(name: str) -> None:
         (
             {"dead_letter_queue": "dead", "ack_policy": AckPolicy.ACK_FIRST},
             (
-                "dead_letter_queue takes messages that have failed; "
-                "AckPolicy.ACK_FIRST acks a message before it starts"
+                "dead_letter_queue takes failed messages, but AckPolicy.ACK_FIRST acks a message "
+                "before its handler starts"
             ),
         ),
         ({"retry_strategy": 5}, "retry_strategy must have a method get_next_attempt_at"),
@@ -327,7 +327,7 @@ def test_deliveries_are_limited_by_default(options: dict[str, Any], limit: int |
         ({"batch_max_records": 0, "batch": True}, "batch_max_records must be a whole number"),
         (
             {"batch_max_records": 101, "batch": True},
-            r"batch_max_records=101 is more than a claim takes \(fetch_batch_size=100\)",
+            r"batch_max_records=101 exceeds the size of a claim \(fetch_batch_size=100\)",
         ),
     ],
 )
@@ -350,14 +350,14 @@ def test_a_run_of_the_handler_has_one_message_or_a_batch() -> None:
     [
         ("max_worker", "did you mean 'max_workers'?"),
         ("overfetch_factor", "use max_not_processed_factor"),
-        ("max_not_persisted_factor", "leave it out, claims stop by themselves"),
-        ("batch_max_accumulation_timeout_factor", "use batch_max_wait, a length of time"),
-        ("group_id", "leave it out, the subscribers of a queue share its messages"),
+        ("max_not_persisted_factor", "omit it, claims stop automatically"),
+        ("batch_max_accumulation_timeout_factor", "use batch_max_wait, a duration"),
+        ("group_id", "omit it, the subscribers of a queue share its messages"),
         ("no_ack", "use ack_policy: AckPolicy.MANUAL lets the handler ack"),
         ("requeue", "use retry_strategy, "),
         ("prefetch_count", "use max_not_processed_factor"),
         ("topic", "use queues, the first argument"),
-        ("zzz", "there are max_workers, fetch_batch_size, "),
+        ("zzz", "choose from max_workers, fetch_batch_size, "),
     ],
 )
 def test_unknown_options_are_refused_by_name(name: str, hint: str) -> None:
@@ -375,14 +375,14 @@ def test_unknown_options_are_refused_by_name(name: str, hint: str) -> None:
         ({"max_lease": 60}, "max_lease=60.0 has no effect below release_stuck_timeout=600.0"),
         (
             {"max_lease": 700, "handler_timeout": 800},
-            "handler_timeout=800.0 is longer than a message",
+            "handler_timeout=800.0 is longer than max_lease=700",
         ),
         (
             {
                 "ack_policy": AckPolicy.ACK_FIRST,
                 "retry_strategy": ConstantRetryStrategy(delay_seconds=1),
             },
-            "retry_strategy is never asked with AckPolicy.ACK_FIRST",
+            "retry_strategy has no effect with AckPolicy.ACK_FIRST",
         ),
     ],
 )
@@ -395,7 +395,7 @@ def test_surprising_values_warn_at_the_users_line(options: dict[str, Any], messa
 
 @pytest.mark.parametrize("queue", ["logs.*", "logs*", "logs.#", "#", "logs.>", "a/+/b"])
 def test_a_queue_that_looks_like_a_pattern_warns(queue: str) -> None:
-    with pytest.warns(UserWarning, match="^queue .* is a name and no pattern: ") as caught:
+    with pytest.warns(UserWarning, match="^queue .* is a name, not a pattern: ") as caught:
         SqlBroker("sqlite+aiosqlite:///no.db", logger=None).subscriber("plain", queue)
     assert [warning.filename for warning in caught] == [__file__]
 

@@ -46,10 +46,10 @@ def test_an_estimate_says_that_it_is_one() -> None:
         ({"used": False, "live_subscribers": 2}, None),
         (
             {"used": False, "live_subscribers": 2, "nearest": "ordres"},
-            "it never had a message; is 'ordres' meant?",
+            "it has never had a message; did you mean 'ordres'?",
         ),
         ({"used": False}, None),
-        ({"ready": Count(3), "nearest": "orders"}, "no live subscriber; is 'orders' meant?"),
+        ({"ready": Count(3), "nearest": "orders"}, "no live subscriber; did you mean 'orders'?"),
     ],
 )
 def test_a_queue_that_only_one_side_knows_has_a_problem(
@@ -61,7 +61,7 @@ def test_a_queue_that_only_one_side_knows_has_a_problem(
 def test_what_stands_by_is_a_problem_once_no_claim_looks_at_it() -> None:
     assert overview(standing=Count(2), standing_overdue=599.0).late_standing is None
     late = overview(standing=Count(2), standing_overdue=600.0).late_standing
-    assert late == "2 messages stand by, and no claim has looked at them for 600 s"
+    assert late == "2 standby messages have not been checked for 600 s"
 
 
 @pytest.mark.parametrize(

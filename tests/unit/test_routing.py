@@ -77,7 +77,9 @@ def test_when_a_message_is_due(value: Any, due: datetime | None) -> None:
 )
 def test_an_invalid_time_is_reported(value: Any) -> None:
     """P3."""
-    with pytest.raises(ValueError, match=r"^its header 'publish_after' is .* are understood"):
+    with pytest.raises(
+        ValueError, match=r"^its header 'publish_after' must be Unix seconds, .*, got"
+    ):
         parse_publish_after({"publish_after": value}, CREATED)
 
 
@@ -108,7 +110,7 @@ def test_any_header_is_a_destination_or_a_value_error(value: Any) -> None:
         ({"destination": ""}, "must not be empty"),
         ({"destination": 7}, "must be a string, not int"),
         ({"destination": "x" * 256}, "at most 255"),
-        ({"destination": "front"}, "which it came from"),
+        ({"destination": "front"}, "its own queue"),
     ],
 )
 def test_an_invalid_destination_is_reported(headers: dict[str, Any], problem: str) -> None:

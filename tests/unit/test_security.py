@@ -47,20 +47,22 @@ def test_tls_of_psycopg_checks_the_certificate() -> None:
     address = make_url("postgresql+psycopg://db.example/app")
     _, arguments = parse_security(BaseSecurity(use_ssl=True), address)
     assert arguments == {"sslmode": "verify-full", "sslrootcert": "system"}
-    with pytest.raises(NotSupportedError, match=r"psycopg takes no SSLContext.*sslrootcert=ca.pem"):
+    with pytest.raises(
+        NotSupportedError, match=r"psycopg accepts no SSLContext.*sslrootcert=ca.pem"
+    ):
         parse_security(BaseSecurity(ssl_context=ssl.create_default_context()), address)
 
 
 def test_scram_is_a_login_of_postgresql_only() -> None:
     url, _ = parse_security(SASLScram256("ann", "hunter2"), make_url(URL))
     assert (url.username, url.password) == ("ann", "hunter2")
-    with pytest.raises(SetupError, match="SASLScram256 is no login of mysql"):
+    with pytest.raises(SetupError, match="SASLScram256 cannot log in to mysql"):
         parse_security(SASLScram256("ann", "x"), make_url("mysql+aiomysql://db.example/app"))
 
 
 @pytest.mark.parametrize("wrong", [SASLScram512("a", "b"), SASLOAuthBearer(), SASLGSSAPI()])
 def test_other_logins_are_refused(wrong: Any) -> None:
-    with pytest.raises(SetupError, match=r"is no login of postgresql: give SASLPlaintext"):
+    with pytest.raises(SetupError, match=r"cannot log in to postgresql: use SASLPlaintext"):
         SqlBroker(URL, security=wrong)
 
 

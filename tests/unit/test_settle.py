@@ -255,9 +255,9 @@ def test_p13_negative_delays_of_control_exceptions_are_at_once() -> None:
     ("said", "text"),
     [
         (PostponeException("1m"), "Message was postponed by 60.0 s"),
-        (NotReadyYet("1s", "1h"), "Message was not ready: again in 1.0 s, for at most 3600.0 s"),
+        (NotReadyYet("1s", "1h"), "Message was not ready: retry in 1.0 s, for at most 3600.0 s"),
         (MoveException("other", body=5), "Message was moved to queue 'other'"),
-        (RetryPossible(), "Message may be tried again"),
+        (RetryPossible(), "Message may be retried"),
     ],
 )
 def test_control_exceptions_tell_in_a_line_what_they_are(said: ControlException, text: str) -> None:

@@ -111,9 +111,9 @@ def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
 @pytest.mark.parametrize(
     ("url", "error", "words"),
     [
-        ("not a url with hunter2", SetupError, "cannot be read"),
+        ("not a url with hunter2", SetupError, "the database URL is not valid"),
         ("oracle://u:hunter2@db/x", NotSupportedError, "postgresql, mysql, mariadb, sqlite"),
-        ("postgresql://u:hunter2@db", SetupError, "names no database"),
+        ("postgresql://u:hunter2@db", SetupError, "has no database name"),
         ("postgresql://u:hunter2@/shop?host=/run/postgresql", SetupError, "Unix socket"),
         ("mysql://u:hunter2@/shop?unix_socket=/run/mysqld.sock", SetupError, "Unix socket"),
         (
@@ -125,11 +125,11 @@ def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
         (
             "mysql://u:hunter2@db/x%3FallowLocalInfile=true",
             SetupError,
-            r"may hold no \?, /, # or &",
+            r"must not contain \?, /, # or &",
         ),
-        ("mysql://u:hunter2@db/x%26y", SetupError, "may hold no"),
-        ("mysql://u:hunter2@db/x/y", SetupError, "may hold no"),
-        ("mysql://u:hunter2@db/x%23y", SetupError, "may hold no"),
+        ("mysql://u:hunter2@db/x%26y", SetupError, "must not contain"),
+        ("mysql://u:hunter2@db/x/y", SetupError, "must not contain"),
+        ("mysql://u:hunter2@db/x%23y", SetupError, "must not contain"),
         (
             "mysql://u:hunter2@db/x?connect_timeout=abc",
             SetupError,
@@ -148,7 +148,7 @@ def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
         ("sqlite:////data/shop.db?timeout=hunter2", SetupError, "timeout must be seconds"),
         ("sqlite:////data/shop.db?timeout=-1", SetupError, "timeout must be seconds"),
         ("sqlite:///:memory:", SetupError, "in-memory"),
-        ("sqlite:///file:x?mode=memory&uri=true", SetupError, "allowed are|in-memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", SetupError, "allowed: |in-memory"),
     ],
 )
 def test_addresses_that_java_cannot_reach_are_refused(
@@ -197,7 +197,7 @@ def test_a_wrong_path_makes_no_database(tmp_path) -> None:
         ({"since": 5}, "must be a datetime"),
         ({"since": "2026-03-02", "until": "2026-03-01"}, "before since"),
         ({"states": ["pending"]}, "COMPLETED, FAILED, DISCARDED"),
-        ({"queues": [5]}, "names of queues"),
+        ({"queues": [5]}, "queues must contain only strings, got 5"),
         ({"table": 'x"; DROP TABLE y'}, "letter or underscore"),
         ({"schema": "a.b"}, "letter or underscore"),
     ],

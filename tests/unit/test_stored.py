@@ -73,7 +73,7 @@ def test_a_leased_message_names_its_worker() -> None:
     assert texts(leased) == [
         "published",
         "claimed by host:1:ab, delivery 3",
-        "the lease runs out unless it is renewed",
+        "the lease expires unless it is renewed",
     ]
 
 

@@ -36,8 +36,8 @@ def validate_without_key(name: str, value: object, *, has_key: bool, option: str
     validate_choice(f"{name}'s without_key", value, WITHOUT_KEY)
     if not has_key and value != WITHOUT_KEY[0]:
         raise SetupError(
-            f"{name}'s without_key={value!r} says what becomes of messages without a key, but "
-            f"without {option} it does not look at keys: add {option}, or leave without_key out"
+            f"{name}'s without_key={value!r} applies to messages without a key, but without "
+            f"{option} the policy ignores keys: add {option}, or omit without_key"
         )
 
 

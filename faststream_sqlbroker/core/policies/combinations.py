@@ -34,16 +34,16 @@ def validate_policies(policies: object) -> tuple[Policy, ...]:
     names = ", ".join(kind.__name__ for kind in POLICY_CLASSES)
     if isinstance(policies, (*POLICY_CLASSES, str, bytes)) or not isinstance(policies, Iterable):
         raise SetupError(
-            f"policies must be a list of {names}, got {policies!r}: put brackets round it"
+            f"policies must be a list of {names}, got {policies!r}: put it in brackets"
         )
     items = tuple(policies)
     for policy in items:
         if isinstance(policy, type) and policy in POLICY_CLASSES:
             raise SetupError(
-                f"policies must hold policies, got the class {policy.__name__}: call it"
+                f"policies must contain instances, got the class {policy.__name__}: call it"
             )
         if not isinstance(policy, POLICY_CLASSES):
-            raise SetupError(f"policies must hold {names}, got {policy!r}")
+            raise SetupError(f"policies must contain only {names}, got {policy!r}")
     _check_repeated(items)
     _check_scopes(items)
     _check_order(items)
@@ -76,7 +76,7 @@ def _check_scopes(policies: Sequence[Policy]) -> None:
 def _check_single(label: str, policies: Sequence[Policy]) -> None:
     if len(policies) > 1:
         names = " and ".join(str(policy) for policy in policies)
-        raise SetupError(f"{label} can be given once, got {names}: keep the one that you mean")
+        raise SetupError(f"{label} can be given only once, got {names}: keep one of them")
 
 
 def _check_order(policies: Sequence[Policy]) -> None:
@@ -84,15 +84,15 @@ def _check_order(policies: Sequence[Policy]) -> None:
         earlier = [p for p in policies[:n] if isinstance(p, _CONSUMING_POLICIES)]
         if isinstance(policy, Debounce | KeepLast | Delay) and earlier:
             raise SetupError(
-                f"{policy} comes after {earlier[0]}, which would be spent on messages that wait or "
-                f"go afterwards: put {policy} first"
+                f"{policy} comes after {earlier[0]}, which would be spent on messages that then "
+                f"wait or are discarded: put {policy} first"
             )
     debounce = next((p for p in policies if isinstance(p, Debounce | KeepLast)), None)
     per_key = next((p for p in policies if isinstance(p, Concurrency) and p.per_key), None)
     if debounce is not None and per_key is not None:
         raise SetupError(
-            f"{debounce} delivers the messages of a key one after the other, so {per_key} says "
-            "nothing more, or something else: leave it out"
+            f"{debounce} delivers the messages of a key one at a time, so {per_key} is redundant "
+            "or contradicts it: remove it"
         )
 
 
@@ -113,8 +113,8 @@ def _check_keys(policies: Sequence[Policy]) -> None:
     if len(keys) > 1:
         names = " and ".join(f"{policy} by {_format_key(key)}" for key, policy in keys.items())
         raise SetupError(
-            f"the policies of a subscriber go by one key, got {names}: give all of them the same "
-            "key, or use two queues, the first with forward_to"
+            f"the policies of a subscriber must use one key, got {names}: give all of them the "
+            "same key, or use two queues, the first with forward_to"
         )
 
 
@@ -131,18 +131,18 @@ def check_ordered(policies: Sequence[Policy]) -> None:
     for policy in policies:
         if isinstance(get_policy_key(policy), Header):
             raise SetupError(
-                f"ordered=True goes by the key of the publish, as the order begins there; {policy} "
-                "goes by a header: publish with that key, or leave one of both out"
+                f"ordered=True uses the key of the publish, but {policy} uses a header: publish "
+                "with that key, or remove one of the two"
             )
         if isinstance(policy, Debounce | KeepLast):
             raise SetupError(
-                f"ordered=True delivers every message of a key, first the oldest; {policy} "
-                "delivers one of several: leave one of both out"
+                f"ordered=True delivers every message of a key, the oldest first, but {policy} "
+                "delivers one of several: remove one of the two"
             )
         if isinstance(policy, Concurrency) and policy.per_key:
             raise SetupError(
-                f"ordered=True leases one message of a key at a time; {policy} says otherwise: "
-                "leave one of both out"
+                f"ordered=True leases one message of a key at a time, but {policy} sets its own "
+                "limit: remove one of the two"
             )
         if (
             isinstance(policy, Throttle)
@@ -150,7 +150,7 @@ def check_ordered(policies: Sequence[Policy]) -> None:
             and policy.key
         ):
             raise SetupError(
-                f"ordered=True keeps every message of a key; {policy} takes some out of the order: "
+                f"ordered=True delivers every message of a key, but {policy} removes some: "
                 'use when_exceeded="wait"'
             )
 

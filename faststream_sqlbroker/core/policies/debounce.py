@@ -88,7 +88,7 @@ class Debounce:
 
         Args:
             window: The quiet time that ends a burst (leading: the length of a burst).
-            edge: The message of a burst to deliver: the newest at its end, or the first at once.
+            edge: The message of a burst to deliver: the newest at its end, or the first when due.
             max_wait: Maximum duration of a burst, so that an unbroken stream is delivered too.
             key: Bursts are per key; False is refused. `Header("tenant")`: per value of that header.
             without_key: What happens to a message that was published without a key: it is
@@ -105,15 +105,13 @@ class Debounce:
         limit = None if max_wait is None else parse_microseconds("Debounce's max_wait", max_wait)
         if limit is not None and edge == "leading":
             raise SetupError(
-                'max_wait bounds how long a burst can put off its newest message; edge="leading" '
-                "delivers the first at once, so leave max_wait out"
+                'max_wait limits the wait of the newest message of a burst, but edge="leading" '
+                "delivers the first immediately: omit max_wait"
             )
         if limit is not None and limit < length:
             raise SetupError(
-                f"Debounce's max_wait ({format_seconds(limit)}) ends every burst before its window "
-                f"({format_seconds(length)}) can: raise max_wait to the window or more, or "
-                "shorten the "
-                "window"
+                f"Debounce's max_wait must be {format_seconds(length)} (its window) or more, got "
+                f"{format_seconds(limit)}: raise max_wait, or shorten the window"
             )
         set_attributes(
             self, window=length, edge=edge, max_wait=limit, key=key, without_key=without_key

@@ -21,7 +21,7 @@ class Header:
     def __post_init__(self) -> None:
         """Raise SetupError if the name is invalid for a header."""
         if (error := find_name_error(self.name)) is not None:
-            raise SetupError(f"Header({self.name!r}) names no header: {error}")
+            raise SetupError(f"Header({self.name!r}) is not a valid header: {error}")
 
     def __str__(self) -> str:
         return f"Header({self.name!r})"
@@ -49,7 +49,7 @@ def validate_key(name: str, value: object) -> Key:
         of_faststream = type(value).__module__.partition(".")[0] == "faststream"
         raise SetupError(
             f'{name} must be True, False or faststream_sqlbroker.Header("name"), got {value!r}'
-            + (", which is FastStream's Header, for arguments of handlers" if of_faststream else "")
+            + (", which is FastStream's Header for handler arguments" if of_faststream else "")
         )
     return value
 
@@ -63,8 +63,7 @@ def validate_required_key(policy: str, value: object) -> Key:
     key = validate_key(f"{policy}'s key", value)
     if not key:
         raise SetupError(
-            f"{policy} goes by keys: leave key=False out, or name a header, as in "
-            'key=Header("tenant")'
+            f'{policy} needs a key: omit key=False, or name a header, as in key=Header("tenant")'
         )
     return key
 

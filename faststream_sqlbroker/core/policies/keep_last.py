@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.times import Duration
 
 @dataclass(frozen=True, init=False)
 class KeepLast:
-    """Deliver the first message of a key at once, then the newest of each `window`.
+    """Deliver the first message of a key immediately, then the newest of each `window`.
 
     Other messages are DISCARDED as superseded. So each key has a delivery every `window` while
     messages keep coming, and the only messages lost are those replaced by a newer one: a throttle

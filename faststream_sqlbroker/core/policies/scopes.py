@@ -34,8 +34,8 @@ def validate_scope(policy: str, scope: object, *, conflict: str | None) -> str |
         raise SetupError(f"{format_value(scope)} cannot be the scope of a {policy}: {error}")
     if conflict is not None:
         raise SetupError(
-            f"{policy}'s scope is one budget of several queues, which {conflict} is not: leave one "
-            "of both out"
+            f"{policy}'s scope is one budget for several queues, which excludes {conflict}: remove "
+            "one of the two"
         )
     return str(scope)
 

@@ -85,11 +85,11 @@ class Throttle:
 
         Args:
             rate: Maximum number of starts in any period, 1 to 1 000 000.
-            per: The period. Prefer 10 per second to 1 per 0.1 s: late starts cost rate, and less
-                of a longer period.
+            per: The period. Prefer 10 per second to 1 per 0.1 s: a late start wastes less of a
+                longer period.
             key: If True, each key has slots of its own; else all messages of a queue share them.
                 `Header("tenant")`: each value of that header.
-            burst: Slots that may be granted at the same moment, 1 to `rate`; they count within the
+            burst: Slots that may be granted at the same time, 1 to `rate`; they count within the
                 rate. None is `rate`; 1 spaces slots evenly.
             when_exceeded: "wait" keeps the message until there is a slot, "backoff" postpones it
                 for a random time that doubles, "drop" discards it, "dead_letter" makes it FAILED;
@@ -121,8 +121,7 @@ class Throttle:
         if period < rate:
             raise SetupError(
                 f"Throttle({rate}, per={format_seconds(period)}) is more than one slot a "
-                "microsecond, "
-                "which no clock tells apart: lower the rate, or leave the policy out"
+                "microsecond, the resolution of the clock: lower the rate, or remove the policy"
             )
         other_options = {
             "when_exceeded": when_exceeded,

@@ -75,9 +75,9 @@ class Window:
         end_time = _parse_time("end", end)
         if start_time == end_time:
             raise SetupError(
-                f"Window({start!r}, {end!r}) opens and closes at the same moment, so it never "
-                'opens: choose different times, "00:00" and "24:00" for whole days, or leave the '
-                "policy out"
+                f"Window({start!r}, {end!r}) opens and closes at the same time, so it never "
+                'opens: choose different times, "00:00" and "24:00" for whole days, or '
+                "remove the policy"
             )
         find_zone(tz, "Window's")
         object.__setattr__(self, "start", start_time[1])
@@ -183,8 +183,8 @@ def _parse_time(name: str, value: object) -> tuple[int, time]:
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None or (match[1] == "24" and match[2] != "00"):
         raise SetupError(
-            f'Window\'s {name} cannot be {value!r}: it is "HH:MM" from "00:00" to "24:00", or a '
-            "datetime.time without a zone"
+            f'Window\'s {name} must be "HH:MM" from "00:00" to "24:00", or a datetime.time without '
+            f"a zone, got {value!r}"
         )
     hour = int(match[1])
     minute = int(match[2])
@@ -201,10 +201,10 @@ def _parse_days(days: Iterable[str] | None) -> frozenset[int]:
     names = [days] if isinstance(days, str) else list(days)
     for name in names:
         if name not in DAYS:
-            raise SetupError(f"Window's days must be of {', '.join(DAYS)}, got {name!r}")
+            raise SetupError(f"Window's days must be among {', '.join(DAYS)}, got {name!r}")
     if not names:
         raise SetupError(
-            "Window's days is empty, so it never opens: name at least one day, or leave days out "
-            "for all"
+            "Window's days is empty, so it never opens: name at least one day, or omit days for "
+            "all days"
         )
     return frozenset(DAYS.index(name) for name in names)

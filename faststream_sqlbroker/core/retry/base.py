@@ -82,8 +82,8 @@ def validate_error_classes(value: object, name: str) -> tuple[type[BaseException
         )
         raise SetupError(
             f"{name} must be an exception class, or a tuple or list of one or more, such as "
-            f"(ConnectionError, TimeoutError), got {display_value}; leave it out to make no "
-            "difference between errors"
+            f"(ConnectionError, TimeoutError), got {display_value}; omit it to treat all errors "
+            "alike"
         )
     return classes
 

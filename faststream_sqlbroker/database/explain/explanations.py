@@ -88,8 +88,8 @@ class Explanations:
             row, invalid = _read_row(connection, [table.c[name] for name in COLUMNS], condition)
             if row is None:
                 description = (
-                    "its row holds what no message can have, such as a count that is not a "
-                    "number: the next claim rejects it"
+                    "its row holds values that no message can have, such as a count that is not "
+                    "a number; the next claim rejects it"
                 )
                 reasons = [Reason("undecodable", description)]
             else:
@@ -124,8 +124,8 @@ class Explanations:
             row = connection.execute(statement).first()
         if row is None:
             description = (
-                "no message with this id is live or archived: it was never published, not kept in "
-                "the archive, or removed from it"
+                "no message with this id is live or archived: it was never published, was not "
+                "archived, or was removed from the archive"
             )
             return Explanation(message_id, None, None, (Reason("not_found", description),))
         description = f"it ended as {row.state} at {format_timestamp(row.archived_at, row.now)}"
@@ -149,13 +149,14 @@ class Explanations:
         since = format_timestamp(row.created_at, now)
         if row.lease_expires_at > now:
             description = (
-                f"ACK_FIRST removed it, and {worker} began its handler {since}; its outcome is "
-                "unknown if that process gives no sign of life until "
+                f"ACK_FIRST removed it, and {worker} started its handler at {since}; its outcome "
+                "becomes unknown unless that process reports that it is alive before "
                 f"{format_timestamp(row.lease_expires_at, now)}"
             )
             return [Reason("processing", description, until=row.lease_expires_at, worker=worker)]
         description = (
-            f"ACK_FIRST removed it, {worker} started its handler {since} and was not heard of again"
+            f"ACK_FIRST removed it; {worker} started its handler at {since} and never reported "
+            "that it ended"
         )
         return [Reason("unknown_outcome", description, worker=worker)]
 
@@ -366,10 +367,10 @@ def _has_counts(values: Mapping[str, Any]) -> bool:
 def _explain_invalid_times(names: Sequence[str]) -> list[Reason]:
     if not names:
         return []
-    due = ": it is due now" if "next_attempt_at" in names else ""
+    due = ", so it is due now" if "next_attempt_at" in names else ""
     description = (
-        f"its {' and '.join(names)} is no time, as another program has written it{due}; the next "
-        "claim puts that right, with a warning"
+        f"another program stored an invalid time in its {' and '.join(names)}{due}; the next "
+        "claim corrects this and logs a warning"
     )
     return [Reason("unusable_time", description)]
 

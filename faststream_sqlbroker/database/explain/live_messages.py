@@ -132,8 +132,8 @@ class LiveMessage:
         if not requests:
             return []
         description = (
-            f"it is to be {requests[row.id].text}; its holder is asked to end it, and it is "
-            "discarded when its lease is over, unless its handler ends first"
+            f"it is being {requests[row.id].text}; its worker is asked to cancel the handler, and "
+            "the message is discarded when its lease expires, unless the handler ends first"
         )
         return [Reason("cancel_requested", description)]
 
@@ -141,29 +141,27 @@ class LiveMessage:
         row = self._row
         worker = self._find_worker(row.lease_token)
         until = row.lease_expires_at
-        name = worker or "a subscriber that is not listed"
+        name = worker or "an unlisted subscriber"
         if until is not None and until > row.now:
             since = (
                 "" if row.acquired_at is None else f" since {self._format_time(row.acquired_at)}"
             )
             description = (
-                f"{name} has it{since}, and handles it or is about to; its lease, renewed as long "
-                f"as that process lives, runs until {self._format_time(until)}"
+                f"{name} holds it{since}, and its handler runs or is about to start; its lease, "
+                f"renewed while that process lives, expires at {self._format_time(until)}"
             )
             is_gone = worker is not None and all(
                 subscriber.worker != worker for subscriber in self._live_subscribers
             )
-            description += "; that process has not been heard of lately" if is_gone else ""
+            description += "; that process has sent no heartbeat recently" if is_gone else ""
             return [Reason("processing", description, until=until, worker=worker)]
         if transaction_reason := self._explain_transaction(worker):
             return [transaction_reason]
-        ran_out = (
-            "it has no lease"
-            if until is None
-            else f"the lease of {name} ran out {self._format_time(until)}"
-        )
         description = (
-            f"{ran_out}: a subscriber of the queue gives it back, by its release_stuck_interval"
+            "it is PROCESSING without a lease, so it is never released; `sqlbroker verify` lists it"
+            if until is None
+            else f"the lease of {name} expired at {self._format_time(until)}; a subscriber of the "
+            "queue releases it within its release_stuck_interval"
         )
         return [
             Reason("lease_expired", description, worker=worker),
@@ -179,12 +177,12 @@ class LiveMessage:
         if row.lease_expires_at is None:
             return None
         locked = find_locked(self._connection, self._dialect, [row.id])
-        name = worker or "a subscriber that is not listed"
-        expiry = f"its lease ran out {self._format_time(row.lease_expires_at)}"
+        name = worker or "an unlisted subscriber"
+        expiry = f"its lease expired at {self._format_time(row.lease_expires_at)}"
         if locked:
             description = (
-                f"{name} has it, and a transaction holds its row, as that of a handler with "
-                f"transactional=True does: {expiry}, and can be neither renewed nor given back "
+                f"{name} holds it, and a transaction has locked its row, as a handler with "
+                f"transactional=True does; {expiry} and can be neither renewed nor released "
                 "until that transaction ends"
             )
             return Reason("in_transaction", description, worker=worker)
@@ -194,7 +192,7 @@ class LiveMessage:
         ):
             description = (
                 f"{expiry}, but its handler may still run in a transaction of {name}, which this "
-                "database does not show; if that has ended, a subscriber of the queue gives it back"
+                "database does not show; if that has ended, a subscriber of the queue releases it"
             )
             return Reason("in_transaction", description, worker=worker)
         return None
@@ -206,7 +204,7 @@ class LiveMessage:
         return [
             Reason(
                 "expired",
-                f"it expired at {self._format_time(expires_at)}: the next claim discards it",
+                f"it expired at {self._format_time(expires_at)}; the next claim discards it",
             )
         ]
 
@@ -218,7 +216,7 @@ class LiveMessage:
             end = "it is resumed" if pause.until is None else self._format_time(pause.until)
             reason = "" if pause.reason is None else f" ({pause.reason})"
             since = self._format_time(pause.since)
-            description = f"{pause.by} has paused the queue since {since}, until {end}{reason}"
+            description = f"{pause.by} paused the queue at {since}, until {end}{reason}"
             reasons.append(Reason("paused", description, until=pause.until))
         if not self._claiming and (
             paused_workers := [
@@ -240,8 +238,8 @@ class LiveMessage:
         if not drained or self._claiming:
             return []
         description = (
-            "no live subscriber of the queue claims, as an operator has drained "
-            f"{_format_names(drained)}; `sqlbroker undrain` ends that"
+            f"an operator has drained {_format_names(drained)}, and no other live subscriber "
+            "claims from the queue; end the drain with `sqlbroker undrain`"
         )
         return [Reason("drained", description, worker=drained[0])]
 
@@ -277,7 +275,7 @@ class LiveMessage:
     def _explain_no_subscriber(self) -> list[Reason]:
         if self._live_subscribers:
             return []
-        description = "no process that is alive subscribes to the queue"
+        description = "the queue has no live subscriber"
         last = next(
             (
                 subscriber
@@ -289,7 +287,7 @@ class LiveMessage:
         if last is None:
             return [Reason("no_live_subscriber", description)]
         alive_until = self._format_time(last.lease_expires_at)
-        description += f"; {last.worker} did, and counted as alive until {alive_until}"
+        description += f"; the last one, {last.worker}, counted as alive until {alive_until}"
         return [Reason("no_live_subscriber", description, worker=last.worker)]
 
     def _explain_suspect(self) -> list[Reason]:
@@ -298,7 +296,7 @@ class LiveMessage:
             return []
         description = (
             f"{lost_deliveries} of its deliveries ended without an outcome, so it may have killed "
-            "its process: it runs alone, when a process holds nothing else"
+            "its process; it runs alone, in a process that holds no other message"
         )
         return [Reason("suspect", description)]
 
@@ -332,21 +330,22 @@ class LiveMessage:
             worker = self._find_worker(other.lease_token)
             until = other.lease_expires_at
             lasting = until is not None and until > self._row.now
-            description = f"{worker or 'a subscriber that is not listed'} has it"
+            description = f"{worker or 'an unlisted subscriber'} holds it"
             if until is not None:
-                state = "until" if lasting else "that ran out"
-                description += f", by a lease {state} {self._format_time(until)}"
+                state = "until" if lasting else "that expired at"
+                description += f", with a lease {state} {self._format_time(until)}"
         elif other.next_attempt_at > self._row.now:
             until = other.next_attempt_at
             event = (
-                "its next attempt is due" if other.state == "RETRYABLE" else "it is not due before"
+                "its next attempt is due at"
+                if other.state == "RETRYABLE"
+                else "it is not due before"
             )
             description = f"{event} {self._format_time(until)}"
         else:
             description = "it is due"
         description = (
-            f"message {other.id} of the same key comes first, as {ORDERED_MODE} wants: "
-            f"{description}"
+            f"message {other.id} of the same key comes first under {ORDERED_MODE}: {description}"
         )
         return Reason(
             "behind_earlier_message",
@@ -365,12 +364,9 @@ class LiveMessage:
                 self._queue_condition, _LEASED
             )
         )
-        worker_info = f"{workers} workers of {len(self._claiming)} subscribers take from the queue"
+        worker_info = f"{workers} workers of {len(self._claiming)} subscribers claim from the queue"
         if not ahead and busy < workers:
-            description = (
-                f"nothing stands in its way, it is claimed next: {worker_info}, {busy} messages "
-                "are leased"
-            )
+            description = f"it is claimed next: {worker_info}, and {busy} messages are leased"
             return Reason("ready", description)
         description = (
             f"{_format_count(ahead)} due messages come first and {_format_count(busy)} are leased: "

@@ -260,7 +260,7 @@ def explain_delay(details: PolicyDetails, message: WaitingMessage) -> list[Reaso
     ):
         return []
     until = message.next_attempt_at
-    description = f"it is not due before {format_timestamp(until, message.now)}, by {delays[0]}"
+    description = f"{delays[0]} delays it until {format_timestamp(until, message.now)}"
     return [Reason("delayed", description, until=until, policy=str(delays[0]))]
 
 
@@ -278,14 +278,14 @@ def explain_standby(details: PolicyDetails, message: WaitingMessage) -> list[Rea
     policy = str(policies[0]) if policies else None
     if owner is None or owner not in queued:
         description = (
-            "another message of its key was to be delivered in its place; it is looked at again "
-            f"at {format_timestamp(next_check, message.now)}"
+            "it stands by for another message of its key, which is no longer in the queue; the "
+            f"next check is at {format_timestamp(next_check, message.now)}"
         )
         return [Reason("in_burst", description, message_id=owner, until=next_check, policy=policy)]
     until = from_microseconds(queued[owner].due)
     description = (
-        f"message {owner} of its key is delivered in its place, which is due at "
-        f"{format_timestamp(until, message.now)}; if that one cannot be, this one goes"
+        f"message {owner} of its key is delivered in its place and is due at "
+        f"{format_timestamp(until, message.now)}; if it cannot be delivered, this message is"
     )
     return [Reason("in_burst", description, message_id=owner, until=until, policy=policy)]
 
@@ -301,9 +301,7 @@ def explain_window(details: PolicyDetails, message: WaitingMessage) -> list[Reas
         return []
     closed, opens = details.closed_window
     until = from_microseconds(opens)
-    description = (
-        f"it is outside of {closed}, which opens at {format_timestamp(until, message.now)}"
-    )
+    description = f"{closed} is closed and opens at {format_timestamp(until, message.now)}"
     return [Reason("outside_window", description, until=until, policy=str(closed))]
 
 
@@ -319,7 +317,7 @@ def explain_burst(details: PolicyDetails, message: WaitingMessage) -> list[Reaso
     if message.id == bursts.newest and message.next_attempt_at > message.now:
         description = (
             "it is the newest message of a burst of its key, which ends at "
-            f"{format_timestamp(message.next_attempt_at, message.now)} if no other comes"
+            f"{format_timestamp(message.next_attempt_at, message.now)} if no other arrives"
         )
         return [
             Reason("in_burst", description, until=message.next_attempt_at, policy=str(debounces[0]))
@@ -345,7 +343,7 @@ def explain_latest(details: PolicyDetails, message: WaitingMessage) -> list[Reas
         return [_build_key_held(details, message.key, running, queued[running], policies[0])]
     if message.id == latest.newest and message.next_attempt_at > message.now:
         description = (
-            "it is the newest message of its key, which may have the next at "
+            "it is the newest message of its key, and may start at "
             f"{format_timestamp(message.next_attempt_at, message.now)}"
         )
         return [
@@ -360,10 +358,8 @@ def _build_key_held(
     """Build the reason that the message waits until the message `other` of the key has settled."""
     token = next((lease.token for lease in details.load_leases(key) if lease.id == other), None)
     name = details.find_worker(token)
-    doing = f"{name} has it" if name else f"it is {queued.state}"
-    description = (
-        f"message {other} of its key comes first, and it waits until that has settled: {doing}"
-    )
+    status = f"{name} holds that message" if name else f"that message is {queued.state}"
+    description = f"it waits until message {other} of its key has settled; {status}"
     return Reason("key_held", description, message_id=other, worker=name, policy=str(policy))
 
 
@@ -378,7 +374,7 @@ def explain_throttle(details: PolicyDetails, message: WaitingMessage) -> list[Re
         )
         until = message.next_attempt_at
         description = (
-            f"it asks for a slot of {refusing} again at {format_timestamp(until, message.now)}"
+            f"it requests a slot of {refusing} again at {format_timestamp(until, message.now)}"
         )
         return [Reason("throttled", description, until=until, policy=str(refusing))]
     reasons = []
@@ -398,8 +394,8 @@ def _format_rate_loss(throttle: Throttle, lag: int) -> str:
         return ""
     remaining_rate = throttle.rate * throttle.per / (throttle.per + lag)
     return (
-        f"; starts come up to {lag / MICROSECONDS:.2f} s after their slots, which leaves "
-        f"{remaining_rate:.3g} of {throttle.rate} in {format_seconds(throttle.per)}"
+        f"; handlers start up to {lag / MICROSECONDS:.2f} s after their slots, which reduces the "
+        f"rate to {remaining_rate:.3g} of {throttle.rate} in {format_seconds(throttle.per)}"
     )
 
 
@@ -414,7 +410,7 @@ def explain_concurrency(details: PolicyDetails, message: WaitingMessage) -> list
         elif (scope := policy.scope) is not None:
             if details.count_scope_leases(scope, limit) >= limit:
                 description = (
-                    f"{limit} of {limit} leases of the scope {scope!r} are taken ({policy})"
+                    f"{limit} of {limit} leases of the scope {scope!r} are in use ({policy})"
                 )
                 reasons.append(Reason("concurrency", description, policy=str(policy)))
             continue
@@ -425,8 +421,8 @@ def explain_concurrency(details: PolicyDetails, message: WaitingMessage) -> list
         name = details.find_worker(first.token)
         limit_target = "its key" if policy.per_key else "the queue"
         description = (
-            f"{limit} of {limit} leases of {limit_target} are taken ({policy}): "
-            f"message {first.id} is held by {name or 'a subscriber that is not listed'}"
+            f"{limit} of {limit} leases of {limit_target} are in use ({policy}); "
+            f"{name or 'an unlisted subscriber'} holds message {first.id}"
         )
         code = "key_held" if policy.per_key else "concurrency"
         reasons.append(
@@ -449,13 +445,13 @@ def explain_once(details: PolicyDetails, message: WaitingMessage) -> list[Reason
     until = format_timestamp(ends, message.now)
     if other == message.id:
         description = (
-            "its handler was started before, and it is not known how far it got: "
-            "the next claim makes the message FAILED"
+            "an earlier delivery started its handler, and the outcome is unknown; "
+            "the next claim ends the message as FAILED"
         )
         return [Reason("unknown_outcome", description, policy=str(policies[0]))]
     description = (
-        f"its key was claimed by message {other}, until {until}: "
-        "the next claim discards it as a duplicate"
+        f"message {other} has claimed its key until {until}; "
+        "the next claim discards this message as a duplicate"
     )
     return [Reason("duplicate", description, message_id=other, policy=str(policies[0]))]
 

@@ -40,10 +40,10 @@ current_transaction: ContextVar["HandlerTransaction | None"] = ContextVar(
     "sqlbroker_transaction", default=None
 )
 """The transaction of the running handler; tasks that it starts inherit it."""
-_REMEDY = "leave transactional out, or publish a message to another subscriber that does it"
+_REMEDY = "remove transactional=True, or publish a message to another subscriber that does it"
 _PUBLISHED_LATE = (
-    "the transaction of the handler that publishes has ended: await the publish, and tasks that "
-    "publish, before the handler ends; or give with_ack=False, which commits the message at once"
+    "the handler's transaction has ended: await the publish, and tasks that publish, before the "
+    "handler ends, or pass with_ack=False to commit the message immediately"
 )
 
 
@@ -81,7 +81,7 @@ def refuse_in_handler(
     if get_only_writer(dialect, engine) is not None:
         raise NotSupportedError(
             f"{name} cannot be used in a handler with transactional=True on SQLite: it writes in a "
-            "transaction of its own, and that of the handler keeps every other writer out; "
+            "separate transaction, and the handler's transaction blocks all other writers; "
             f"{remedy}"
         )
 

@@ -364,7 +364,7 @@ _SETTINGS = "SELECT @@log_bin, @@binlog_format, @@sql_select_limit, @@sql_safe_u
 NO_LIMIT = 2**64 - 1
 """The default of sql_select_limit."""
 _SETTING_HINT = (
-    "set another one for the engine's connections: "
+    "change it for the engine's connections: "
     'create_async_engine(url, connect_args={{"init_command": "SET SESSION {}"}})'
 )
 NO_BACKSLASH_ESCAPES = 0x200
@@ -383,9 +383,9 @@ def refuse_plain_backslashes(driver: Any) -> None:
     # A synchronous driver of the application may have no such attribute.
     if getattr(driver, "server_status", 0) & NO_BACKSLASH_ESCAPES:
         msg = (
-            "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a "
-            "quote in a body would end the literal, and the rest would run as SQL. Take it out of "
-            "the server's sql_mode, or " + _SETTING_HINT.format("sql_mode=...")
+            "sql_mode has 'NO_BACKSLASH_ESCAPES', with which this driver cannot send bytes safely: "
+            "a quote in a body would end the literal, and the rest would run as SQL. Remove it "
+            "from the server's sql_mode, or " + _SETTING_HINT.format("sql_mode=...")
         )
         raise SetupError(msg)
 
@@ -400,14 +400,14 @@ def refuse_settings(connection: Connection) -> None:
     log, log_format, max_rows, safe = connection.execute(text(_SETTINGS)).one()
     if log and str(log_format).upper() == "STATEMENT":
         msg = (
-            "binlog_format is 'STATEMENT', but the broker writes under READ COMMITTED, which needs "
-            "'MIXED' or 'ROW'; set binlog_format=ROW on the server"
+            "binlog_format must be 'ROW' or 'MIXED', got 'STATEMENT', which does not support the "
+            "broker's isolation level READ COMMITTED; set binlog_format=ROW on the server"
         )
         raise SetupError(msg)
     if int(max_rows) < NO_LIMIT:
         msg = (
-            f"sql_select_limit is {max_rows}, so a statement would read the first {max_rows} of "
-            "its rows and take the others for lost; "
+            f"sql_select_limit is {max_rows}, so the broker would read only {max_rows} rows of a "
+            "result and treat the others as lost; "
             + _SETTING_HINT.format(f"sql_select_limit={NO_LIMIT}")
         )
         raise SetupError(msg)
@@ -415,7 +415,7 @@ def refuse_settings(connection: Connection) -> None:
     # and the list of ids is a table without a key.
     if int(safe) and is_mariadb(connection.dialect):
         msg = (
-            "sql_safe_updates is on, under which MariaDB refuses to settle messages, though the "
-            "statement names them by their ids; " + _SETTING_HINT.format("sql_safe_updates=0")
+            "sql_safe_updates is on, so MariaDB refuses the statements that settle messages; "
+            + _SETTING_HINT.format("sql_safe_updates=0")
         )
         raise SetupError(msg)

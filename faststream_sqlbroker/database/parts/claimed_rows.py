@@ -99,8 +99,8 @@ class ClaimedRows:
             f"{name} is {format_value(values[n])}" for n, name in zip(invalid, names, strict=True)
         )
         self.warn(
-            f"message {row.id} of queue {row.queue!r} is delivered at once: its {description}, "
-            "which is no time"
+            f"message {row.id} of queue {row.queue!r} is delivered immediately: its {description}, "
+            "which is not a valid time"
         )
         return row
 

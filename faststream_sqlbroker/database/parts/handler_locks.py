@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 
-TRANSACTION_ENDED = "the transaction that the handler was given has ended before its ack"
+TRANSACTION_ENDED = "the transaction of the handler ended before its ack"
 
 
 @dataclass(frozen=True, slots=True)

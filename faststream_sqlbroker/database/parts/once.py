@@ -40,10 +40,10 @@ back.
 class OnceStatus(Enum):
     """The status of a message whose handler would start now."""
 
-    START = "its key is claimed for it"
-    LOST = "its lease is gone"
+    START = "it has claimed its key"
+    LOST = "its lease is lost"
     DUPLICATE = "another message has claimed its key"
-    UNKNOWN = "it has claimed its key before, and it is not known how far its handler got"
+    UNKNOWN = "an earlier delivery claimed its key, and the outcome of its handler is unknown"
 
 
 def claim_keys(

@@ -54,9 +54,8 @@ class SizeLimit:
         if size > self.max_bytes:
             raise MessageTooLargeError(
                 f"a message with a body of {len(body)} bytes and headers of {len(header_bytes)} "
-                f"cannot be written: that takes {size} bytes, and {self.name} is "
-                f"{self.max_bytes}; send "
-                f"less, for example where the body is stored, {self.remedy}"
+                f"bytes takes {size} bytes to write, but {self.name} is {self.max_bytes}; send "
+                f"less, such as a reference to the stored body, {self.remedy}"
             )
 
     def can_share_statement(self, rows: Sequence[NewMessage]) -> bool:
@@ -96,9 +95,8 @@ def split_to_fit(
         return
     if len(items) == 1:
         raise MessageTooLargeError(
-            f"an outcome of {len(text)} bytes, most of them headers or the text of an error, "
-            f"cannot be written: {limit.name} is {limit.max_bytes}; give the message less, "
-            f"{limit.remedy}"
+            f"an outcome takes {len(text)} bytes, mostly headers or error text, but {limit.name} "
+            f"is {limit.max_bytes}; reduce the headers and the error text, {limit.remedy}"
         )
     half = len(items) // 2
     yield from split_to_fit(limit, items[:half], text_of)
@@ -131,15 +129,13 @@ def split_by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[
 
 POSTGRESQL = SizeLimit(
     2**29 - 2**16,
-    "the most that PostgreSQL can give back as text, which pg_dump and psycopg ask for,",
+    "PostgreSQL's limit for values sent as text (pg_dump, psycopg)",
     "and keep the body itself elsewhere",
 )
 """Source: PostgreSQL's documentation, appendix "PostgreSQL Limits": field size 1 GB; a byte takes
 two characters in text."""
 
-SQLITE = SizeLimit(
-    10**9 - 2**16, "the most that SQLite takes in one row", "and keep the body itself elsewhere"
-)
+SQLITE = SizeLimit(10**9 - 2**16, "SQLite's limit for a row", "and keep the body itself elsewhere")
 """Source: SQLite's documentation, "Limits In SQLite", SQLITE_MAX_LENGTH."""
 
 
@@ -148,8 +144,7 @@ def create_packet_limit(max_bytes: int) -> SizeLimit:
     return SizeLimit(
         max_bytes,
         "the server's max_allowed_packet",
-        "or raise max_allowed_packet on the server, which holds for connections that are made "
-        "afterwards",
+        "or raise max_allowed_packet on the server, which applies to new connections",
         escapes_values=True,
     )
 

@@ -40,7 +40,7 @@ def settle_units(
     if len({settlement.id for settlement in settlements}) < len(settlements):
         # The result has ids of messages: of two deliveries of one message, the older one would
         # count as written, too.
-        msg = "two outcomes of one message are settled together"
+        msg = "a flush has two outcomes of the same message"
         raise StoreError(msg)
     units: Units = {}
     for settlement in settlements:
@@ -110,8 +110,8 @@ def _list_on_ack(units: Units, settled: set[int]) -> list[NewMessage]:
             messages += unit.on_ack
         elif written:
             msg = (
-                f"of messages {[part.id for part in parts]}, which are settled together, only "
-                f"{written} were written: is there a trigger on the table?"
+                f"messages {[part.id for part in parts]} must be settled together, but only "
+                f"{written} were written; check the table for triggers that keep rows"
             )
             raise StoreError(msg)
     return messages

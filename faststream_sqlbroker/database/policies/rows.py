@@ -373,7 +373,7 @@ def _to_standby_messages(rows: Iterable[Sequence[Any]]) -> list[StandbyMessage]:
 def _describe_shift(due: int | None) -> str:
     if due is not None and due >= STANDBY:
         return "stands by for another message of its key"
-    return "taken in" if due is None else f"due at {from_microseconds(due).isoformat()}"
+    return "accepted" if due is None else f"due at {from_microseconds(due).isoformat()}"
 
 
 def _format_discards(

@@ -153,8 +153,8 @@ def build_settle_on_ack(
         expected = sum(owner in counts for owner in owners)
         if any(count != expected for count in counts.values()):
             msg = (
-                f"{expected} messages were published with their acks, but {max(counts.values())} "
-                "were inserted: is there a trigger on the table?"
+                f"{expected} messages must be published on ack, but {max(counts.values())} were "
+                "inserted; check the table for triggers that skip rows"
             )
             raise StoreError(msg)
         return build_settle_result(settlements, set(counts))
@@ -306,8 +306,8 @@ def _read_sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
     ids = sorted([row[0] for row in rows])
     if len(ids) != count:
         msg = (
-            f"{count} messages were inserted, but {len(ids)} ids came back: "
-            "is there a trigger on the table?"
+            f"inserting {count} messages returned {len(ids)} ids; "
+            "check the table for triggers that skip rows"
         )
         raise StoreError(msg)
     return ids

@@ -95,8 +95,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         style = connection.exec_driver_sql("SHOW DateStyle").scalar_one()
         if not style.startswith("ISO"):
             msg = (
-                f"DateStyle is {style!r}, of which psycopg reads no times; set 'ISO' for the "
-                "engine's connections: create_async_engine(url, "
+                f"DateStyle must be 'ISO' for psycopg to read times, got {style!r}; set it for "
+                "the engine's connections: create_async_engine(url, "
                 'connect_args={"options": "-c DateStyle=ISO"}), or use asyncpg'
             )
             raise SetupError(msg)

@@ -173,13 +173,9 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         }
         for message_id, queue, value in connection.execute(self.sql["unusable"], binds).all():
             connection.execute(self.sql["mend"], {"id": message_id})
-            reason = (
-                f"message {message_id} of queue {queue!r} is due at once: its next_attempt_at is "
-            )
             self.warn(
-                f"{reason}{format_value(load_text(value))}, which is no time; microseconds since "
-                "1970 "
-                "(UTC) are"
+                f"message {message_id} of queue {queue!r} is due now: its next_attempt_at must be "
+                f"microseconds since 1970 (UTC), got {format_value(load_text(value))}"
             )
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:

@@ -64,12 +64,12 @@ class AckFirstTracker:
                 result = await self._store.ack_first_starts.remove_first(
                     settlements, rows, self._holder, self._lease
                 )
-                self._inflight.apply_result(batch, result, "ack first", "it does not run here")
+                self._inflight.apply_result(batch, result, "ack first", "its handler does not run")
         except StoreError as error:
             self._log(
                 logging.ERROR,
-                f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be "
-                f"committed, so they do not run ({error})",
+                f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not confirmed, so "
+                f"their handlers do not run: {error}",
             )
             # Dropped, not released: if the removal was committed, there is no row to release; if
             # not, the row comes again when its lease has expired.
@@ -103,15 +103,15 @@ class AckFirstTracker:
     def _format_unwritten(self, reason: object) -> str:
         ids = [row.id for row in self._ended_rows]
         return (
-            f"ACK_FIRST: it could not be written that the handlers of messages {ids} have ended, "
-            f"so that admin.unknown() will list them: {reason}"
+            f"ACK_FIRST: could not record that the handlers of messages {ids} have ended, so "
+            f"admin.unknown() will list these messages: {reason}"
         )
 
     async def stop(self, deadline: float) -> None:
         """Write the ended starts by `deadline` (the event loop's time); `tick` must not follow."""
         self._is_stopped = True
         if not await retry_until(self.write_ended, deadline, self._clock) and self._ended_rows:
-            self._log(logging.ERROR, self._format_unwritten("not within the time of the stop"))
+            self._log(logging.ERROR, self._format_unwritten("the stop timed out"))
 
     def drop_cut_off(self, rows: list[ClaimedMessage]) -> None:
         """Leave the notes of `rows`, whose handlers were cancelled.

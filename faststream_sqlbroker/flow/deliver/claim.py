@@ -43,10 +43,10 @@ UNREAD_SHARE = 3
 class ClaimYield(Enum):
     """Yield of a claim."""
 
-    FULL = "as many rows as there was room for, or more that is known to be claimable"
-    UNREAD = "not all was read yet, or another claims right now"
-    HELD = "nothing more may start before a known time, whatever comes"
-    FEWER = "fewer rows than there was room for: no more is due"
+    FULL = "as many rows as the capacity, or more rows are known to be claimable"
+    UNREAD = "not everything was read yet, or another process claims at the same time"
+    HELD = "no other message may start before a known time, whatever arrives"
+    FEWER = "fewer rows than the capacity: no other message is due"
 
 
 @dataclass(slots=True)
@@ -372,8 +372,8 @@ class Claimer:
             self._log(
                 logging.WARNING,
                 f"the database's clock was set back by about {step / MICROSECONDS:.0f} s: the "
-                f"starts that a Throttle knew of ({scope}, key {key!r}) lay ahead of it, and count "
-                "from now on as if they had been now",
+                f"recorded starts of a Throttle ({scope}, key {key!r}) lay in the future and count "
+                "as starts of the current time",
             )
         slots.steps.clear()
         now = self._clock.monotonic()
@@ -381,10 +381,9 @@ class Claimer:
             policies = ", ".join(str(p) for p in self._settings.policies if isinstance(p, Throttle))
             self._log(
                 logging.WARNING,
-                f"{self._missed_count} messages could not start in time for their slots of "
-                f"{policies} and went back, uncharged: handlers of this process start up to "
-                f"{slots.max_lag / MICROSECONDS:.2f} s after their slots, and the rate is lower "
-                "for that",
+                f"{self._missed_count} messages missed their slots of {policies} and were released "
+                "without an attempt: handlers of this process start up to "
+                f"{slots.max_lag / MICROSECONDS:.2f} s after their slots, which lowers the rate",
             )
             self._missed_count = 0
             self._logged_at = now
@@ -454,7 +453,7 @@ class Claimer:
             # Claims go on: at worst these rows come back when their leases expire.
             self._release_again_at = self._clock.monotonic() + RELEASE_PAUSE
             text = (
-                f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: "
+                f"could not release claims without an answer, trying again in {RELEASE_PAUSE} s: "
                 f"{error}"
             )
             # The claim that meets a transient failure logs it, too.

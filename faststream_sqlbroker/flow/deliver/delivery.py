@@ -163,8 +163,8 @@ class DeliveryRunner(ABC):
         if isinstance(error, asyncio.CancelledError):
             self._log(
                 logging.WARNING,
-                f"the task that handles messages {[row.id for row in rows]} was cancelled, but not "
-                "by the broker: the delivery has failed, and the worker goes on",
+                f"the handler task of messages {[row.id for row in rows]} was cancelled, but not "
+                "by the broker: the attempt has failed, and the worker continues",
                 message_id=rows[0].id,
             )
 

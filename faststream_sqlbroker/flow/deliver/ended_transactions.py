@@ -86,9 +86,9 @@ class EndedTransactions:
                 if failures == 1:  # the result is logged at the end
                     self._log(
                         logging.WARNING,
-                        "it is unknown whether the ended transaction of messages "
-                        f"{[row.id for row in rows]} was committed; it is asked for until the "
-                        f"database answers: {error}",
+                        f"the handler of messages {[row.id for row in rows]} ended its "
+                        "transaction, and whether it was committed is unknown; the query is "
+                        f"repeated until the database answers: {error}",
                         message_id=rows[0].id,
                     )
                 await self._clock.sleep(pause)
@@ -99,9 +99,9 @@ class EndedTransactions:
         self._inflight.drop(rows)
         self._log(
             logging.WARNING,
-            "the database does not say whether the ended transaction of messages "
-            f"{[row.id for row in rows]} was committed; nothing is written of them, and they come "
-            "back when their leases have run out",
+            "the database did not answer whether the ended transaction of messages "
+            f"{[row.id for row in rows]} was committed; their outcomes are not written, and they "
+            "are delivered again when their leases expire",
             message_id=rows[0].id,
         )
 
@@ -120,14 +120,12 @@ def _settle_ended(rows: Rows, *, committed: bool) -> None:
 
 
 _COMMITTED = (
-    "the handler has ended the transaction that it was given: it was committed before the ack, by "
-    "commit(), COMMIT or a statement that commits (DDL on MySQL and MariaDB). What the handler "
-    "had done until then stays, so it is not tried again. Leave the transaction open: it is "
-    "committed with the ack"
+    "the handler ended its transaction: commit(), COMMIT or a statement that commits (DDL on MySQL "
+    "and MariaDB) committed it before the ack. The handler's work up to the commit stays, so the "
+    "message is not retried. Leave the transaction open: the broker commits it with the ack."
 )
 _ROLLED_BACK = (
-    "the transaction that the handler was given has ended before its ack: it was rolled back, by "
-    "rollback(), ROLLBACK or an error that undoes all of it, such as a deadlock on MySQL and "
-    "MariaDB, which the handler has caught. Nothing of it is committed. Let such an error pass, "
-    "and raise to roll back"
+    "the handler's transaction ended before the ack: rollback(), ROLLBACK or a caught error that "
+    "undoes the whole transaction, such as a deadlock on MySQL and MariaDB, rolled it back. None "
+    "of its work is committed. Do not catch such errors, and raise an error to roll back."
 )

@@ -73,8 +73,8 @@ class ForwardHandler:
                 return Relocate(self._target, is_hop=True, key=self._get_new_key(row))
             return self._route_by_headers(row, undated)
         text = (
-            f"forward_to has moved it on {row.hops} times since a handler last did, so its queues "
-            "lead round: look where they go"
+            f"forward_to has moved the message {row.hops} times without a handler in between, so "
+            "its queues probably form a cycle: check where they forward to"
         )
         return self._reject(row, TOO_MANY_HOPS, ValueError(text))
 
@@ -89,8 +89,7 @@ class ForwardHandler:
         elif queue not in self._allowed_queues:
             text = (
                 f"its header {DESTINATION_HEADER!r} names {format_value(queue)}, which is not "
-                "among the "
-                "subscriber's destinations"
+                "among the subscriber's destinations"
             )
             return self._reject(row, DESTINATION_NOT_ALLOWED, ValueError(text))
         try:
@@ -99,7 +98,7 @@ class ForwardHandler:
             if due is None and row.next_attempt_at <= row.created_at:
                 undated.append(row)
         except ValueError as error:
-            self._log_row(row, logging.WARNING, f"it is moved at once: {error}")
+            self._log_row(row, logging.WARNING, f"it is moved immediately: {error}")
             due = None
         delay = 0.0 if due is None else _get_delay(due, row, self._clock)
         # A message that waits there is not published yet: it can be looked up until it leaves.
@@ -111,21 +110,21 @@ class ForwardHandler:
         return (key.key(row.headers) or REMOVED_KEY) if isinstance(key, Header) else key
 
     def _reject(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
-        action = "is archived as FAILED"
+        action = "is rejected"
         if self._dead_letter_queue is not None:
-            action = f"goes to the dead letter queue {self._dead_letter_queue!r}"
+            action = f"goes to the dead-letter queue {self._dead_letter_queue!r}"
         self._log_row(row, logging.ERROR, f"it {action} ({reason}): {error}")
         return Reject(reason, error)
 
     def _log_undated(self, rows: Sequence[ClaimedMessage]) -> None:
         """Log that `rows` have no due time: a foreign producer wrote the rows, not `publish`."""
         first = rows[0]
-        suffix = "" if len(rows) == 1 else f" and {len(rows) - 1} more claimed with it"
+        suffix = "" if len(rows) == 1 else f", like {len(rows) - 1} more claimed with it"
         self._log_row(
             first,
             logging.WARNING,
-            f"it is moved at once{suffix}: no header {PUBLISH_AFTER_HEADER!r} and no "
-            "next_attempt_at after created_at says when; the header with 0 says at once",
+            f"it is moved immediately{suffix}: neither a header {PUBLISH_AFTER_HEADER!r} nor a "
+            "next_attempt_at after created_at sets its time; set the header to 0 to confirm",
         )
 
     def _log_row(self, row: ClaimedMessage, level: int, text: str) -> None:

@@ -204,9 +204,11 @@ class StuckReleaser:
             cancelled = await self._discard_cancelled()
             count = await self._store.release_stuck(self._queues, BATCH, search_started_at)
         if count:
-            self._log(
-                logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}"
+            text = (
+                f"{count} expired leases released in {', '.join(self._queues)}: their holders died "
+                "or did not renew them in time; the messages are delivered again"
             )
+            self._log(logging.WARNING, text)
             self._metrics.record_released(count)
         if count or cancelled:
             self._poller.forget_leases()
@@ -231,8 +233,9 @@ class StuckReleaser:
         except AccessError:
             return 0  # other leases are released without this right
         if count:
-            text = f"{count} cancelled messages discarded in {', '.join(self._queues)}, whose "
-            self._log(logging.WARNING, f"{text}leases have run out")
+            queues = ", ".join(self._queues)
+            text = f"{count} cancelled messages with expired leases discarded in {queues}"
+            self._log(logging.WARNING, text)
         return count
 
 
@@ -272,5 +275,5 @@ class ProgressWriter:
         try:
             return await self._store.messages.record_progress(row.id, row.lease_token, info)
         except StoreError as error:
-            self._log(logging.DEBUG, f"the progress of message {row.id} is not written: {error}")
+            self._log(logging.DEBUG, f"could not write the progress of message {row.id}: {error}")
             return True

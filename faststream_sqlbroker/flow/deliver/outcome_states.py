@@ -27,13 +27,13 @@ class DeliveryState(Enum):
     """State of a delivery."""
 
     WAITING = "claimed, waits for a worker"
-    RUNNING = "a worker has it"
-    QUEUED = "has an outcome, which waits for the flush"
-    WRITING = "the database has its outcome, and has not answered"
-    SET_APART = "has failed for a passing reason; repeated as it is, apart from the queue"
-    REFUSED = "refused by the database; repeated apart from the queue, later in a lesser version"
+    RUNNING = "a worker is processing it"
+    QUEUED = "has an outcome that waits for the flush"
+    WRITING = "its outcome was sent to the database, which has not answered yet"
+    SET_APART = "its write failed for a transient reason; repeated unchanged, apart from the queue"
+    REFUSED = "refused by the database; repeated apart from the queue, later in a reduced version"
     WRITTEN = "the outcome is committed"
-    LOST = "the lease is gone; nothing of it will be written"
+    LOST = "the lease is lost; its outcome will not be written"
 
 
 class OutcomeEvent(Enum):
@@ -41,17 +41,17 @@ class OutcomeEvent(Enum):
 
     CLAIMED = "claim"
     TAKEN = "a worker takes it"
-    GIVEN_BACK = "given back unstarted"
+    GIVEN_BACK = "released unstarted"
     ENDED = "its handler ends"
     SENT = "flush"
-    SENT_AGAIN = "its pause is over"
+    SENT_AGAIN = "its pause ends"
     SENT_BY_WORKER = "commit with its handler, removal before its start"
     ROLLED_BACK = "rolled back, not removed"
     ANSWERED = "committed"
-    PUT_BACK = "passing failure, row locked elsewhere"
-    FAILED = "fails for a passing reason again and again"
-    REFUSED = "refused by itself"
-    ANSWER_DENIED = "its answer may not be published"
+    PUT_BACK = "transient failure, row locked elsewhere"
+    FAILED = "repeated transient failures"
+    REFUSED = "refused on its own"
+    ANSWER_DENIED = "its publish on ack is denied"
     BROKEN = "another row of its unit is lost"
     LOST = "lease lost"
 
@@ -101,7 +101,7 @@ def get_next_state(state: DeliveryState, event: OutcomeEvent) -> DeliveryState:
     try:
         return _NEXT[state, event]
     except KeyError:
-        msg = f"an outcome cannot leave {state.name} by {event.name}"
+        msg = f"state {state.name} of an outcome has no transition for event {event.name}"
         raise RuntimeError(msg) from None
 
 
@@ -199,7 +199,7 @@ Units = dict[Unit, set[int]]
 """Units that must not be written any more, each with its lost messages."""
 
 
-CLAIMED_AGAIN = "it came back to us, and the older outcome will not be written"
+CLAIMED_AGAIN = "this process has claimed it again, and the older outcome will not be written"
 
 
 def add_unit(units: Units, lost: Settlement) -> None:
@@ -269,6 +269,6 @@ class LostLeaseLog:
 def format_broken(ids: Sequence[int], lost: Sequence[int]) -> str:
     """Format the log text for messages that go back because their batch has lost leases."""
     return (
-        f"messages {list(ids)} go back: what their handler did is written with "
-        f"all messages that it acked or not at all, and {list(lost)} of them have lost their lease"
+        f"messages {list(ids)} are delivered again: the handler's work is committed with all "
+        f"messages that it acked or not at all, and messages {list(lost)} have lost their leases"
     )

@@ -203,9 +203,10 @@ class QuarantineWriter:
         if self._denied_count >= self._log_at_count:
             self._log_at_count = 2 * self._denied_count
             text = (
-                f"the answers of {self._denied_count} messages until now ({_format_ids(nacked)}) "
-                "may not be published, so their attempts have failed; grant it, or give the "
-                f"subscriber no_reply=True, which drops what producers ask for by reply_to: {error}"
+                "the database user may not publish messages with the acks of "
+                f"{self._denied_count} messages so far ({_format_ids(nacked)}), so their attempts "
+                "have failed; grant the right, or set no_reply=True on the subscriber to drop "
+                f"replies requested by reply_to: {error}"
             )
             self._log(logging.ERROR, text, message_id=nacked[0].id)
         return [(s, error) for s, error in refused if s.unit not in denied]
@@ -294,7 +295,7 @@ class QuarantineWriter:
         self._log(
             logging.ERROR,
             f"the outcome of messages {[s.id for s in version]} was refused {tries} times; it is "
-            f"settled as {first.state and first.state.name} without what may be the cause",
+            f"settled as {first.state and first.state.name} without the part that may be the cause",
             message_id=first.id,
         )
 

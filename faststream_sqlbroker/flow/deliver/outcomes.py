@@ -284,7 +284,7 @@ class Outcomes:
         batch: OutcomeBatch,
         result: SettleResult,
         phase: str = "flush",
-        consequence: str = "its outcome was not written now",
+        consequence: str = "this write of its outcome had no effect",
     ) -> None:
         """Apply the database's answer to `batch`; rows in neither set of `result` stay.
 

@@ -297,7 +297,7 @@ class PolicyRunner:
         for row in keyed:
             verdict, other_id = verdicts[row.id]
             if verdict is OnceStatus.LOST:
-                self._inflight.lose([row], "claim of its key", "it does not run here")
+                self._inflight.lose([row], "key claim", "its handler does not run")
             elif verdict is OnceStatus.DUPLICATE:
                 self._finish(row, Discard(DUPLICATE, other_id))
             elif verdict is OnceStatus.UNKNOWN:
@@ -348,8 +348,8 @@ class PolicyRunner:
         if is_logged(self._failures):
             self._log(
                 logging.WARNING,
-                f"the keys of messages {[row.id for row in rows]} cannot be claimed, so they do "
-                f"not run now; again in {pause:.1f} s: {error}",
+                f"could not claim the keys of messages {[row.id for row in rows]}, so their "
+                f"handlers do not run now; trying again in {pause:.1f} s: {error}",
                 message_id=rows[0].id,
             )
         try:
@@ -409,7 +409,7 @@ class PolicyRunner:
 
     def _log_unreleased_keys(self, rows: Rows, error: StoreError) -> None:
         text = (
-            f"the keys of messages {[row.id for row in rows]} could not be given back, so they do "
-            "not run again"
+            f"could not release the keys of messages {[row.id for row in rows]}, so their handlers "
+            "do not run again"
         )
         self._log(logging.ERROR, f"{text}: {error}", message_id=rows[0].id)

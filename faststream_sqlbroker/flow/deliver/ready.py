@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 class Mode(Enum):
     """Mode of the next claim, which may poll first; `TRANSITIONS` lists all changes."""
 
-    START = "looks first: nothing is known yet but priority 0"
+    START = "looks first: only priority 0 is known so far"
     LOOK = "looks first, whatever wakes it"
-    IDLE = "looks first, unless a wake-up comes"
-    GUESS = (
-        "claims from the known pairs of the queues that a wake-up named, looks if it gets nothing"
-    )
-    FOLLOW = "claims from the pairs that the last look found, and looks when that is old"
-    BLIND = "claims from all known pairs: looks are slow, and go on in the background"
+    IDLE = "looks first, unless a wake-up arrives"
+    GUESS = "claims from the known pairs of the queues in a wake-up, looks if it gets no row"
+    FOLLOW = "claims from the pairs that the last look found, looks again when that is old"
+    BLIND = "claims from all known pairs; looks are slow and run in the background"
 
 
 class ModeEvent(Enum):
@@ -42,10 +40,10 @@ class ModeEvent(Enum):
     CHANGED = "other queues are open"
     GUESSED = "the claim is sent"
     LOOKING = "a look is sent"
-    FEWER = "fewer rows than asked for"
+    FEWER = "fewer rows than requested"
     QUICK = "a look was quick"
     SLOW = "a look was slow"
-    UNANSWERED = "a look failed for a passing reason"
+    UNANSWERED = "a look failed for a transient reason"
     BROKEN = "a look failed for another reason"
 
 

@@ -58,7 +58,7 @@ def format_refusal(row: ClaimedMessage, outcome: Reject) -> str:
         )
     if outcome.reason not in {MAX_DELIVERIES, MAX_ATTEMPTS}:
         return (
-            f"message {row.id} of queue {row.queue!r} becomes a dead letter by a policy: "
+            f"message {row.id} of queue {row.queue!r} becomes a dead letter because of a policy: "
             f"{outcome.reason}"
         )
     return (
@@ -67,7 +67,7 @@ def format_refusal(row: ClaimedMessage, outcome: Reject) -> str:
     )
 
 
-_OR_DROP = "or drop the answers that producers ask for by reply_to: no_reply=True on the subscriber"
+_OR_DROP = "or set no_reply=True on the subscriber, which drops replies requested by reply_to"
 
 
 class Settlements:
@@ -117,7 +117,7 @@ class Settlements:
                 self._log(
                     logging.ERROR,
                     f"message {row.id} of queue {row.queue!r} was not updated after processing: "
-                    "the handler neither acked, nacked nor rejected it; it is archived as FAILED",
+                    "the handler neither acked, nacked nor rejected it, so it is rejected",
                     message_id=row.id,
                 )
 
@@ -151,7 +151,7 @@ class Settlements:
         error: BaseException | None,
     ) -> list[Settlement]:
         """Return nacks of `rows`, written instead of the unit that the database has refused."""
-        text = "what the handler published with its ack was refused by the database"
+        text = "the database refused the messages that the handler published with its ack"
         if isinstance(error, AccessError):
             text = f"{text}: {error}\n{_OR_DROP}"
         refused = Nack(error=PublishError(text))

@@ -38,11 +38,11 @@ delivery.
 class ClaimTarget(Enum):
     """Purpose of the next claim."""
 
-    ANY = "whatever is due"
-    OTHERS = "what is due, but no suspects"
+    ANY = "all due messages"
+    OTHERS = "due messages, but no suspects"
     SUSPECT = "one known suspect"
-    NONE = "nothing: a suspect runs"
-    DRAIN = "nothing: give back what has not started, so that a suspect can run"
+    NONE = "no message: a suspect runs"
+    DRAIN = "no message: release unstarted messages, so that a suspect can run"
 
 
 class SoloScheduler:

@@ -204,8 +204,8 @@ class TransactionalDeliveries:
         if not is_store_error or is_logged(self._failures):
             self._log(
                 logging.WARNING if is_store_error else logging.ERROR,
-                f"no transaction for the handler of messages {[row.id for row in rows]}, which "
-                f"are given back; again in {pause:.1f} s: "
+                f"could not begin a transaction for messages {[row.id for row in rows]}, which are "
+                f"released; trying again in {pause:.1f} s: "
                 f"{error if is_store_error else repr(error)}",
                 exc_info=None if is_store_error else error,
                 message_id=rows[0].id,
@@ -274,7 +274,7 @@ class TransactionalDeliveries:
             await self._ended_transactions.settle(transaction.locked, held_rows)
 
     def _report_lost(self, rows: Rows) -> None:
-        self._inflight.lose(rows, "transaction", "nothing that its handler did is committed")
+        self._inflight.lose(rows, "transaction", "its handler's work is not committed")
 
     def _abandon_unit(self, rows: Rows) -> Rows:
         """Abandon the acked rows of a batch in which a row has lost its lease: nothing was
@@ -330,8 +330,8 @@ class TransactionalDeliveries:
         first, outcome = abandoned[0]
         self._log(
             logging.WARNING,
-            f"messages {[i for i, _ in abandoned]} go back: what their handler did "
-            f"could not be committed and is rolled back; it runs again in {outcome.delay:.1f} s: "
+            f"the handler's work for messages {[i for i, _ in abandoned]} could not be committed "
+            f"and is rolled back; they are delivered again in {outcome.delay:.1f} s: "
             f"{outcome.error}",
             message_id=first,
         )

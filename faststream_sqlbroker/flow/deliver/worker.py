@@ -336,7 +336,7 @@ class Worker(DeliveryRunner):
         self._log(
             logging.CRITICAL,
             f"messages {[row.id for row in rows]}: {error!r} outside of the handler; those "
-            f"without an outcome come back in {ERROR_PAUSE} seconds",
+            f"without an outcome are delivered again in {ERROR_PAUSE} seconds",
             exc_info=error,
             message_id=rows[0].id,
         )

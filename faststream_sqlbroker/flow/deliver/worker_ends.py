@@ -106,8 +106,8 @@ class WorkerShutdown:
     async def _cancel(self, running: Workers, graceful_timeout: float | None) -> None:
         self._log(
             logging.WARNING,
-            f"{len(running)} handlers still ran after graceful_timeout={graceful_timeout} "
-            "seconds; they are cancelled and their messages given back",
+            f"{len(running)} handlers still run after graceful_timeout={graceful_timeout} "
+            "seconds; they are cancelled and their messages released",
         )
         for worker in running:
             self._cancelled.add(worker)
@@ -130,15 +130,17 @@ class WorkerShutdown:
     ) -> None:
         reason = "it swallows its cancellation"
         if function is not None:
-            reason = "it runs in a thread, which nothing can cancel"
+            reason = "it runs in a thread, which cannot be cancelled"
         if current_delivery is None or not (rows := current_delivery.handled_rows):
-            self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {reason}")
+            self._log(logging.ERROR, f"a worker that runs no handler is abandoned: {reason}")
             return
         name = function or " or ".join(self._handlers)
         elapsed = self._inflight.clock.monotonic() - current_delivery.started_at
         queues = ", ".join(sorted({repr(row.queue) for row in rows}))
         destination = (
-            "listed by admin.unknown()" if self._ack_first else "back when their leases end"
+            "listed by admin.unknown()"
+            if self._ack_first
+            else "delivered again when their leases expire"
         )
         self._log(
             logging.ERROR,

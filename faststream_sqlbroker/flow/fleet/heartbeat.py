@@ -174,8 +174,8 @@ class Heartbeat:
                     await self._store.live_subscribers.remove([registration.name])
         except (StoreError, TimeoutError) as error:
             text = (
-                f"the end of the subscriber {registration.name} is not written, it is known when "
-                f"its lease ends: {error}"
+                f"could not remove the registration of subscriber {registration.name}; it counts "
+                f"as live until its lease expires: {error}"
             )
             self._log(logging.INFO, text)
 
@@ -421,9 +421,8 @@ class Destinations:
             if queue not in live_queues:
                 text = (
                     f"message {first.message_id} of queue {first.queue!r} named the destination "
-                    f"{format_value(queue)}, and no live subscriber has a queue of this name: "
-                    "what is "
-                    "moved there waits until one comes. destinations= says which names are meant"
+                    f"{format_value(queue)}, but no live subscriber has this queue: messages moved "
+                    "there wait for a subscriber. List the allowed queues in destinations."
                 )
                 first.log(logging.WARNING, text, message_id=first.message_id)
 

@@ -68,7 +68,7 @@ class JobRunner:
         except StoreError as error:
             # The loops that an outage stops log it once.
             is_transient = isinstance(error, TransientStoreError)
-            text = f"jobs of operators rest until the next look, at most a minute: {error}"
+            text = f"operators' jobs pause until the next check: {error}"
             self._log(logging.DEBUG if is_transient else logging.WARNING, text)
 
     async def _run_step(self) -> float | None:
@@ -83,11 +83,14 @@ class JobRunner:
         except StoreError as error:
             from faststream_sqlbroker.database.bulk.store import REFUSED_PAUSE  # noqa: PLC0415
 
-            text = f"a job of an operator rests for {REFUSED_PAUSE:.0f} s, others go on: {error}"
+            text = (
+                f"a job pauses for {REFUSED_PAUSE:.0f} s, or fails if it has paused for an error "
+                f"before; other jobs continue: {error}"
+            )
             self._log(logging.WARNING, text)
             return MAX_PAUSE
         except Exception as error:  # noqa: BLE001 - a job that cannot be run must not end the others
-            text = f"a job of an operator cannot be run, others go on: {error!r}"
+            text = f"cannot run a job; other jobs continue: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)
             return MAX_PAUSE
         # Other processes have locked all due jobs: polling again at once would be a thousand
@@ -104,7 +107,7 @@ class JobRunner:
             access = await self._store.access.find_missing_rights(ALL_ACTIVITIES)
             self._is_allowed = not access.missing
             if access.missing:
-                text = f"jobs of operators are left to others: {access.describe()}"
+                text = f"this process leaves operators' jobs to others: {access.describe()}"
                 self._log(logging.INFO, text)
         return self._is_allowed
 
@@ -154,8 +157,8 @@ class Housekeeping:
             self._jobs.run_due()
         if ended := await self._store.dead_sessions.end_dead_sessions():
             text = (
-                f"database sessions {ended} were ended: their clients had been silent for long in "
-                "the middle of a statement, and they kept rows of the broker locked"
+                f"ended database sessions {ended}: their clients were silent for long in the "
+                "middle of a statement, and the sessions kept rows of the broker locked"
             )
             self._log(logging.WARNING, text)
         return await self._store.remove_expired_states(BATCH) < BATCH
@@ -236,8 +239,8 @@ class RemovedPolicies:
         freed = await self._store.policy_holds.free_removed(hold)
         if freed:
             text = (
-                f"{freed} messages of queue {hold.queue!r} waited for policies that no live "
-                f"subscriber has any more ({hold.name}): they are freed"
+                f"freed {freed} messages of queue {hold.queue!r} that waited for policies which no "
+                f"live subscriber has any more ({hold.name})"
             )
             self._log(logging.INFO, text)
         return freed is not None
@@ -247,9 +250,9 @@ class RemovedPolicies:
         if step is not None and step.back:
             text = (
                 f"the database's clock was set back by about {step.back / MICROSECONDS:.0f} s: "
-                f"{step.freed} messages of queue {queue!r} that policies had put off do not wait "
-                "for it to come there again; delayed publishes, retries, and what was published "
-                "before, are due as written"
+                f"{step.freed} messages of queue {queue!r} that policies had postponed no longer "
+                "wait for their old due times; delayed publishes, retries and messages published "
+                "before keep theirs"
             )
             self._log(logging.WARNING, text)
         return step is not None

@@ -149,10 +149,10 @@ class Rights:
         try:
             access = await self._store.access.find_missing_rights(activities)
         except StoreError as error:
-            self._outages.record_failure(self, "question which right or table is missing", error)
+            self._outages.record_failure(self, "check for missing rights", error)
             return
         except Exception as error:  # noqa: BLE001 - a bug, but no reason to stay unhealthy for good
-            text = f"it cannot be asked which right or table is missing: {error!r}"
+            text = f"could not check which rights or tables are missing: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)
             return
         self._outages.record_success(self)
@@ -164,12 +164,12 @@ class Rights:
                     access.restrict_to(activities).missing
                     for activities in self._registrations.values()
                 )
-                end = (
-                    "\nsubscribers that need it claim nothing until it is there" if is_held else ""
-                )
+                end = "\nsubscribers that need them claim no messages until then" if is_held else ""
                 self._log(logging.ERROR, access.describe() + end)
         elif self._access.missing:
-            self._log(logging.WARNING, "the database user lacks nothing any more: all goes on")
+            self._log(
+                logging.WARNING, "the database user has all rights and tables again; claims resume"
+            )
         if (
             not access.missing and activities >= self._find_activities()
         ):  # otherwise more was refused since then

@@ -146,7 +146,7 @@ class Sampler(FleetLoop):
             # A missing value says more than an old one.
             self._failures += 1
             if is_logged(self._failures):
-                text = f"the queues could not be looked at for metrics, again soon: {error}"
+                text = f"could not sample the queues for metrics, trying again soon: {error}"
                 self._log(logging.WARNING, text)
             return None
         self._failures = 0
@@ -171,7 +171,7 @@ class Sampler(FleetLoop):
             self._have_findings_failed = False
         except StoreError as error:
             if not self._have_findings_failed:
-                text = f"findings could not be looked for for metrics, again soon: {error}"
+                text = f"could not search for findings for metrics, trying again soon: {error}"
                 self._log(logging.WARNING, text)
             self._have_findings_failed = True
         finally:
@@ -185,9 +185,9 @@ class Sampler(FleetLoop):
             state = overdue[queue]
             self._log(
                 logging.WARNING,
-                f"{state.standing} messages of the queue {queue!r} stand by for a newer one of "
-                f"their key, and no claim has looked at them for {state.standing_overdue:.0f} s: "
-                "run a subscriber of the queue, or resume it; `explain` says what they wait for",
+                f"{state.standing} messages of queue {queue!r} stand by for a newer message of "
+                f"their key, but no claim has checked them for {state.standing_overdue:.0f} s: "
+                "run a subscriber of the queue, or resume it; `explain` shows why they wait",
             )
         self._warned_queues = set(overdue)
 

@@ -83,7 +83,7 @@ class WritePath:
         if self._answered.is_set() or self.problem is not None:
             return self.problem
         waited = self._clock.monotonic() - self._started_at
-        text = f"{NO_WRITES}: a write has had no answer for {waited:.1f} s"
+        text = f"{NO_WRITES}: a write has not been answered for {waited:.1f} s"
         if waited >= MAX_RESPONSE_TIME:
             self.problem = text
         return text
@@ -106,9 +106,7 @@ class WritePath:
         except StoreError as error:
             # Anyone may read this text, so it contains no address; the log has more.
             is_disconnected = isinstance(error, NotConnectedError)
-            self.problem = (
-                f"{NO_WRITES}: {'there is no connection to it' if is_disconnected else error}"
-            )
+            self.problem = f"{NO_WRITES}: {'it is unreachable' if is_disconnected else error}"
             if self._is_open:
                 raise
         finally:

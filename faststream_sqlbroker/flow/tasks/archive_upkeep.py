@@ -53,8 +53,8 @@ class RetentionLoop(FleetLoop):
             self._log(logging.INFO, text)
         for window in pruned.differing:
             text = (
-                f"nothing is removed from window {window}, as lake "
-                f"{self._retention.unless_loaded_by!r} has recorded: export again"
+                f"pruning skips window {window} as lake {self._retention.unless_loaded_by!r} "
+                "recorded; export the window again"
             )
             self._log(logging.WARNING, text)
         return PRUNE_INTERVAL
@@ -91,8 +91,8 @@ class PartitionLoop(FleetLoop):
         except AccessError as error:
             if not self._refused:
                 text = (
-                    f"partitions of the archive cannot be added: {error}; let its owner run "
-                    "`sqlbroker partitions` once a week. Until then messages go to the DEFAULT one"
+                    "cannot add partitions to the archive, so finished messages go to its DEFAULT "
+                    f"partition: {error}; let the table's owner run `sqlbroker partitions` weekly"
                 )
                 self._log(logging.WARNING, text)
             self._refused = True

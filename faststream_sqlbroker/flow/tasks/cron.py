@@ -39,7 +39,7 @@ class Cron:
         self._simulate, refusal = _import_cronsim()
         if not isinstance(expression, str) or len(expression) > MAX_EXPRESSION_LENGTH:
             raise SetupError(
-                f"a schedule's cron expression cannot be {format_value(expression)}: {_EXPRESSION}"
+                f"invalid cron expression {format_value(expression)} of a schedule: {_EXPRESSION}"
             )
         self.expression = " ".join(expression.split())
         self.tz = tz
@@ -55,12 +55,13 @@ class Cron:
             ValueError,
         ) as error:
             raise SetupError(
-                f"a schedule's cron expression cannot be {format_value(expression)} ({error}): "
+                f"invalid cron expression {format_value(expression)} of a schedule ({error}): "
                 f"{_EXPRESSION}"
             ) from error
         if is_empty:
             raise SetupError(
-                f"the cron expression {format_value(expression)} never comes true: {_EXPRESSION}"
+                f"cron expression {format_value(expression)} of a schedule never fires: "
+                f"{_EXPRESSION}"
             )
 
     @property
@@ -116,8 +117,8 @@ class Cron:
 
 
 _EXPRESSION = (
-    'give five fields, minute hour day-of-month month day-of-week, such as "0 3 * * *" for every '
-    "day at 03:00, or six with the second first"
+    'use five fields, minute hour day-of-month month day-of-week, such as "0 3 * * *" for every '
+    "day at 03:00, or six fields with the second first"
 )
 
 

@@ -101,7 +101,7 @@ class DirectClaimer:
             UnknownOutcomeError: a message may have been removed.
             StoreError: the database refused or could not be reached.
         """
-        refuse_in_handler(self._store.dialect, self._store.engine, "taking a message")
+        refuse_in_handler(self._store.dialect, self._store.engine, "claiming a message")
         clock = self.clock.callers
         pause = FIRST_PAUSE
         arrived = asyncio.Event()
@@ -260,9 +260,9 @@ class DirectClaimer:
             if written is None:
                 self._metrics.record_lost(queue, unknown=True)
                 msg = (
-                    f"what became of message {message_id} is not known: {error}; repeated, it "
-                    "found nothing to write any more: it was written the first time, or the lease "
-                    "is gone"
+                    f"the outcome of message {message_id} may not be written: {error}; a second "
+                    "try found nothing to write, so either the first try was committed or the "
+                    "lease is lost"
                 )
                 raise UnknownOutcomeError(msg) from error
         if written is None:

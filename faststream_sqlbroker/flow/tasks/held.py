@@ -109,7 +109,7 @@ class HeldMessage:
         """Mark the lease as lost; return a message that says so."""
         row = self.row
         row.mark_lease_lost()
-        return f"lease lost: message {row.id} of queue {row.queue!r} may have another worker"
+        return f"lease lost: another worker may have message {row.id} of queue {row.queue!r}"
 
     def _create_lost_error(self) -> LeaseLostError:
         return LeaseLostError(f"{self.lose()}, so nothing was written; {self._hint}")
@@ -156,9 +156,9 @@ class LeaseRenewal:
             due.remove(message)
             self._messages.discard(message)
             text = (
-                f"message {message.row.id} of queue {message.row.queue!r} was not settled for so "
-                "long that its lease is not renewed any more; it is delivered again when that has "
-                "run out"
+                f"message {message.row.id} of queue {message.row.queue!r} has not been settled for "
+                "so long that its lease is no longer renewed; it is delivered again when the lease "
+                "expires"
             )
             self._log(logging.WARNING, text, message_id=message.row.id)
         if due:

@@ -161,7 +161,7 @@ class Lock:
             self._log(logging.WARNING, str(error))
         except StoreError as error:
             text = (
-                f"the lease of the lock {self._key!r} (fence {self._fence}) was not renewed, "
+                f"could not renew the lease of lock {self._key!r} (fence {self._fence}), trying "
                 f"again soon: {error}"
             )
             self._log(logging.WARNING, text)
@@ -192,17 +192,18 @@ class Lock:
     def _create_lost_error(self) -> LockLostError:
         if self._is_ended:
             text = (
-                f"the block of the lock {self._key!r} (fence {self._fence}) has ended; lock it anew"
+                f"the block of lock {self._key!r} (fence {self._fence}) has ended and released it; "
+                "acquire the lock again"
             )
         elif self._is_lost:
             text = (
-                f"the lock {self._key!r} (fence {self._fence}) is lost: its lease ran out or was "
-                "taken away, and another holder may have it; undo or repeat what was done under it"
+                f"lock {self._key!r} (fence {self._fence}) is lost: its lease expired or an "
+                "operator released it, and another holder may have it; undo or repeat its work"
             )
         else:
             text = (
-                f"the lease of the lock {self._key!r} (fence {self._fence}) has run out "
-                "unrenewed, and another holder may have it; extend() asks the database"
+                f"the lease of lock {self._key!r} (fence {self._fence}) has expired, and another "
+                "holder may have the lock; call extend() to query the database"
             )
         return LockLostError(text)
 
@@ -266,14 +267,14 @@ class LockManager:
         if is_released or (is_released is None and was_held):
             if is_released is None:
                 text = (
-                    f"the lock {lock.key!r} (fence {lock.fence}) is not known to be given back; "
-                    "it is free when its lease has run out"
+                    f"the release of lock {lock.key!r} (fence {lock.fence}) is not confirmed; the "
+                    "lock is free when its lease expires, if not before"
                 )
                 self._log(logging.WARNING, text)
             return None
         return LockLostError(
-            f"the lock {lock.key!r} (fence {lock.fence}) was lost before the end of its block, "
-            "and another holder may have had it: what the block did may have been unprotected"
+            f"lock {lock.key!r} (fence {lock.fence}) was lost before its block ended, and another "
+            "holder may have had it: part of the block may have run without the lock"
         )
 
     async def _acquire(self, key: str, lease: float, wait: float | None) -> Lock:
@@ -318,7 +319,9 @@ class LockManager:
                     if is_late or not can_retry:
                         raise  # at the first try the address may be wrong
                     lock, failures = None, failures + 1
-                    self._log(logging.WARNING, f"waiting for the lock {key!r}: {error}")
+                    self._log(
+                        logging.WARNING, f"could not acquire lock {key!r}, trying again: {error}"
+                    )
                 if lock is not None:
                     return lock
                 if is_late:
@@ -361,8 +364,8 @@ class LockManager:
 
 
 def _create_not_acquired_error(key: str, wait: float | None) -> LockNotAcquiredError:
-    cause = "it is taken" if wait == 0 else f"it was taken for {wait} seconds"
+    cause = "it is held" if wait == 0 else f"it was not free within {wait} seconds"
     return LockNotAcquiredError(
-        f"the lock {key!r} was not acquired: {cause}; wait longer, or ask broker.admin.locks() who "
-        "has it"
+        f"lock {key!r} was not acquired: {cause}; wait longer, or find its holder with "
+        "broker.admin.locks()"
     )

@@ -80,7 +80,7 @@ class PullJobs:
         """
         if not store.pull.has_archive:
             raise SetupError(
-                "channels need the archive, which knows what has become of a job: give the "
+                "channels need the archive, which records how each job ended: set "
                 "message_archive_table_name in SqlBrokerSchemaConfig"
             )
         self.store = store
@@ -331,7 +331,7 @@ def refuse_subscriber(queue: str, subscribed: Mapping[str, str]) -> None:
     """
     if queue in subscribed:
         raise SetupError(
-            f"the queue {queue!r} has the subscriber {subscribed[queue]}: jobs of a pull "
-            "consumer are taken over HTTP only, without policies and dead_letter_queue. Use "
-            "the type push, or end the subscriber"
+            f"queue {queue!r} has the subscriber {subscribed[queue]}, but jobs of a pull consumer "
+            "are claimed over HTTP only, without policies and dead_letter_queue. Change the "
+            "consumer's type to push, or stop the subscriber."
         )

@@ -283,7 +283,7 @@ class Requests:
 
 
 _NOT_STORED = (
-    "the queue has a message with this dedup_id already, so the request was not stored, and no "
-    "reply will come: leave dedup_id out"
+    "a message with this dedup_id already exists in the queue, so the request was not stored and "
+    "will get no reply: omit dedup_id"
 )
 _STOPPED = "the broker was stopped while the request waited for its reply"

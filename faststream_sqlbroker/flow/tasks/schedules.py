@@ -196,9 +196,9 @@ class ScheduleRunner:
         lease = None if state.decided_at is None else LEASE
         if not await self._store.schedules.publish(planned.name, token, state, rows, lease):
             text = (
-                f"the schedule {planned.name!r} was taken from this process, redefined, paused or "
-                "asked to run before its message was written; unless it is paused, the process "
-                "that has it publishes it"
+                f"schedule {planned.name!r} was claimed by another process, redefined, paused or "
+                "requested to run before its message was written; unless it is paused, the process "
+                "that holds its lease publishes the message"
             )
             self._log(logging.WARNING, text)
             return False
@@ -212,9 +212,9 @@ class ScheduleRunner:
         count = state.failures_count + 1
         pause = min(MAX_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
         text = (
-            f"no message could be made for the schedule {planned.name!r} at "
+            f"could not create the messages of schedule {planned.name!r} for "
             f"{state.run_at or state.next_at} "
-            f"({count} times in a row), again in {pause:.0f} s: {error!r}"
+            f"({count} times in a row), trying again in {pause:.0f} s: {error!r}"
         )
         self._log(logging.ERROR, text, exc_info=error)
         await self._store.schedules.postpone(
@@ -229,8 +229,8 @@ class ScheduleRunner:
         end = f"before {times[0]}" if times else f"until {until}"
         level = logging.WARNING if planned.missed == "all" else logging.INFO
         text = (
-            f"the schedule {planned.name!r} leaves out its fire times from {first} {end}, when "
-            "no process ran"
+            f"schedule {planned.name!r} skips its fire times from {first} {end}, because no "
+            "process ran then"
         )
         self._log(level, f'{text} (missed="{planned.missed}")')
 
@@ -254,7 +254,7 @@ class ScheduleRunner:
                     return
             except StoreError as error:
                 self._log(
-                    logging.WARNING, f"the lease of the schedule {name!r} was not renewed: {error}"
+                    logging.WARNING, f"could not renew the lease of schedule {name!r}: {error}"
                 )
 
 
@@ -373,7 +373,7 @@ class Scheduler:
         self._log(
             logging.ERROR,
             f"the function of schedule {name!r} is abandoned after {elapsed:.1f} s: it {reason}; "
-            "another process calls it again",
+            "another process will call it again",
         )
 
     def wake(self) -> None:
@@ -488,7 +488,7 @@ class Scheduler:
             if isinstance(error, StoreError):
                 self._outages.record_failure((self, name), f"schedule {name!r}", error, started_at)
             else:
-                text = f"the schedule {name!r} could not fire, again in {pause:.1f} s: {error!r}"
+                text = f"schedule {name!r} could not fire, trying again in {pause:.1f} s: {error!r}"
                 self._log(logging.CRITICAL, text, exc_info=error)
             await self._clock.sleep(pause)
         else:
@@ -506,15 +506,15 @@ class Scheduler:
                 self._runner.get_cron(definition)
         except SetupError as error:
             text = (
-                f"the schedule {planned.name!r} is left to other processes, this one cannot read "
-                f"it: {error}"
+                f"this process leaves schedule {planned.name!r} to other processes, because it "
+                f"cannot parse the stored definition: {error}"
             )
             self._log_once(logging.WARNING, text)
             return False
         if next_definition != declared:
             text = (
-                f"the schedule {planned.name!r} fires by {next_definition}, as the process that "
-                f"was started last declares it; here it is declared as {declared}"
+                f"schedule {planned.name!r} fires by {next_definition}, the definition of the "
+                f"process that started last; this process declares {declared}"
             )
             self._log_once(logging.INFO, text)
         return True

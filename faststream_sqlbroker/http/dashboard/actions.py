@@ -199,7 +199,7 @@ class BulkJobs:
         text = page_request.get_required_field("plan")
         signature = page_request.get_required_field("signature")
         if not self._csrf.is_signed(signature, page_request.user.name, text):
-            raise Problem(400, "this is not a plan that a dry run has made here: do it again")
+            raise Problem(400, "the plan is not from a dry run of yours on this server: repeat it")
         plan = json.loads(text)
         self._mark_used(signature, plan["made_at"])
         # The plan contains the counted selection, up to the last message at that time.
@@ -232,9 +232,11 @@ class BulkJobs:
         """Refuse a second click, and a page that was left open for too long."""
         now = time()
         if now - made_at > PLAN_LIFETIME:
-            raise Problem(409, "the dry run is older than 15 minutes: do it again")
+            raise Problem(409, "the dry run is older than 15 minutes: repeat it")
         if signature in self._used:
-            raise Problem(409, "this dry run was confirmed before: its job is in the list of jobs")
+            raise Problem(
+                409, "this dry run was already confirmed: find its job in the list of jobs"
+            )
         # Before the first await, so that of two concurrent requests only one passes. The plan stays
         # used even if the job fails to start, because the job may have been stored.
         self._used = {
@@ -260,7 +262,7 @@ class BulkJobs:
             await work
         except SqlBrokerError as error:
             # The job is stored, so other processes continue it.
-            self._log(logging.WARNING, f"HTTP: a job does not go on in this process: {error}")
+            self._log(logging.WARNING, f"HTTP: this process stopped working on a bulk job: {error}")
 
 
 async def _plan_action(page_request: DashboardRequest, action: str, search: dict[str, Any]) -> Job:
@@ -279,7 +281,7 @@ async def _plan_action(page_request: DashboardRequest, action: str, search: dict
         search.pop("archived", None)
         return await admin.redrive(**search, to=to, **options)
     if "archived" in search:
-        raise Problem(400, "only a redrive takes archived messages: search without the archive")
+        raise Problem(400, "only redrive accepts archived messages: search the live messages")
     if action == "cancel":
         return await admin.bulk_cancel(reason=page_request.get_field("why"), **search, **options)
     if action == "retry":

@@ -112,28 +112,28 @@ NOTES = {
     "resumed": "The queue is resumed.",
     "not_paused": "The queue was not paused.",
     "done": "Done.",
-    "requested": "Its subscriber is asked to cancel it. A handler that ends first wins.",
-    "running": "Not changed: a subscriber has leased it. A cancel asks that to end it.",
-    "busy": "Not changed: another transaction has locked it just now. Try again.",
-    "ended": "Not changed: it has ended, and is in the archive. A redrive brings it back.",
-    "not_found": "Not changed: there is no such message.",
-    "begun": "The job has begun.",
-    "stopped": "The job stops behind its running batch.",
-    "goes_on": "The job goes on.",
-    "undoing": "The undo has begun.",
-    "drained": "The worker is drained: it ends what it runs, and claims nothing more.",
+    "requested": "Cancel requested. If the handler ends first, its outcome counts.",
+    "running": "Not changed: a subscriber has leased the message. Cancel it to end it.",
+    "busy": "Not changed: another transaction has locked the message. Try again.",
+    "ended": "Not changed: the message has ended, and is in the archive. Redrive it.",
+    "not_found": "Not changed: the message does not exist.",
+    "begun": "The job has started.",
+    "stopped": "The job stops after its current batch.",
+    "goes_on": "The job continues.",
+    "undoing": "The undo has started.",
+    "drained": "The worker is drained: it finishes its running messages, and claims no more.",
     "undrained": "The worker claims again.",
-    "drain_unchanged": "Not changed: it is so already.",
-    "released": "What the worker had leased is due again.",
-    "lock_released": "The lock is free. Its holder learns of it at its next renewal.",
-    "lock_free": "Nothing held the lock.",
-    "schedule_asked": "A process that declares the schedule publishes its message once more.",
-    "schedule_paused": "The schedule is paused: it publishes nothing until it is resumed.",
-    "schedule_resumed": "The schedule goes on with its next fire time.",
-    "schedule_unchanged": "Not changed: it is so already, or there is no such schedule.",
-    "schedule_forgotten": "The schedule is forgotten. A process that declares it begins it anew.",
-    "no_schedule": "There is no such schedule.",
-    "nothing_released": "The worker had leased nothing.",
+    "drain_unchanged": "Not changed: the worker is already in this state.",
+    "released": "The messages that the worker had leased are due again.",
+    "lock_released": "The lock is free. Its holder notices this at its next renewal.",
+    "lock_free": "The lock was not held.",
+    "schedule_asked": "A process that declares the schedule will publish its message once now.",
+    "schedule_paused": "The schedule is paused: it publishes no messages until you resume it.",
+    "schedule_resumed": "The schedule continues with its next fire time.",
+    "schedule_unchanged": "Not changed: the schedule is already in this state, or does not exist.",
+    "schedule_forgotten": "The schedule is forgotten. A process that declares it creates it again.",
+    "no_schedule": "The schedule does not exist.",
+    "nothing_released": "The worker had no leased messages.",
 }
 """Texts of a page after an action; a link can only select a text, not bring its own."""
 
@@ -185,13 +185,13 @@ def to_search_arguments(fields: Mapping[str, str], settings: DashboardSettings) 
             (403), because a search could guess them.
     """
     if not settings.bodies and {"header", "value", "error"} & fields.keys():
-        raise Problem(403, "headers and errors are hidden here, so there is no search by them")
+        raise Problem(403, "headers and errors are hidden here, so you cannot search by them")
     arguments: dict[str, Any] = {name: fields[name] for name in _TEXT_FIELDS if name in fields}
     for name in ("since", "until"):
         if name in fields:
             arguments[name] = parse_time_or_age(fields[name])
     if ("header" in fields) != ("value" in fields):
-        raise Problem(400, "a search by a header needs its name and its value")
+        raise Problem(400, "a search by a header needs both its name and its value")
     if "header" in fields:
         arguments["headers"] = {fields["header"]: fields["value"]}
     if is_archived(fields):

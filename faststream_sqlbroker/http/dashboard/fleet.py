@@ -85,7 +85,7 @@ async def load_job(page_request: DashboardRequest, _live: "LiveUpdates") -> Page
     job = await page_request.admin.job(page_request.request.path_params["job"])
     if job is None:
         job_id = format_value(page_request.request.path_params["job"])
-        text = f"there is no bulk action {job_id}: it never was, or is older than a year"
+        text = f"job {job_id} does not exist, or is older than a year"
         raise Problem(404, text)
     return PageContent("job.html", {"job": job})
 
@@ -145,7 +145,9 @@ async def load_diagnosis(page_request: DashboardRequest, _live: "LiveUpdates") -
         Problem: the user is not an administrator (403).
     """
     if not page_request.user.may(Role.ADMIN):
-        raise Problem(403, "the diagnosis is for administrators: it names hosts, tables and rights")
+        raise Problem(
+            403, "only administrators see the diagnosis: it names hosts, tables and rights"
+        )
     # One run at a time per process, because each takes several connections.
     async with page_request.shared.verify_lock:
         diagnosis = await page_request.admin.diagnosis(timeout=LIMIT)

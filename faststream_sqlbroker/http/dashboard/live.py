@@ -76,7 +76,7 @@ class LiveUpdates:
             Problem: there are too many viewers (503).
         """
         if self._viewers >= MAX_VIEWERS:
-            text = f"{MAX_VIEWERS} pages are live already: this one does not change by itself"
+            text = f"{MAX_VIEWERS} pages already have live updates: reload this page to update it"
             raise Problem(503, text, {"Retry-After": "60"})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -124,7 +124,7 @@ class LiveUpdates:
         try:
             overviews = await self._read()
         except SqlBrokerError:
-            self._error = "the database does not answer"
+            self._error = "the database query failed"
         else:
             self._error = None
             self._update_history(overviews)

@@ -101,7 +101,7 @@ async def load_queue(page_request: DashboardRequest, live: "LiveUpdates") -> Pag
 def _get_queue_name(page_request: DashboardRequest) -> str:
     name = page_request.get_field("name")
     if name is None:
-        raise Problem(400, "the address names no queue: add ?name= and its name")
+        raise Problem(400, "the address has no queue name: add ?name= and the name of the queue")
     return name
 
 
@@ -138,7 +138,7 @@ async def load_message(page_request: DashboardRequest, _live: "LiveUpdates") -> 
     )
     if detail is None:
         text = (
-            f"there is no message {page_request.message_id}, live or archived: "
+            f"message {page_request.message_id} does not exist, live or archived: "
             "retention may have removed it"
         )
         raise Problem(404, text)

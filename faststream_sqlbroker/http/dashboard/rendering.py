@@ -113,7 +113,7 @@ def format_body(body: Any) -> str:
         text = _format_json(body)
     if len(text) <= MAX_BODY:
         return text
-    return f"{text[:MAX_BODY]}\n… and more: a page shows {MAX_BODY:,} characters"
+    return f"{text[:MAX_BODY]}\n… truncated: a page shows {MAX_BODY:,} characters"
 
 
 def _format_json(body: Any) -> str:

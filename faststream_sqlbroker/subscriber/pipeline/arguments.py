@@ -41,7 +41,7 @@ def compile_call(
     """
     model: CallModel | None = item.dependant
     if model is None or not injection.use_fastdepends or injection.get_dependent:
-        raise NotCompiled("its arguments are not FastDepends'")
+        raise NotCompiled("FastDepends does not build its arguments")
     if not is_faststream_call(item.handler._wrapped_call):
         raise NotCompiled("its call is replaced")
     if model.is_generator or not is_coroutine_callable(model.call):
@@ -79,7 +79,7 @@ def _find_body_parameter(model: CallModel, dependencies: ResolvedDependencies) -
     # FastDepends passes the body to the first parameter, which the context then overwrites.
     other_names = [name for name in model.keyword_args if name not in model.dependencies]
     if not other_names and _has_nested(dependencies):
-        raise NotCompiled("dependencies of dependencies, and no parameter takes the body")
+        raise NotCompiled("nested dependencies, and no parameter takes the body")
     return other_names[0] if other_names else None
 
 

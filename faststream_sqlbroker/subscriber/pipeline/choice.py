@@ -229,7 +229,7 @@ class CompiledHandler:
         if self.reason:
             return f"FastStream's own pipeline: {self.reason}"
         if self.arguments_reason:
-            return f"compiled pipeline; FastDepends makes the arguments: {self.arguments_reason}"
+            return f"compiled pipeline; FastDepends builds the arguments: {self.arguments_reason}"
         return "compiled pipeline"
 
     async def run(self, row: Any) -> None:
@@ -300,7 +300,7 @@ class CompiledHandler:
         self, item: Any, injection: Any, dependencies: ResolvedDependencies
     ) -> HandlerCall:
         try:
-            self._check_known(ARGUMENTS, "FastDepends makes the arguments of handlers")
+            self._check_known(ARGUMENTS, "FastDepends builds the arguments of handlers")
             return compile_call(item, injection, make_loader(item.decoder), dependencies)
         except NotCompiled as reason:
             self.arguments_reason = str(reason)
@@ -338,12 +338,12 @@ def _check_supported(subscriber: Any, methods: Mapping[str, Any]) -> None:
     if item.filter is not default_filter:
         raise NotCompiled("a filter")
     if getattr(item.parser, "__func__", None) not in _PARSERS:
-        raise NotCompiled("a parser of the user's")
+        raise NotCompiled("a custom parser")
     if type(subscriber.lock) is not RunningCalls:
-        raise NotCompiled("the lock is another one")
+        raise NotCompiled("the lock is replaced")
     unacknowledged = subscriber.ack_policy is AckPolicy.MANUAL
     if subscriber._SubscriberUsecase__auto_ack_disabled is not unacknowledged:
-        raise NotCompiled("the acknowledgement is another one")
+        raise NotCompiled("the acknowledgement is replaced")
 
 
 _PARSERS = (SqlBrokerParser.parse_message, SqlBrokerBatchParser.parse_batch)

@@ -32,7 +32,7 @@ class Dependencies:
             (name, _Dependency(key, model, resolved)) for name, key in model.dependencies.items()
         ]
         if not RESERVED.isdisjoint(model.dependencies):
-            raise NotCompiled("a dependency with a name of FastDepends' own")
+            raise NotCompiled("a dependency with a name that FastDepends reserves")
         dependencies = (*self._extra, *(dependency for _, dependency in self._named))
         self.needs_stack: bool = any(dependency.needs_stack for dependency in dependencies)
         """True if a dependency is a generator, which is closed after the handler."""

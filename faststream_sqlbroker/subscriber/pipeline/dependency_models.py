@@ -57,7 +57,7 @@ class Arguments:
             raise NotCompiled("*args or **kwargs")
         names = (*model.keyword_args, *model.positional_args)
         if not RESERVED.isdisjoint(names):
-            raise NotCompiled("a parameter with a name of FastDepends' own")
+            raise NotCompiled("a parameter with a name that FastDepends reserves")
         self.call = model.call
         self._names = names
         self._fields = get_context_fields(model)

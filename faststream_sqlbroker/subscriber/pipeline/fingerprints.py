@@ -47,7 +47,7 @@ def get_selected_pipeline() -> str:
     """
     value = os.environ.get(VARIABLE, COMPILED)
     if value not in (COMPILED, GENERIC):
-        msg = f"{VARIABLE} is {value!r}: it can be {COMPILED!r} (the default) or {GENERIC!r}"
+        msg = f"{VARIABLE} must be {COMPILED!r} (the default) or {GENERIC!r}, got {value!r}"
         raise SetupError(msg)
     return value
 
@@ -85,8 +85,8 @@ def warn_once(group: str, instead: str, names: Sequence[str], log: Callable[...,
         return
     _warned_groups.add(group)
     text = (
-        f"{instead}, as {_format_versions()} has functions that the compiled pipeline does not "
-        f"know: messages take more CPU, nothing else changes ({', '.join(names)})"
+        f"{instead}, because {_format_versions()} has functions that the compiled pipeline does "
+        f"not know ({', '.join(names)}): messages take more CPU time, everything else is unchanged"
     )
     log(logging.WARNING, text)
 

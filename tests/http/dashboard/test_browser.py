@@ -219,7 +219,7 @@ async def test_an_incident_from_the_first_sign_to_the_audit(shop: Shop, browser:
     failed = await shop.open()
     async with serving(shop.broker) as address, looking(browser, address) as (page, wrong):
         await page.goto("/")
-        await page.get_by_text("is 'invoices' meant?").wait_for()
+        await page.get_by_text("did you mean 'invoices'?").wait_for()
         await page.get_by_role("link", name="dead letters by error").click()
         await page.get_by_role("heading", name="3 messages: TimeoutError").wait_for()
         await page.goto(f"/ui/messages/{failed}")
@@ -227,9 +227,9 @@ async def test_an_incident_from_the_first_sign_to_the_audit(shop: Shop, browser:
         shop.mended = True
         await page.go_back()
         await page.get_by_role("button", name="Dry run of a redrive", exact=True).click()
-        await page.get_by_text("3 messages match now. Nothing was changed.").wait_for()
+        await page.get_by_text("3 messages match now. No message was changed yet.").wait_for()
         await page.get_by_role("button", name="redrive: 3 messages").click()
-        await page.get_by_text("The job has begun.").wait_for()
+        await page.get_by_text("The job has started.").wait_for()
         # The page follows the job by itself.
         await page.get_by_text("3 of 3 done, 0 skipped").wait_for()
         await eventually(lambda: sorted(shop.handled) == [0, 1, 2], timeout=60)
@@ -259,7 +259,7 @@ async def test_numbers_change_while_a_page_is_open(shop: Shop, browser: Browser)
         await page.get_by_role("row").filter(has_text="brand new").wait_for()
         shop.broker.publish_on_schedule("nightly", "30 3 * * 1-5", "reports", {})
         await page.goto("/ui/schedules")
-        await page.get_by_text("No process has declared one.").wait_for()
+        await page.get_by_text("No process has declared a schedule.").wait_for()
         await shop.broker.start()
         await page.get_by_role("row").filter(has_text="nightly").wait_for()
         # A hidden tab asks for nothing.

@@ -195,7 +195,7 @@ async def test_ten_incidents_are_named(
         page = await operator.overview()
     for kind, queue, _ in expected:
         assert f"{kind} {queue}:" in page if queue else f"{kind}:" in page
-    assert "is 'orders' meant?" in operator.texts
+    assert "did you mean 'orders'?" in operator.texts
     assert "60 of 60 messages have failed before" in operator.texts
     assert "after 300 attempts" in operator.texts
     expected |= {("no subscriber", "pdf", "WRONG"), ("unused", "orders", "warning")}
@@ -223,7 +223,7 @@ async def test_four_healthy_systems_are_green(
         await connection.execute(insert(TABLES.policy_state).values(token))
     await eventually(lambda: len(done) == 100)
     assert await operator.check(code=0) == set()
-    assert await operator.overview() == "Problems None found."
+    assert await operator.overview() == "Problems No problems found."
     late = datetime.now(timezone.utc) - timedelta(hours=1)
     await broker.publish_batch(*range(5), queue="mails", next_attempt_at=late)
     assert await operator.check(code=0) == {("waits for policy", "mails", "warning")}

@@ -129,7 +129,7 @@ async def test_a_database_that_is_away_is_told_and_looked_at_again(
     reads.fails = True
     live = LiveUpdates(reads, compute_totals)
     stream = live.stream()
-    assert (await event(stream))["problem"] == "the database does not answer"
+    assert (await event(stream))["problem"] == "the database query failed"
     reads.fails = False
     turns.put_nowait(None)
     assert (await event(stream))["problem"] is None

@@ -7,7 +7,7 @@ const sign = document.getElementById("live");
 let source = null;
 let failures = 0;
 let refreshed = Date.now();
-let stale = false; // Whether the list of queues, or what is said of one, has changed.
+let stale = false; // True if the list of queues, or the status of a queue, has changed.
 
 function say(text) {
   if (sign && sign.textContent !== text) sign.textContent = text;
@@ -22,20 +22,20 @@ function fill(element, row) {
   }
 }
 
-function show(told) {
-  say(told.problem ? "· not live: " + told.problem : "· live");
+function show(update) {
+  say(update.problem ? "· not live: " + update.problem : "· live");
   for (const element of document.querySelectorAll("[data-queue]")) {
-    const row = told.rows[decodeURIComponent(element.dataset.queue)];
+    const row = update.rows[decodeURIComponent(element.dataset.queue)];
     if (row === undefined) continue;
     fill(element, row);
     if (element.dataset.status !== undefined && element.dataset.status !== row.status) stale = true;
   }
   for (const cell of document.querySelectorAll("[data-total]")) {
-    const value = told.totals[cell.dataset.total];
+    const value = update.totals[cell.dataset.total];
     if (value !== undefined) cell.textContent = value;
   }
   const table = document.querySelector("[data-queues]");
-  if (table && Number(table.dataset.queues) !== told.queues) stale = true;
+  if (table && Number(table.dataset.queues) !== update.queues) stale = true;
   refresh();
 }
 
