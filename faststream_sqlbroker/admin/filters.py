@@ -91,6 +91,11 @@ def validate_datetime(name: str, value: datetime) -> datetime:
 
 
 def _to_utc(name: str, value: datetime) -> datetime:
+    """Convert the argument `name` to UTC.
+
+    Raises:
+        SetupError: the value has no time zone, or UTC's year is outside of Python's range.
+    """
     if value.tzinfo is None:
         raise SetupError(
             f"{name} needs a time zone, got the naive datetime {value!r}: "
@@ -202,7 +207,8 @@ def parse_filters(
 
 
 def _parse_ids(ids: Sequence[int | str]) -> tuple[int, ...]:
-    # Trap: without ids all messages match, which a program with an empty list does not mean.
+    """Parse and sort the ids of a filter, without duplicates; refuse an empty list."""
+    # Trap: a filter without ids matches all messages, which an empty list does not mean.
     if isinstance(ids, str) or not isinstance(ids, Sequence) or not 1 <= len(ids) <= MAX_IDS:
         raise SetupError(
             f"ids must be a list of 1 to {MAX_IDS} message ids, got {format_value(ids)}: use other "
@@ -223,7 +229,7 @@ def _parse_state(value: MessageState | str | None) -> MessageState | None:
 
 def _validate_key(value: str | None) -> str | None:
     key = validate_filter_text("key", value)
-    # MySQL and MariaDB would treat the key as equal to the one without spaces.
+    # Trap: MySQL and MariaDB ignore trailing spaces, so another key would match.
     if key is not None and key.endswith(" "):
         raise SetupError(f"key must not end in a space, got {format_value(value)}")
     return key
@@ -239,6 +245,7 @@ def _validate_fingerprint(value: str | None) -> str | None:
 
 
 def _validate_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the headers of a filter, if all names and values are text that can be compared."""
     if headers is not None and not isinstance(headers, Mapping):
         raise SetupError(f"headers must map names to texts, got {format_value(headers)}")
     for name, value in (headers or {}).items():
@@ -252,6 +259,7 @@ def _validate_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def _check_filters(filters: Filters, has_archive: bool) -> None:
+    """Refuse archive filters without an archive, and filters that no message can match."""
     if filters.archived and not has_archive:
         raise SetupError("this broker has no archive: message_archive_table_name is None")
     if filters.archived and filters.state is not None and filters.state not in ARCHIVED_STATES:

@@ -119,7 +119,11 @@ class FindingsReport(
         collector.subscribers = await self.subscribers()
 
     async def _check_queues(self, collector: "FindingCollector", max_age: float) -> None:
-        """Check each queue, and read messages of queues that are late or fail."""
+        """Check each queue, and explain findings of queues that are late or fail.
+
+        An explanation reads messages, so the number of explained queues is limited. A late queue is
+        explained only if its subscribers have policies, which may be the cause.
+        """
         subscribers = collector.subscribers
         queues_with_policies = {
             name for subscriber in subscribers if subscriber.rules for name in subscriber.queues
@@ -139,10 +143,14 @@ class FindingsReport(
     async def _add_explanation(
         self, finding: Finding, queue: QueueOverview, subscribers: Sequence[LiveSubscriber]
     ) -> Finding:
-        """Return `finding` with details from the messages."""
+        """Return `finding` with details from the messages.
+
+        A late queue may become a warning, if its policies make the messages wait. A failing queue
+        gets the error of a message that waits for its next attempt.
+        """
         if finding.kind == "late":
-            waits = await self.policies(queue.queue)
-            return explain_late(finding, queue, waits[0], subscribers) if waits else finding
+            policied = await self.policies(queue.queue)
+            return explain_late(finding, queue, policied[0], subscribers) if policied else finding
         page = await self.messages(queue=queue.queue, state=MessageState.RETRYABLE, limit=1)
         for message in page.messages:
             text = f"{finding.text}; message {message.id} after {message.attempts_count} attempts"
@@ -181,7 +189,7 @@ class FindingCollector:
     archive: ArchiveSize | None = None
 
     async def collect(self, label: str, check: Awaitable[None]) -> None:
-        """Run a check, and record a failure as a finding."""
+        """Await a check; if the database fails, add the finding "not read" and continue."""
         try:
             await check
         except StoreError as error:

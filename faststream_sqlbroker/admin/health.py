@@ -44,6 +44,7 @@ MAX_DRAINED = 20
 PACKAGES = ("sqlbroker", "faststream", "sqlalchemy", "anyio", "alembic", "starlette", "uvicorn")
 """Packages whose versions are shown, if installed, besides the driver's."""
 CheckResult = tuple[Mapping[str, Any], list[str]]
+"""Facts that a check of the diagnosis has found, and problems with their remedies."""
 Check = Callable[[], Awaitable[CheckResult]]
 MAX_DAMAGES = 10_000
 """Maximum number of damages that one call lists; more are only counted."""
@@ -100,7 +101,11 @@ class HealthReport(AdminOperations):
         return self._get_process().activities or frozenset({Activity.OPERATE})
 
     async def _list_differing_windows(self) -> tuple[str, ...]:
-        """Return the windows of lakes that are not pruned."""
+        """Return the export windows that retention does not prune.
+
+        The archive's rows of these windows differ from the record of the export. Without the right
+        to read the records, the result is empty.
+        """
         try:
             windows = await self._store.retention.loaded_windows.list_differing()
         except AccessError:
@@ -108,6 +113,7 @@ class HealthReport(AdminOperations):
         return tuple(f"window {window} of lake {lake!r}" for lake, window in windows)
 
     async def _list_drained(self) -> tuple[str, ...]:
+        """Return up to `MAX_DRAINED` names of subscribers that an operator has drained."""
         try:
             return tuple(await self._store.live_subscribers.list_drained(MAX_DRAINED))
         except AccessError:
@@ -177,6 +183,7 @@ class HealthReport(AdminOperations):
         return details, await self._store.server.find_differences()
 
     async def _check_user_rights(self) -> CheckResult:
+        """Find rights that the database user lacks; "asked" are the checked activities."""
         access = await self._store.access.find_missing_rights(self._required_activities)
         details = {
             "user": access.user,
@@ -185,16 +192,19 @@ class HealthReport(AdminOperations):
         return details, [str(lack) for lack in access.missing]
 
     async def _check_clock(self) -> CheckResult:
+        """Compare the clocks; "doubt" is the uncertainty of the difference, both in seconds."""
         difference, uncertainty = await compare_clocks(self._store)
         details = {"difference": round(difference, 3), "doubt": round(uncertainty, 3)}
         return details, list(find_clock_problems(difference, uncertainty))
 
     async def _check_pool(self) -> CheckResult:
+        """Compare the pool's connections in use, its limit, and the number the broker may use."""
         used, limit = self._store.pool_use
         details = {"used": used, "limit": limit, "of_the_broker": self._store.max_connections}
         return details, list(find_pool_problems(used, limit))
 
     async def _check_listener(self) -> CheckResult:
+        """Check PostgreSQL's LISTEN connection; `listening` is None if it is not used."""
         listening = self._get_surroundings().listening
         text = (
             "wake-ups of other processes do not arrive, so messages are found only by polling: see "
@@ -219,6 +229,10 @@ class HealthReport(AdminOperations):
         return details, list(find_subscriber_problems(process.subscribers))
 
     async def _check_relays(self) -> CheckResult:
+        """Check that the brokers to which results are forwarded can publish.
+
+        Before this broker starts, they need not be started either.
+        """
         relays = self._get_surroundings().relays
         problems = [
             f"{name} cannot publish: start its broker together with this broker"
@@ -228,6 +242,7 @@ class HealthReport(AdminOperations):
         return dict(relays), problems if self._get_surroundings().is_running else []
 
     async def _check_versions(self) -> CheckResult:
+        """Report the versions of Python, the driver and packages; this finds no problems."""
         names = (*PACKAGES, self._store.driver)
         versions = {
             name: installed for name in names if (installed := _get_version(name)) is not None
@@ -252,11 +267,11 @@ class HealthReport(AdminOperations):
 
         Args:
             after: `after` of the previous call, to continue from its end.
-            rows: Stop after so many rows, with `after` set; 1 or more.
+            rows: Stop after this many rows, with `after` set; 1 or more.
             time_limit: Stop after this time as well.
-            lease_over: A lease that ended so long ago has no owner, because any live subscriber of
-                its queue releases such messages within seconds. A message whose holder lives has an
-                owner: the transaction of a handler may last longer than its lease.
+            lease_over: Report leases that expired at least this long ago: any live subscriber of
+                the queue releases expired leases within seconds. A lease whose holder is alive is
+                not reported, because a handler's transaction may last longer than its lease.
             limit: Damages to list; 1 to 10 000. All damages are counted.
 
         Raises:
@@ -287,6 +302,7 @@ class HealthReport(AdminOperations):
 
 
 async def _run_check(name: str, check: Check, time_limit: float) -> DiagnosisPart:
+    """Run a check of the diagnosis; a failure or timeout becomes the error of this part."""
     started_at = monotonic()
     try:
         async with asyncio.timeout(time_limit):
@@ -314,8 +330,8 @@ def _get_version(package: str) -> str | None:
 
 async def compare_clocks(store: "Store") -> tuple[float, float]:
     """Return the database's clock minus this machine's, and the uncertainty (both in seconds)."""
-    # The database reads its clock at an unknown time between the two: the middle is wrong by at
-    # most half of the time between them.
+    # The database reads its clock at an unknown time between `sent_at` and `received_at`. The
+    # middle of both is wrong by at most half of the time between them.
     sent_at = datetime.now(timezone.utc)
     now = await store.server.read_now()
     received_at = datetime.now(timezone.utc)

@@ -119,7 +119,7 @@ class JobOperations(AdminOperations):
 
     A batch of messages, the job's position and its counts are one transaction. So a job survives
     its process: another process continues it, within about a minute, if it has a subscriber and the
-    rights. Messages that are leased, locked or do not match any more are left, and counted as
+    rights. Messages that are leased, locked or no longer match are not changed, and counted as
     skipped. A message that the database refuses to change, for example because of your own
     constraint, is counted as failed, with its error in `failures`, and the job continues.
 
@@ -251,14 +251,14 @@ class JobOperations(AdminOperations):
         return await self.wait_for_job(started_job.id) if wait else started_job
 
     async def undo(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
-        """Undo a job's changes to messages that nothing has touched since.
+        """Undo a job's changes to messages that have not changed since.
 
-        A message counts as untouched while it waits where the job has put it, with the same due
-        time, priority and key, and was not delivered. Other messages are skipped. Cancelled
-        messages wait again, redriven messages are in the archive again, with the current time as
-        `archived_at` (the header `archived-before` keeps the first), and copies of a replay are
-        deleted. A `dedup_id` that the job has removed stays removed. A job can be undone for 30
-        days after it.
+        A message has not changed if it still waits in the queue where the job has put it, with the
+        same due time, priority and key, and was not delivered. Other messages are skipped.
+        Cancelled messages wait again, redriven messages are in the archive again, with the current
+        time as `archived_at` (the header `archived-before` keeps the first), and copies of a replay
+        are deleted. A `dedup_id` that the job has removed stays removed. A job can be undone for
+        30 days after it.
 
         Args:
             job_id: Id of a job that has ended or is stopped; the job cannot be resumed then.
@@ -300,7 +300,8 @@ class JobOperations(AdminOperations):
         await self._require_job(job_id)
         while True:
             step = await self._writable_store.jobs.run_step(job_id)
-            # These queues may have due messages; a needless hint costs one poll.
+            # Wake this process's fetch loops: the batch may have made messages of these queues due.
+            # A needless wake-up costs one poll.
             if step.job is not None:
                 self._on_due(_get_due_queues(step.job))
                 progress(step.job)
@@ -369,6 +370,13 @@ class JobOperations(AdminOperations):
     async def _run_bulk(
         self, action: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Job:
+        """Plan a job for the matching messages, and run it unless `dry_run` is set.
+
+        Args:
+            action: Name of the action.
+            arguments: Arguments of the action, such as the target queue; stored with the job.
+            options: `BulkOptions` and the filters.
+        """
         filter_options = dict(options)
         settings = {
             name: filter_options.pop(name, default) for name, default in BULK_DEFAULTS.items()
@@ -386,13 +394,17 @@ class JobOperations(AdminOperations):
         job = Job(
             action=action, by=by, filters=filters, arguments=arguments, rate=rate, limit=limit
         )
-        planned = await self._writable_store.jobs.plan(job)
-        return (
-            planned if settings["dry_run"] else await self.run_job(planned, wait=settings["wait"])
-        )
+        planned_job = await self._writable_store.jobs.plan(job)
+        if settings["dry_run"]:
+            return planned_job
+        return await self.run_job(planned_job, wait=settings["wait"])
 
     async def _check_rights(self, action: str) -> None:
-        """Check the rights before a job is stored: other processes would run a stored job."""
+        """Check this process's rights for an action, before its job is stored.
+
+        Without this check the caller would get an error, and another process would still run the
+        stored job.
+        """
         access = await self._store.access.find_missing_rights(get_activities(action))
         if access.missing:
             raise RightsError(access.describe())
@@ -407,12 +419,13 @@ class JobOperations(AdminOperations):
 
 
 def _get_due_queues(job: Job) -> list[str]:
-    """Return the queues that may have a message which is due now."""
+    """Return the queues in which the job may have made messages due."""
     to = job.arguments.get("to")
     return list(job.queues) if to is None else [str(to)]
 
 
 def _format_filters(filter_options: Mapping[str, Any]) -> str:
+    """Format the filters by which a job selects archived messages, for an error."""
     return ", ".join(
         f"{name}={filter_options[name]!r}"
         for name in ("state", "archived")
@@ -429,8 +442,8 @@ def _validate_job_id(value: str) -> str:
 def _validate_rate(rate: float | None) -> float | None:
     if rate is None:
         return None
-    number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not number or not MIN_RATE <= rate <= MAX_RATE:
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not is_number or not MIN_RATE <= rate <= MAX_RATE:
         raise SetupError(
             f"rate must be a number of messages a second, from {MIN_RATE} to {MAX_RATE:.0f}, got "
             f"{format_value(rate)}"

@@ -1,7 +1,4 @@
-"""Queries for messages: pages, single messages with explanations, dead letters, unknown outcomes.
-
-And messages by their lookup value.
-"""
+"""Query messages: pages, single messages, dead letters, unknown outcomes and lookup values."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -74,7 +71,7 @@ class MessageQueries(AdminOperations):
         With any other filter a page reads at most 20 000 messages. It may then be short or
         empty, has `scanned_until`, and the next page continues from there.
 
-        Messages that come, go or move between two pages may be missed or shown twice.
+        Messages that are published, end or move between two pages may be missed or shown twice.
 
         Args:
             queue: Full name of the queue, with the prefix of its router.

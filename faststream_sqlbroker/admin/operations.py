@@ -25,7 +25,7 @@ async def _reject_publish(_message: Any, _queue: str, _by: str, _options: Any) -
 
 
 async def _skip_write_check() -> None:
-    """Report no problem, as there is no probe."""
+    """Report that writes work: the default without a broker, which has the real check."""
 
 
 class AdminOperations:
@@ -89,4 +89,9 @@ class AdminOperations:
         return self._store
 
     def _check_not_in_handler(self) -> None:
+        """Refuse changes in a transactional handler on SQLite.
+
+        Its transaction holds the only write lock, so a change in another transaction would wait
+        for the handler that waits for the change.
+        """
         refuse_in_handler(self._store.dialect, self._store.engine, "a change by broker.admin")

@@ -40,12 +40,12 @@ class QueueOperations(AdminOperations):
         that has died counts until its registration ends, for up to four intervals. Without a live
         subscriber, or if one has a `presence_interval` of more than a minute, or polls only when
         notified, the 10 000 messages that were archived last are counted instead. Messages that the
-        application takes itself (`pop`, `reserve`, HTTP) are counted only there.
+        application claims itself (`pop`, `reserve`, HTTP) are counted only there.
 
-        A queue with messages and no live subscriber has a `problem`, unless its messages are taken
-        over HTTP; `nearest` is then the name that may have been intended. So has a queue with a
-        live subscriber that never had a message, if a queue of nearly the same name lacks a
-        subscriber.
+        A queue with messages and no live subscriber has a `problem`, unless clients claim its
+        messages over HTTP; `nearest` is then the name that may have been intended. A queue with a
+        live subscriber that never had a message has a `problem` if a queue with a similar name has
+        messages and no subscriber.
 
         Args:
             queue: Only this queue, even if it is empty.
@@ -65,18 +65,22 @@ class QueueOperations(AdminOperations):
             overview.queue for overview in overviews if overview.used or overview.live_subscribers
         ]
         unattended = [overview.queue for overview in overviews if overview.lacks_subscriber]
-        nearest_names_ = {name: find_similar_name(name, names) for name in unattended}
-        nearest_names_ |= {
+        nearest_names = {name: find_similar_name(name, names) for name in unattended}
+        nearest_names |= {
             overview.queue: find_similar_name(overview.queue, unattended)
             for overview in overviews
             if overview.is_unused
         }
         return [
-            replace(overview, nearest=nearest_names_.get(overview.queue)) for overview in overviews
+            replace(overview, nearest=nearest_names.get(overview.queue)) for overview in overviews
         ]
 
     async def _find_nearest(self, queue: QueueOverview) -> str | None:
-        """Return the name of another queue that may be the intended name."""
+        """Return the name of a similar queue, if messages or a subscriber may have the wrong name.
+
+        Called for a queue without a subscriber, or with a subscriber and without messages. None if
+        no name is similar, or the similar queue needs no subscriber.
+        """
         similar = next(iter(await self.similar_queues(queue.queue)), None)
         if similar is None or queue.lacks_subscriber:
             return similar
@@ -104,7 +108,7 @@ class QueueOperations(AdminOperations):
 
         The list has the queues whose live subscribers have policies or `ordered=True`, by name.
         Each message is checked as in `explain`, in one snapshot. For each queue 1 000 due messages
-        and 1 000 later ones are read, in the order of claims; beyond that `capped` says that a
+        and 1 000 later messages are read, in the order of claims; beyond that `capped` means that a
         count is a minimum.
 
         Args:
@@ -187,6 +191,7 @@ class QueueOperations(AdminOperations):
 
 
 def _parse_until(value: Duration | datetime | None) -> datetime | float | None:
+    """Parse the end of a pause: a time, seconds from now, or None for no end."""
     if isinstance(value, datetime):
         return validate_datetime("until", value)
     if value is None:

@@ -26,9 +26,9 @@ UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda _: "UNCHANGED"})()
 class MessageOperations(AdminOperations):
     """Changes of a single waiting message.
 
-    None but `cancel` touches a message that a subscriber has leased, because its handler may run;
-    the result says so. Changes are in the `audit`, with the name of the operator: `by`, or user and
-    host.
+    Only `cancel` changes a message that a subscriber has leased, because its handler may run; other
+    operations leave it unchanged, and their result says so. The `audit` records each change with
+    the name of the operator: `by`, or user and host.
     """
 
     async def cancel(
@@ -36,19 +36,20 @@ class MessageOperations(AdminOperations):
     ) -> Repair:
         """End a message as DISCARDED, with the reason `cancelled`.
 
-        Without an archive the message is deleted. A message that another one supersedes, or that
-        holds its key, gives way as if it had been handled.
+        Without an archive the message is deleted. Policies treat the message as if it had been
+        handled: if it holds its key, the key becomes free.
 
         If a subscriber has leased the message, that subscriber is requested to cancel it, and the
         result is `requested`. The subscriber learns of the request within a second on PostgreSQL
-        with asyncpg, with its next heartbeat on other databases (`presence_interval`), and cancels
-        the handler's task. The message is DISCARDED under its lease; `transactional=True` rolls
-        back, but any other effect of the handler stays. A handler that ends first wins: its ack,
-        reject or move stays, but the message is not tried again. The other messages of a batch come
-        again at once, and no delivery is counted. A synchronous handler continues; its lease is not
-        renewed any more. When the lease expires the message is discarded, even if its process has
-        died, or if the application holds it (`reserve`, `get_one`). With `AckPolicy.ACK_FIRST` a
-        message that has started has ended.
+        with asyncpg, and with its next heartbeat (`presence_interval`) on other databases. It then
+        cancels the handler's task and discards the message. A transaction of `transactional=True`
+        is rolled back; other effects of the handler stay. If the handler ends first, its ack,
+        reject or move is kept; a failed message is not retried if the subscriber knows of the
+        request. The other messages of its batch are due again immediately, without a counted
+        delivery. A synchronous handler continues, but its lease is no longer renewed. When the
+        lease expires, the message is discarded, even if its process has died, or if the application
+        holds it (`reserve`, `get_one`). With `AckPolicy.ACK_FIRST` a message has ended as soon as
+        its handler starts.
 
         Args:
             message_id: The result of `publish`; or text, such as a handler's `message.message_id`.
@@ -66,11 +67,11 @@ class MessageOperations(AdminOperations):
         )
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
-        """Make a message due now that waits for a later time or for the next attempt.
+        """Make a message due now that waits for a later time or for its next attempt.
 
-        Attempts and deliveries keep their counts. Policies treat the message as if its own time had
-        come: with `Throttle` per key it needs a slot. A message that stands by keeps its position,
-        as with `postpone`.
+        Attempts and deliveries keep their counts. Policies still apply, as for any due message: for
+        example, a `Throttle` per key must have a free slot. A message that stands by for a newer
+        message of its key keeps its position, as with `postpone`.
 
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
@@ -157,6 +158,7 @@ class MessageOperations(AdminOperations):
         )
 
     def _notify_due(self, repair: Repair) -> Repair:
+        """Wake this process's fetch loops, because the message may be due now; return `repair`."""
         if repair.done and repair.queue is not None:
             self._on_due([repair.queue])
         return repair

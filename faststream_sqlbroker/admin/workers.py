@@ -67,6 +67,11 @@ class WorkerOperations(AdminOperations):
         return await self._set_drained(worker, by, drained=False)
 
     async def _set_drained(self, worker: str, by: str | None, *, drained: bool) -> list[str]:
+        """Drain or undrain the subscribers that `worker` names; return the changed names, sorted.
+
+        The semaphore keeps concurrent changes in order for this process: `_on_paused` must get the
+        latest state last.
+        """
         operator = get_operator_name(by)
         names = await self._find_live(worker)
         async with self._pause_semaphore:
@@ -77,7 +82,13 @@ class WorkerOperations(AdminOperations):
         return sorted(changed)
 
     async def _find_live(self, worker: str) -> list[str]:
-        """Return the live subscribers that `worker` names: a single one, or all of a process."""
+        """Return the names of the live subscribers that `worker` selects.
+
+        A subscriber's name selects that subscriber; "host:pid" selects all of a process.
+
+        Raises:
+            SetupError: no live subscriber or process has this name.
+        """
         _validate_name(worker)
         registration = await self._store.live_subscribers.find_subscriber(worker)
         if registration is not None and registration[1]:

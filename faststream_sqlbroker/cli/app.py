@@ -34,7 +34,10 @@ CommandTable = dict[str, CommandRef | CommandGroup]
 
 
 def _parse_commands(spec: str) -> dict[str, CommandRef]:
-    """Parse entries such as "module.function", or "name=module.function" for another name."""
+    """Parse the commands of a group from entries separated by spaces.
+
+    An entry is "module.function", or "name=module.function" if the command has another name.
+    """
     commands = {}
     for entry in spec.split():
         name, _, location = entry.rpartition("=")
@@ -109,10 +112,10 @@ COMMANDS: CommandTable = {
 }
 """Commands that `--help` lists, in this order."""
 SHORT_COMMANDS: CommandTable = {
-    place.function.replace("_", "-"): place
+    ref.function.replace("_", "-"): ref
     for group in OPERATIONS.values()
-    for place in group.commands.values()
-    if place.function not in COMMANDS
+    for ref in group.commands.values()
+    if ref.function not in COMMANDS
 }
 """Short names that work but are not listed, because a group lists each of these commands."""
 
@@ -141,7 +144,11 @@ class LazyCommand(TyperCommand):
         self.ref = ref
 
     def load(self) -> Any:
-        """Import the module, and return the command with all options."""
+        """Import the module, and return the command with all options.
+
+        The lazy command has no options, so the group calls this before it runs, completes or
+        describes the command.
+        """
         # Imported late: they import FastStream's errors, which `--help` does not need.
         from faststream_sqlbroker.cli.complete import add_completion  # noqa: PLC0415
         from faststream_sqlbroker.cli.shared_options import flatten_options  # noqa: PLC0415
@@ -174,6 +181,10 @@ class LazyGroup(TyperGroup):
         return super().parse_args(ctx, ["list", *args] if self._is_for_list(ctx, args) else args)
 
     def _is_for_list(self, ctx: Any, args: list[str]) -> bool:
+        """Return True if `args` belong to the group's default command `list`.
+
+        So `sqlbroker queues orders` shows the queue "orders", as `sqlbroker queues list orders`.
+        """
         if "list" not in self.commands or args[:1] == ["--help"]:
             return False
         if not args or args[0].startswith("-"):
@@ -221,6 +232,7 @@ def _get_arguments(command: Any) -> list[Any]:
 
 
 def _create_command(name: str, ref: CommandRef | CommandGroup, *, hidden: bool = False) -> Any:
+    """Create Click's object for a table entry; a hidden command works but is not listed."""
     if isinstance(ref, CommandRef):
         return LazyCommand(name, ref, hidden=hidden)
     return LazyGroup(

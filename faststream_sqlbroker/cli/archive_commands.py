@@ -123,6 +123,7 @@ def export(
 
 
 def _print_export(result: "spark.ExportResult") -> None:
+    """Print the checked windows, the watermark, and files that were altered, with the remedy."""
     rows = [(window.name, window.action, f"{window.rows:,}") for window in result.windows]
     print_table(result.path, ["window", "action", "rows"], rows)
     print_line(f"{result.rows:,} rows written")
@@ -180,6 +181,7 @@ def prune(
 
 
 def _print_prune(result: "spark.PruneResult", exported: str | None, refused_count: int) -> None:
+    """Print pruned and refused windows, dropped partitions, and the number of removed rows."""
     verb = "would be removed" if result.dry_run else "removed"
     if result.windows:
         rows = [
@@ -271,6 +273,7 @@ def erase(
 
 
 def _print_erase(result: "spark.EraseResult", options: LakeOptions) -> None:
+    """Print the counts of an erasure or of its dry run, and the messages that were leased."""
     verb = "would be erased" if result.dry_run else "were erased"
     counts = f"{result.live:,} live rows, {result.archived:,} archive rows"
     summary = f"{result.files:,} files were removed; audit record {result.audit}"

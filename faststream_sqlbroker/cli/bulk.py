@@ -121,10 +121,12 @@ def run_bulk_action(
 
 
 def _get_exit_code(job: Job) -> int:
+    """Return 1 if the job may have missed messages: see `run_bulk_action`."""
     return int(job.state in ("stopped", "failed") or bool(job.failed or job.note))
 
 
 def _show_plan(context: typer.Context, planned_job: Job, *, as_json: bool) -> None:
+    """Show the counts of a dry run per queue, and its note on ids that are skipped."""
     if as_json:
         print_json(to_job_dict(planned_job))
         return
@@ -147,21 +149,27 @@ async def _run_job(broker: SqlBroker, planned_job: Job, *, wait: bool) -> Job:
 
 
 async def watch_job(broker: SqlBroker, job: Job) -> Job:
-    """Work on the job until the end, with a progress bar on a terminal."""
+    """Run batches of the job until it ends, with a progress bar on a terminal.
+
+    Other processes may run batches of the same job at the same time, and continue it after Ctrl-C.
+    """
     try:
         with show_progress(f"{job.action} {job.id}", job.expected) as update_progress:
             return await broker.admin.wait_for_job(
                 job.id, progress=lambda current: update_progress(completed=current.visited)
             )
     except asyncio.CancelledError:
-        # Ctrl-C must not look as if it had ended the job.
+        # Ctrl-C ends only this command, not the job.
         text = f"the job continues in other processes: sqlbroker jobs stop {job.id} stops it"
         typer.echo(text, err=True)
         raise
 
 
 def to_job_dict(job: Job) -> dict[str, Any]:
-    """Convert a job to a JSON object, without the position and unset filters."""
+    """Convert a job to a JSON object, without unset filters and its internal position.
+
+    The position is `cursor`, the last visited row, and `bound`, the last row to visit.
+    """
     fields = to_json_dict(job)
     del fields["bound"]
     del fields["cursor"]
@@ -181,7 +189,7 @@ def show_jobs(title: str, jobs: list[Job], *, as_json: bool) -> None:
 
 
 def _format_details(job: Job) -> str:
-    """Format the filters and the arguments in a line."""
+    """Format the filters and the arguments of a job in a line, for the table's last column."""
     filters = to_job_dict(job)["filters"] or {}
     filters.pop("archived", None)
     if job.limit is not None:

@@ -65,7 +65,11 @@ def _build_row(finding: Finding) -> Row:
 
 
 def _iter_passed_checks(report: Findings) -> Iterator[Row]:
-    """Yield a row for each check without a finding."""
+    """Yield a row "ok" for each check without a finding, so that the user sees what was checked.
+
+    The checks of the tables' contents are omitted if tables, rights or writes have a problem,
+    because they may not have run then.
+    """
     health = report.health
     database = health.database
     sessions = f"{len(database.transactions)} open"
@@ -100,6 +104,7 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
 
 
 def _format_archive_growth(archive: ArchiveSize | None) -> dict[str, str]:
+    """Return the row of the archive's growth; empty if the database does not report sizes."""
     if archive is None:
         return {}
     daily_bytes = format_size(archive.bytes_per_day)
@@ -150,9 +155,10 @@ def verify(
 
 
 def _print_verification(verification: Verification) -> None:
+    """Print the damage, the meaning of each kind, and how to continue an incomplete run."""
     if verification.damages:
-        lines = [(d.kind, d.message_id, d.queue, d.name, d.found) for d in verification.damages]
-        print_table("Damage", ["kind", "id", "queue", "name", "found"], lines)
+        rows = [(d.kind, d.message_id, d.queue, d.name, d.found) for d in verification.damages]
+        print_table("Damage", ["kind", "id", "queue", "name", "found"], rows)
     for kind, number in sorted(verification.counts.items()):
         print_line(f"{number:,} {kind}: {MEANINGS[kind]}")
     if verification.notes:

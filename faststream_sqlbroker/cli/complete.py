@@ -31,6 +31,10 @@ def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _read_queue_names(ctx: typer.Context, incomplete: str, names: list[str]) -> None:
+    """Append queue names from the database to `names`; the body of the completion's thread.
+
+    All errors are suppressed, because the shell would show them in the middle of a command line.
+    """
     with suppress(Exception):
         # Imported late, because it imports the broker.
         from faststream_sqlbroker.cli.target import get_target, run  # noqa: PLC0415

@@ -59,7 +59,7 @@ def convert_database_errors() -> Iterator[None]:
 
 
 def _translate_to_shell(text: str) -> str:
-    """Replace Python terms in `text` by shell terms."""
+    """Replace names of methods and arguments in an error by commands and options."""
     for python, shell in SHELL_TERMS:
         text = text.replace(python, shell)
     return text

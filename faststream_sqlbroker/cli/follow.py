@@ -105,12 +105,16 @@ def tail(
 
 
 def _get_key(message: StoredMessage) -> tuple[int, datetime]:
-    # An id may occur again: a redriven message is archived again.
+    """Return the identity of an archived row, by which `tail` skips rows that it has printed.
+
+    The id alone is not enough: a redriven message is archived again under its id.
+    """
     assert message.archived_at is not None  # noqa: S101 - only the archive is read
     return message.id, message.archived_at
 
 
 def _print_message(message: StoredMessage, *, as_json: bool) -> None:
+    """Print an ended message in a line, with the first line of its error."""
     if as_json:
         print_json_line(to_message_dict(message, with_content=False))
         return
@@ -139,8 +143,8 @@ async def _iter_polls(
 
 
 def _run_until_interrupted(context: typer.Context, work: Any) -> None:
+    """Run `work`; Ctrl-C is the normal end of `top` and `tail`, so it is no error."""
     try:
         run(context, work)
     except KeyboardInterrupt:
-        # The normal end; the output stays on the screen.
         return

@@ -76,6 +76,11 @@ def verify(
 
 
 def _format_verification(result: "spark.VerifyResult") -> str:
+    """Summarize a verification in a line.
+
+    `repair` mends damaged files and differing windows. Windows that lack rows of the database are
+    intact otherwise; an export with a `--since` before them adds the rows.
+    """
     if result.intact:
         return "no differences"
     lacking = f"{len(result.lacking)} windows lack rows of the database"
@@ -173,6 +178,7 @@ def _print_status(export_status: "spark.ExportStatus") -> None:
 
 
 def _print_freshness(lag: "spark.Freshness") -> None:
+    """Print the lag of an export: the age of its watermark, and rows that it would add now."""
     age_note = (
         ""
         if lag.watermark_age is None

@@ -79,7 +79,10 @@ def queues(
 
 
 def warn_if_queue_is_empty(context: typer.Context, queue: str | None) -> None:
-    """Warn about an empty queue, whose name may be misspelt.
+    """Warn on stderr if a queue has no messages, subscribers or pause: it may be misspelt.
+
+    The warning suggests similar names. Commands call this with the queue that the user named, and
+    None for no queue.
 
     Raises:
         SetupError: `queue` is not a valid name.
@@ -162,6 +165,7 @@ def messages(
 
 
 def _print_page(page: MessagePage, *, bodies: bool) -> None:
+    """Print a page of live or archived messages, with the option that shows the next page."""
     time_column = "ended" if any(m.archived_at for m in page.messages) else "due"
     columns = ["id", "queue", "state", "key", "attempts", "created", time_column, "reason", "error"]
     visible_columns = [*columns, "body"] if bodies else columns
@@ -194,6 +198,7 @@ def parse_headers(values: Sequence[str] | None) -> dict[str, str]:
 
 
 def _build_message_cells(m: StoredMessage, *, bodies: bool) -> list[Any]:
+    """Return the cells of a message, in the order of the columns of `_print_page`."""
     timestamp = m.archived_at or m.next_attempt_at
     cells = [m.id, m.queue, m.state, m.key, m.attempts_count, m.created_at, timestamp]
     cells += [m.reason, m.last_error]
@@ -201,9 +206,9 @@ def _build_message_cells(m: StoredMessage, *, bodies: bool) -> list[Any]:
 
 
 def to_message_dict(message: StoredMessage, *, with_content: bool) -> dict[str, Any]:
-    """Convert a message to a JSON object; `with_content` tells that headers and body were read."""
+    """Convert a message to a JSON object; `with_content` means that headers and body were read."""
     fields = to_json_dict(message)
-    # Left out instead of null, which would mean a message without headers.
+    # Omit them instead of showing null, which would mean a message without headers.
     if not with_content:
         del fields["headers"]
         del fields["body"]
@@ -285,6 +290,7 @@ def subscribers(
 
 
 def _get_mode(subscriber: Any) -> str:
+    """Return whether a subscriber claims, or what keeps it from claiming."""
     if subscriber.stopping:
         return "stopping"
     if subscriber.drained:
@@ -329,13 +335,16 @@ def policies(
 
 
 def _build_wait_rows(queue_policies: PoliciedQueue) -> list[list[Any]]:
-    """Return a row for each reason to wait, or a single row if nothing waits."""
-    lines: list[list[Any]] = []
+    """Return a table row for each policy and reason for which messages of the queue wait.
+
+    A queue without waiting messages gets a single row with its policies.
+    """
+    rows: list[list[Any]] = []
     for wait in queue_policies.waits:
         count = Count(wait.count, "at least" if wait.capped else "exact")
         times = (wait.until, wait.until_last)
-        lines.append([queue_policies.queue, wait.policy, wait.code, count, wait.due, *times])
-    return lines or [
+        rows.append([queue_policies.queue, wait.policy, wait.code, count, wait.due, *times])
+    return rows or [
         [queue_policies.queue, ", ".join(queue_policies.ways), "none wait", 0, 0, None, None]
     ]
 
@@ -367,6 +376,7 @@ def schedules(context: typer.Context, limit: Limit = 1_000, as_json: AsJson = Fa
 
 
 def _print_listing(title: str, columns: str, items: Sequence[Any], *, as_json: bool) -> None:
+    """Print items as JSON, or as a table of the attributes that `columns` names."""
     if as_json:
         print_json([to_json_dict(item) for item in items])
         return

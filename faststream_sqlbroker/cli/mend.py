@@ -252,9 +252,9 @@ def publish(
 
 
 def _parse_body(text: str) -> tuple[bool, bytes | str]:
-    """Return whether `text` is JSON, and the body.
+    """Return whether `text` is JSON, and the body to publish.
 
-    JSON is passed on unparsed, with all digits of numbers.
+    JSON stays the user's text, as bytes: parsing and encoding it again would round numbers.
     """
     try:
         json.loads(text, parse_constant=_reject_constant)
@@ -275,15 +275,16 @@ def _change_messages(
     options: ChangeOptions,
     action: Callable[[Admin, str], Awaitable[Repair]],
 ) -> None:
-    """Show the messages, ask, and change each message.
+    """Show the messages, ask, and call `action` with each message id.
 
-    The exit code is 1 if a message was not changed.
+    `description` names the change in the question. With `--dry-run` the messages are only shown.
+    The exit code is 1 if a message was not changed, for example because it is leased.
     """
     ids = message_ids or ()
     if isinstance(options, BulkOptions) and options.dry_run:
         _show_affected(context, ids, as_json=options.as_json)
         return
-    # Rows may change between the query and the action; unchanged messages are reported then.
+    # A race: a message may change between this query and the action, whose result says so then.
     if not options.yes:
         refuse_json(options.as_json)
         check_arguments(context, (lambda a: action(a, message_id) for message_id in ids))  # noqa: B023 - called at once
@@ -302,7 +303,7 @@ def _change_messages(
 
 
 def _show_affected(context: typer.Context, message_ids: Sequence[str], *, as_json: bool) -> None:
-    """Show the messages; exit with code 1 if no message exists."""
+    """Show the messages that a change by id would affect; exit with code 1 if none exists."""
     columns = ["id", "state", "queue", "key"]
 
     async def read_rows(broker: SqlBroker) -> list[list[Any]]:

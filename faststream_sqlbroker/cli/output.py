@@ -94,6 +94,7 @@ def _to_portable_json(value: Any, levels: int = MAX_DEPTH) -> Any:
 
 
 def _convert_value(value: Any) -> Any:
+    """Convert a value that the JSON encoder does not know; it calls this for each such value."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Enum):
@@ -113,6 +114,7 @@ def to_json_dict(value: Any) -> dict[str, Any]:
 
 
 def _convert_field(value: Any) -> Any:
+    """Convert the value of a dataclass field, and dataclasses directly inside of it."""
     # States are also strings, so JSON would write their value instead of their name.
     if isinstance(value, Enum):
         return value.name
@@ -152,8 +154,9 @@ def build_table(
 ) -> Table:
     """Build a table that keeps words whole in a line of `width` characters.
 
-    Columns are folded between words. If the columns still do not fit, each row becomes several
-    lines with one column and its value per line.
+    Each column first gets the minimum width that keeps its words whole. The spare characters then
+    widen the columns from the last to the first. If even the minimum widths do not fit, each row
+    becomes several lines with one column and its value per line. Without a width nothing is folded.
     """
     row_values = [list(row) for row in rows]
     cells = [[_format_cell(value, full_text=full_text) for value in row] for row in row_values]
@@ -182,6 +185,10 @@ def build_table(
 
 
 def _find_min_width(texts: Sequence[str], max_width: int) -> int:
+    """Return the minimum width of a column; `texts` are its name and cells.
+
+    `max_width` is the length of the longest text.
+    """
     # A folded id could not be copied.
     if texts[0] in ID_COLUMNS:
         return max_width
@@ -194,7 +201,10 @@ def _find_min_width(texts: Sequence[str], max_width: int) -> int:
 def _build_record_table(
     columns: Sequence[str], cells: Sequence[Sequence[str]], width: int
 ) -> Table:
-    """Build a table of rows below each other, without empty values."""
+    """Build a table with a line "column value" per value, for a terminal that is too narrow.
+
+    Empty values are omitted, and an empty line separates the rows.
+    """
     table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), show_header=False)
     name_width = max(map(cell_len, columns))
     table.add_column(width=name_width)
@@ -211,7 +221,7 @@ def _build_record_table(
 
 
 def print_line(text: str) -> None:
-    """Print lines, unchanged for a program, or folded between words for people."""
+    """Print the lines of `text`; on a terminal, fold them between words."""
     console = PlainConsole()
     width = _get_width()
     for line in text.splitlines():
@@ -237,6 +247,7 @@ def print_result(value: Any, *lines: str, as_json: bool) -> None:
 
 
 def _format_cell(value: Any, *, full_text: bool = False) -> str:
+    """Format a value as a single line, cut at a word unless `full_text`."""
     if value is None:
         return ""
     if isinstance(value, datetime):

@@ -73,6 +73,7 @@ def prune(
 
 
 def _print_pruned(pruned: Any, verb: str, options: ChangeOptions) -> None:
+    """Print the counts, dropped partitions, and windows that differ from the lake's record."""
     names = ("completed", "failed", "discarded", "differing", "partitions")
     fields = {name: getattr(pruned, name) for name in names} | {"dry_run": verb != "removed"}
     lines = [

@@ -130,7 +130,10 @@ def replay(
 def _confirm_and_publish(
     frame: "DataFrame", url: str, arguments: dict[str, Any], *, yes: bool
 ) -> None:
-    """Show what would be published, ask, and publish."""
+    """Show a dry run of the replay, ask unless `yes`, and publish.
+
+    A dry run without rows to publish ends the command without a question.
+    """
     preview = spark.replay(frame, url, **arguments)
     _print_replay(preview)
     if not preview.messages:
@@ -149,6 +152,7 @@ def _check_error(failed_in: str | None, reason: str | None, error_type: str | No
 def _filter_by_error(
     frame: "DataFrame", failed_in: str | None, reason: str | None, error_type: str | None
 ) -> "DataFrame":
+    """Keep the rows that `--failed-in`, `--reason` and `--error-type` select; None: all rows."""
     if failed_in is None:
         return frame
     from pyspark_sqlbroker.analytics.outcomes import build_failure_condition  # noqa: PLC0415 - pyspark is an extra

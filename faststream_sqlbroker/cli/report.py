@@ -89,12 +89,16 @@ def report(
 
 
 def _build_table_options(table: str, schema: str | None) -> list[str]:
+    """Return the options that name the archive in the `archive replay` commands of the page."""
     options = [] if table == "message_archive" else ["--archive-table", table]
     return options if schema is None else [*options, "--schema", schema]
 
 
 def _find_previous_period(since: str | None, until: str | None) -> tuple[datetime, datetime] | None:
-    """Return the period of the same length that ends where this period begins."""
+    """Return the preceding period of the same length, to compare this period with.
+
+    None if a bound is missing.
+    """
     start = parse_time("since", since)
     end = parse_time("until", until)
     if start is None or end is None:

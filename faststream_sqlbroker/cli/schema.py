@@ -108,7 +108,13 @@ def _format_migration(version: str | None, pending: str, *, done: bool) -> str:
 
 
 async def _find_pending(broker: SqlBroker) -> tuple[str | None, str]:
-    """Return the version of the tables and the SQL of the pending migrations, or an empty text."""
+    """Return the version of the tables, and the SQL that migrates them to this package's version.
+
+    The version is None if there are no tables; the SQL is empty if the version is current.
+
+    Raises:
+        SchemaError: the tables are newer than the package, or an application migrates them.
+    """
     config = broker._store.tables.config  # noqa: SLF001 - the same package
     async with broker.engine.connect() as connection:
         version = await connection.run_sync(_read_version, broker)
@@ -124,6 +130,11 @@ async def _find_pending(broker: SqlBroker) -> tuple[str | None, str]:
 
 
 def _read_version(connection: Connection, broker: SqlBroker) -> str | None:
+    """Return the recorded version of the tables, or None if the tables do not exist.
+
+    Raises:
+        SchemaError: the tables exist without a version, so an application migrates them.
+    """
     tables = broker._store.tables  # noqa: SLF001 - the same package
     inspector = inspect(connection)
     if inspector.has_table(tables.version.name, schema=tables.version.schema):
@@ -141,6 +152,7 @@ def _read_version(connection: Connection, broker: SqlBroker) -> str | None:
 
 
 async def _upgrade(broker: SqlBroker, version: str | None, by: str) -> None:
+    """Run the pending migrations, and then record in the audit that `by` did so."""
     store = broker._store  # noqa: SLF001 - the same package
     arguments = {"from": version, "to": HEAD}
     async with broker.engine.begin() as connection:
@@ -150,6 +162,7 @@ async def _upgrade(broker: SqlBroker, version: str | None, by: str) -> None:
 
 
 def _parse_dialect(name: str) -> str:
+    """Return the dialect whose migrations `name` uses; MariaDB uses those of MySQL."""
     dialect = "mysql" if name == "mariadb" else name
     if dialect not in MIGRATION_DIALECTS:
         raise SetupError(
@@ -186,7 +199,7 @@ def partitions(
 
 
 async def _get_partitioned_config(broker: SqlBroker, every: str | None) -> SqlBrokerSchemaConfig:
-    """Return the configuration of the tables with the requested partitions.
+    """Return the configuration of the tables, with the partition length of `--every` if given.
 
     Raises:
         SetupError: `every` is not valid, or the database has no partitions.
@@ -202,6 +215,11 @@ async def _get_partitioned_config(broker: SqlBroker, every: str | None) -> SqlBr
 async def _add_partitions(
     broker: SqlBroker, every: str | None, by: str | None, *, convert: bool
 ) -> tuple[bool, list[str]]:
+    """Convert the archive if requested, and add missing partitions, each in a transaction.
+
+    Returns:
+        True if the archive was converted by this call, and the names of the added partitions.
+    """
     operator = get_operator_name(by)
     store = broker._store  # noqa: SLF001 - the same package
     config = await _get_partitioned_config(broker, every)

@@ -194,6 +194,7 @@ def _read_logins(path: Path) -> list[Any]:
 
 
 async def _run_server(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
+    """Serve until a signal; the broker is connected, but not started."""
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     config, listener = create_server_config(app, host, port, tls)
@@ -203,7 +204,7 @@ async def _run_server(app: Any, host: str, port: int, tls: dict[str, Any]) -> No
         # Windows has no signal handlers in loops; there an interrupt ends the program.
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, server.handle_exit, number, None)
-    # After the handlers: a reader of this line may send a signal at once.
+    # After the signal handlers: a reader of this line may send a signal immediately.
     print_address(host, listener, tls)
     await server.serve(sockets=[listener])
     print_line("stopped")
@@ -225,10 +226,10 @@ def run_service(path: Path) -> None:
 
 
 def refuse_more_options(context: typer.Context) -> None:
-    """Refuse options that belong into the file.
+    """Refuse options next to `--config`, including the options before the command.
 
     Raises:
-        SetupError: such an option is given; the variable SQLBROKER_URL does not count.
+        SetupError: an option is given on the command line; SQLBROKER_URL is ignored.
     """
     current: typer.Context | None = context
     while current is not None:
@@ -243,6 +244,7 @@ def refuse_more_options(context: typer.Context) -> None:
 
 
 async def _run_service(service: "ConfiguredService") -> None:
+    """Run the service of a YAML file until a signal, and then stop the broker."""
     broker = service.broker(SqlBroker, {})
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -264,7 +266,10 @@ async def _run_service(service: "ConfiguredService") -> None:
 
 
 def _stop_once(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Stop; a second signal ends the process at once, and leases expire by time."""
+    """Request a graceful stop, and restore the default action of the signals.
+
+    So a second signal ends the process immediately; its leases then expire by time.
+    """
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
         # Python's default SIGINT handler would wait for the broker's stop.
@@ -276,7 +281,10 @@ def _stop_once(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 async def _serve_http(
     service: "ConfiguredService", http: "HttpSection", broker: SqlBroker, stop: asyncio.Event
 ) -> None:
-    """Serve until `stop` is set; the broker starts after the port is bound."""
+    """Serve HTTP and handle messages until `stop` is set, or the server ends by itself.
+
+    The broker starts after the port is bound, so a port in use ends the command before a claim.
+    """
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     files = (Path(name) if name else None for name in (http.certificate, http.key))

@@ -58,9 +58,10 @@ class SparkOptions(LakeOptions):
 
 
 def check_folder_exists(path: str | None) -> None:
-    """Check that a local folder exists, without the seconds that Java takes to start.
+    """Check that a local folder exists, before Spark takes seconds to start.
 
-    Spark itself checks paths that are remote, or that its configuration may place elsewhere.
+    Other paths are left to Spark: remote paths, and paths without a scheme if variables configure
+    Spark, because they may then be on another file system.
 
     Raises:
         SetupError: there is no such folder.
@@ -83,8 +84,9 @@ def read_rows(
 ) -> "DataFrame":
     """Read the selected rows from the database, an export, or other Parquet with the same columns.
 
-    Only the committed files of an export are read. With `last_only`, rows of messages that were
-    archived again later are left out.
+    Only the committed files of an export are read. A message that was redriven has a row for each
+    time that it was archived; `last_only` skips all but the last (of an export; the database keeps
+    one row).
     """
     from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
@@ -111,7 +113,7 @@ def read_rows(
     selected = filter_rows(frame, selection, ids=ids)
     if not last_only:
         return selected
-    # The later row of a redriven message may be outside of the selection.
+    # Search all rows: the later row of a redriven message may be outside of the selection.
     later_rows = frame.selectExpr("id AS later_id", "archived_at AS later_at")
     is_superseded = (selected["id"] == later_rows["later_id"]) & (
         selected["archived_at"] < later_rows["later_at"]

@@ -43,6 +43,10 @@ def check(
 def _iter_checks(
     kinds: list[str], jars: list[Path]
 ) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
+    """Yield the name of each check, and a function that returns the version and the location.
+
+    The function raises SetupError, with the remedy, if the component is missing.
+    """
     yield "Java", _check_java
     for package in PACKAGES:
         yield package, partial(_check_package, package)

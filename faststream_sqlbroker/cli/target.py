@@ -74,9 +74,10 @@ def run(
     *,
     logger: logging.Logger | None = None,
 ) -> T:
-    """Run `work` with the command's broker, which is not started, and close all connections.
+    """Run `work` in a new event loop with the command's broker, and close all connections.
 
-    Database errors become errors of this package that do not contain the URL.
+    The broker is not started, so it claims nothing. Database errors become errors of this package
+    that do not contain the URL.
     """
     target = get_target(context)
 
@@ -100,9 +101,10 @@ def run_confirmed(
     change: Action[T],
     precheck: Action[T] | None = None,
 ) -> T:
-    """Validate the arguments, ask, and make the change; `--yes` skips the question.
+    """Validate the arguments, ask, and make the change; `--yes` skips all but the change.
 
-    A false result of `precheck` is returned at once: there is nothing to change.
+    `precheck` finds out whether there is something to change, such as a held lock. A false result
+    is returned without a question.
 
     Raises:
         SetupError: an argument is not valid, or `--json` was given without `--yes`.
@@ -117,7 +119,10 @@ def run_confirmed(
 
 
 def check_arguments(context: typer.Context, changes: Iterable[Action[object]]) -> None:
-    """Validate the arguments of each change, without writing anything.
+    """Validate the arguments of each change, before the user is asked to confirm.
+
+    Each change runs until its first write: `broker.admin` validates all arguments before that, and
+    a store that rejects every call then ends the change.
 
     Raises:
         SetupError: an argument is not valid.
@@ -152,6 +157,7 @@ class _CheckingAdmin(Admin):
 
 
 def _load_broker(path: str) -> SqlBroker:
+    """Import the broker, or the `broker` of an application such as FastStream, from module:name."""
     value = import_object(path, option="--app")
     broker = value if isinstance(value, SqlBroker) else getattr(value, "broker", None)
     if not isinstance(broker, SqlBroker):
