@@ -51,6 +51,8 @@ def list_call_options(
 ) -> list[Option]:
     """Return the arguments of a function, without `self`.
 
+    The keys of a YAML file have the names, types and descriptions of these arguments.
+
     Args:
         function: The function.
         exclude: Names to leave out.
@@ -85,7 +87,10 @@ def list_class_options(declared: type) -> list[Option]:
 
 
 def _read_attribute_docs(declared: type) -> dict[str, str]:
-    """Return the docstring of each attribute; empty if the source is not available."""
+    """Return the docstring of each attribute; empty if the source is not available.
+
+    Python does not keep the string below an attribute, so the class's source is parsed.
+    """
     try:
         tree = ast.parse(dedent(inspect.getsource(declared)))
     except (OSError, SyntaxError):

@@ -61,6 +61,7 @@ class _Loader(yaml.BaseLoader):  # type: ignore[misc]
 
 
 def _parse_finite(text: str) -> float:
+    """Convert text to a float; raise ValueError if the number is too large."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(text)
@@ -128,7 +129,7 @@ class Document:
     """Values of variables, each with the text that the file has in its place."""
 
     def add_mistake(self, path: Path, text: str, *, at_key: bool = False) -> None:
-        """Record a mistake at a value, or at its key; values of variables are hidden."""
+        """Record a mistake at a value, or at the key; values of variables are hidden."""
         existing_path = self.find_existing_path(path)
         position = self.key_positions.get(existing_path) if at_key else None
         self.add_mistake_at(
@@ -152,7 +153,10 @@ class Document:
         return existing_path
 
     def mask_secrets(self, text: str) -> str:
-        """Replace values of variables in `text` by the names of the variables."""
+        """Replace values of variables in `text` by the names of the variables.
+
+        Errors quote values of the file, and a variable may hold a password.
+        """
         for value in sorted(self.secrets, key=len, reverse=True):
             name = self.secrets[value]
             text = text.replace(repr(value), name)
@@ -258,6 +262,10 @@ class _ValueBuilder:
         return self._reject_tag(node, path)
 
     def _build_mapping(self, node: Any, path: Path) -> dict[str, Any]:
+        """Return the mapping of a node, without repeated keys and keys that are not text.
+
+        Those are recorded as mistakes.
+        """
         mapping: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
@@ -278,6 +286,11 @@ class _ValueBuilder:
         return mapping
 
     def _build_scalar(self, node: Any, path: Path) -> Any:
+        """Return the value of a scalar after the replacement of variables.
+
+        The kind is that of the tag, or without a tag that of the resulting text; a variable may
+        hold a number.
+        """
         text = _VARIABLE.sub(lambda match: self._replace_variable(match, path), node.value)
         kind = _find_kind(node, text)
         if kind == "str":
@@ -293,6 +306,10 @@ class _ValueBuilder:
         return None
 
     def _replace_variable(self, match: re.Match[str], path: Path) -> str:
+        """Return the text for a `${...}`: a variable's value, the default, or a literal `${`.
+
+        Values from the environment are remembered as secrets, which errors do not show.
+        """
         if match["escaped"]:
             return match[0][1:]
         reference = _INSIDE.fullmatch(match["inside"])

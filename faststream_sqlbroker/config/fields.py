@@ -44,7 +44,10 @@ class Section(BaseModel):
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     def get_options(self) -> dict[str, Any]:
-        """Return the options that the file sets, by key."""
+        """Return the options that the file sets, by key.
+
+        Omitted options keep the defaults of their declarations.
+        """
         fields = type(self).model_fields
         return {
             field.alias or name: getattr(self, name)
@@ -55,6 +58,7 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _suggest_nearest(cls, data: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        """Validate the section, and convert Pydantic's errors to the terms of the file."""
         try:
             return handler(data)
         except ValidationError as error:
@@ -101,7 +105,10 @@ _LEADING_NAME = re.compile(r"(?:[A-Z]\w*'s )?'?(\w+)")
 
 
 def find_option(text: str) -> str | None:
-    """Return the option at the beginning of an error message, or None."""
+    """Return the option at the beginning of an error message, or None.
+
+    Errors begin with the name of the option, which leads to its line in the file.
+    """
     match = _LEADING_NAME.match(text)
     return match[1] if match else None
 
@@ -119,6 +126,7 @@ def _validate_key(value: Any) -> Any:
 
 
 def _parse_header(value: Any) -> Any:
+    """Convert a mapping such as {"header": "tenant"} to a Header; refuse other values."""
     if isinstance(value, dict) and value.keys() == {"header"}:
         return convert_setup_error(Header, value["header"])
     text = format_requirement("a mapping with the key 'header'", value)
@@ -139,6 +147,11 @@ def _load_error_classes(value: Any) -> Any:
 
 
 def _load_error_class(name: Any) -> Any:
+    """Return the exception class for the name of a built-in class, or for `module:name`.
+
+    Raises:
+        SetupError: there is no such class.
+    """
     if isinstance(name, str) and ":" not in name:
         value = getattr(builtins, name, None)
         if not isinstance(value, type) or not issubclass(value, BaseException):
@@ -209,6 +222,11 @@ def get_field_type(hint: Any, object_types: Mapping[Any, Any]) -> Any:
 
 
 def _create_union(members: set[Any], object_types: Mapping[Any, Any]) -> Any:
+    """Return the field type for a union of option types.
+
+    Exception classes are written by name. `_UNIONS` lists members that one field represents, such
+    as the types of a duration.
+    """
     if any(get_origin(member) is type for member in members):
         return ErrorNames | None if NoneType in members else ErrorNames
     types: list[Any] = []
@@ -274,6 +292,7 @@ def create_object_field(
         return value if short is None or isinstance(value, dict) else {short: value}
 
     def create_value(section: Section) -> Any:
+        """Create the object; an error is reported at the option that the message names."""
         try:
             return create(**section.get_options())
         except SetupError as error:
@@ -321,6 +340,7 @@ class _ChoiceSection(Section):
 
     @model_validator(mode="after")
     def _check_single_key(self) -> Any:
+        """Refuse a choice with no key, or with several."""
         if len(self.model_fields_set) != 1:
             text = f"exactly one of {', '.join(self.list_options())} is required"
             raise PydanticCustomError("one_of", "{text}", {"text": text})

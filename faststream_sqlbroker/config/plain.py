@@ -37,7 +37,7 @@ def format_requirement(requirement: str, value: object, hint: str = "") -> str:
 
 
 def format_error(kind: str, text: str, value: object) -> str:
-    """Return Pydantic's message in the terms of the file, or `text` if it is not from Pydantic.
+    """Return Pydantic's message in the terms of the file; another `text` is returned unchanged.
 
     Args:
         kind: Type of Pydantic's error.
@@ -66,7 +66,10 @@ def describe_kind(value: Any) -> str:
 
 
 def merge_errors(texts: Sequence[str]) -> str:
-    """Merge the errors of a value that may have several forms."""
+    """Merge the errors of a value that may have several forms.
+
+    For example "it must be text or a list, got a number" from one error for each form.
+    """
     requirements = [text.removeprefix(_MUST).partition(_GOT)[0] for text in texts]
     values = {text.partition(_GOT)[2].partition(":")[0] for text in texts}
     if all(text.startswith(_MUST) for text in texts) and len(values) == 1:

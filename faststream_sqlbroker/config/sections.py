@@ -55,6 +55,10 @@ def _get_summary(kind: type) -> str:
 
 
 def _create_object_field(kind: type, *, short: bool = False, object_types: Any = None) -> Any:
+    """Return the field type for an object of the class `kind`, such as a policy.
+
+    With `short`, a value stands for the only required argument: `delay: 5m`.
+    """
     options = list_class_options(kind)
     required = [option.name for option in options if option.is_required]
     model = create_section(kind.__name__, options, object_types=object_types)
@@ -64,6 +68,7 @@ def _create_object_field(kind: type, *, short: bool = False, object_types: Any =
 
 
 def _create_choice(name: str, kinds: tuple[type, ...], *, short: bool) -> Any:
+    """Return the field type for an object whose key in the file selects the class of `kinds`."""
     return create_choice(
         name,
         {to_key(kind): _create_object_field(kind, short=short) for kind in kinds},
@@ -124,6 +129,7 @@ all of these except the engine.
 
 
 def _validate_queue_name(value: str) -> str:
+    """Return a valid queue name unchanged; raise Pydantic's error for other values."""
     if (issue := find_queue_error(value)) is not None:
         raise PydanticCustomError(
             "queue", "{text}", {"text": f"{value!r} is not a valid queue name: {issue}"}
@@ -157,10 +163,12 @@ class _QueueBase(Section):
     @model_validator(mode="before")
     @classmethod
     def _replace_none(cls, value: Any) -> Any:
+        """Treat a queue without a value as an empty section; errors then name missing options."""
         return {} if value is None else value
 
     @model_validator(mode="after")
     def _check_single_target(self) -> Any:
+        """Require either `handler` or `forward_to`."""
         targets = [
             name for name in ("handler", "forward_to") if self.get_options().get(name) is not None
         ]
@@ -202,6 +210,7 @@ class _HttpBase(Section):
 
     @model_validator(mode="after")
     def _check_tls(self) -> Any:
+        """Require a certificate and a key together."""
         if (self.certificate is None) != (self.key is None):
             missing = "key" if self.key is None else "certificate"
             text = f"TLS needs both certificate and key: give {missing} too"

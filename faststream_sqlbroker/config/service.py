@@ -171,6 +171,7 @@ def check_service(path: str | os.PathLike[str]) -> None:
 
 
 def _validate(document: Document) -> ServiceConfig | None:
+    """Return the configuration of a document, or None after mistakes, which are recorded."""
     try:
         return ServiceConfig.model_validate(document.value)
     except ValidationError as error:
@@ -180,7 +181,11 @@ def _validate(document: Document) -> ServiceConfig | None:
 
 
 def _merge_errors(document: Document, errors: Iterable[Any]) -> list[tuple[Path, str, bool]]:
-    """Return the path and text of each mistake, and whether the key is wrong."""
+    """Return the path and text of each mistake, and True for a wrong key.
+
+    For a value that may have several forms, Pydantic returns an error for each form. These errors
+    become one text.
+    """
     messages: dict[Path, tuple[list[str], bool]] = {}
     union_paths: set[Path] = set()
     for error in errors:
@@ -204,12 +209,18 @@ def _is_below(path: Path, other: Path) -> bool:
 
 
 def _create_metrics() -> Any:
+    """Create the metrics; imported here, because the extra `prometheus` may be missing."""
     from faststream_sqlbroker.prometheus.metrics import create_private_metrics  # noqa: PLC0415
 
     return create_private_metrics()
 
 
 def _load_function(path: str) -> Any:
+    """Import the handler `module:name`.
+
+    Raises:
+        SetupError: it cannot be imported, or is not callable.
+    """
     function = import_object(path, option="handler")
     if not callable(function):
         raise SetupError(f"handler {path!r} is not a function")
@@ -217,7 +228,10 @@ def _load_function(path: str) -> Any:
 
 
 def check_references(document: Document, config: ServiceConfig) -> None:
-    """Record each queue name that is neither below `queues` nor below `destinations`."""
+    """Record each queue name that is neither below `queues` nor below `destinations`.
+
+    Messages sent to such a queue, probably a misspelt name, would never be consumed.
+    """
     existing_names = {*config.queues, *config.destinations, *_iter_channel_queues(config)}
     for n, name in enumerate(config.destinations):
         if name in config.queues:
@@ -262,6 +276,7 @@ def _iter_references(config: ServiceConfig) -> Iterator[tuple[Path, str, bool]]:
 def _iter_option_references(
     path: Path, values: dict[str, Any], options: tuple[str, ...]
 ) -> Iterator[tuple[Path, str, bool]]:
+    """Yield path and name of each queue among `options`, and False: the name is no key."""
     for option in options:
         name = values.get(option)
         # DESTINATION is an object and not a queue name; an empty reply_to means none.

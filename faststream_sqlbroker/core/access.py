@@ -73,6 +73,6 @@ class Access:
         return frozenset[Activity]().union(*(lack.activities for lack in self.missing))
 
     def describe(self, missing: Iterable[MissingRight] | None = None) -> str:
-        """List all missing rights, or those given, a line for each right."""
+        """List all missing rights, or the rights `missing`, a line for each right."""
         lines = "".join(f"\n  - {lack}" for lack in (self.missing if missing is None else missing))
         return f"{self.user} lacks rights or tables that this process needs:{lines}"

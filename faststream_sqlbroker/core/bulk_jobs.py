@@ -144,7 +144,11 @@ class Job:
         return is_change and self.undone_by is None and self.state != "running"
 
     def moved(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
-        """Return the job after another batch; with `cursor` None the job has ended."""
+        """Return the job after another batch; with `cursor` None the job has ended.
+
+        Messages that matched at the dry run but were never met, because they ended or moved, then
+        count as skipped.
+        """
         job = replace(self, cursor=cursor, done=self.done + done, skipped=self.skipped + skipped)
         if cursor is not None:
             return job
@@ -156,8 +160,10 @@ class Job:
     ) -> "Job":
         """Return the job after the database has refused a message with an error of this kind.
 
-        If the database has refused a complete batch with the same error, the job fails, and its
-        position is before the first of these messages again.
+        A refused message is counted, and the job goes on. A streak is a series of refusals with the
+        same kind of error and no success in between. When it is as long as a batch, the cause is
+        not a single message: the job fails, and its position and counts are those before the
+        streak, so that a resumed job tries these messages again.
         """
         streak = self.streak
         if streak is None or (streak["kind"], streak["done"]) != (kind, self.done):
@@ -191,7 +197,10 @@ class Job:
 
 
 def dump_job(job: Job) -> dict[str, Any]:
-    """Convert a job to JSON for storage."""
+    """Convert a job to JSON for storage.
+
+    The id and the creation time have columns of their own.
+    """
     info: dict[str, Any] = to_json(job)
     del info["id"]
     del info["created_at"]
@@ -236,6 +245,10 @@ def to_json(value: Any) -> Any:
 
 
 def _parse_position(values: Sequence[Any] | None, of_archive: bool) -> Position | None:
+    """Convert a stored position: a row's id, preceded by the archiving time in the archive.
+
+    JSON stores the time as microseconds.
+    """
     if values is None or not of_archive:
         return values
     archived_at, *remaining = values
@@ -243,6 +256,7 @@ def _parse_position(values: Sequence[Any] | None, of_archive: bool) -> Position 
 
 
 def _parse_filters(info: Mapping[str, Any]) -> Filters:
+    """Read the filters of a stored job; jobs of older versions have no `ids`."""
     state = info["state"]
     times = {
         name: None if info[name] is None else from_microseconds(info[name])
@@ -253,7 +267,10 @@ def _parse_filters(info: Mapping[str, Any]) -> Filters:
 
 
 def get_error_kind(error: BaseException) -> str:
-    """Return the type and the code of the driver's error."""
+    """Return the type and the code of the driver's error.
+
+    Errors of one kind count as one cause, although their texts differ, for example by an id.
+    """
     driver_error: BaseException = error.__cause__ or error
     driver_error = getattr(driver_error, "orig", None) or driver_error
     code = getattr(driver_error, "sqlstate", None) or getattr(

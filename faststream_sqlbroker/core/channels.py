@@ -141,7 +141,7 @@ TRANSITIONS = (
 def is_allowed(state: PullJobState, requested: PullJobState, *, with_timeout: bool) -> bool:
     """Return True if a request may change `state` to `requested`.
 
-    With an IncrementalTimeout a request may only start the job.
+    With an IncrementalTimeout, its own time limit, a request may only start the job.
     """
     if (state, requested) in TRANSITIONS:
         return requested is PullJobState.INFLIGHT or not with_timeout

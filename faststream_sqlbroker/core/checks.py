@@ -46,9 +46,9 @@ def validate_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 def suggest_name(name: str, names: Iterable[str]) -> str:
     """Suggest the most similar of `names`, or list all names."""
     choices = list(names)
-    near = difflib.get_close_matches(name, choices, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    matches = difflib.get_close_matches(name, choices, n=1)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
     return f"choose from {', '.join(choices)}" if choices else "none exists"
 
 
@@ -133,6 +133,10 @@ def validate_queue(value: Name) -> Name:
 
 @lru_cache(maxsize=1024)
 def _find_queue_error(value: str) -> str | None:
+    """Return the error of a name that is a path step or a template, or None.
+
+    Cached, because each publish checks its queue.
+    """
     if value in {".", ".."}:
         return "a URL cannot contain it, because it is a path step there: use another name"
     match = _PLACEHOLDER.search(value)
@@ -147,6 +151,10 @@ def _find_queue_error(value: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _find_text_error(value: str) -> str | None:
+    """Return the error of a name that some database cannot store or compare, or None.
+
+    Cached, because each publish checks its queue and key.
+    """
     errors = (
         (not value, "it must not be empty"),
         (

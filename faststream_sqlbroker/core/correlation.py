@@ -48,7 +48,11 @@ class CorrelationIds:
         self._template = None if value is None else f"{value}-8000-%012x"
 
     def build_id(self, message_id: int) -> str:
-        """Return the correlation id of a message that has no stored id."""
+        """Return the correlation id of a message that has no stored id.
+
+        The last 12 digits are the message's id. An id of more than 48 bits also uses the part
+        before.
+        """
         template = self._template
         if template is None:
             return str(message_id)

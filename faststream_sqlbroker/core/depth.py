@@ -118,7 +118,11 @@ class DepthEstimate:
         return self.counted_depth + self.published >= self.limit
 
     def get_count_delay(self, now: float) -> float | None:
-        """Return the seconds until the count that a publish must wait for; None for no wait."""
+        """Return the seconds until the count that a publish must wait for; None for no wait.
+
+        A count is valid for a second, or a tenth while it found the queue full. Counts also pause
+        for five times the duration of the last one.
+        """
         age = now - self.counted_at
         min_pause = REST_FACTOR * self.count_duration
         if self.counted_depth >= self.limit:
@@ -130,7 +134,11 @@ class DepthEstimate:
         return 0.0 if age >= max(COUNT_LIFETIME, min_pause) else None
 
     def can_skip_count(self, now: float) -> bool:
-        """Return True if a publish that cannot wait for the next count goes on without a count."""
+        """Return True if a publish that cannot wait for the next count goes on without a count.
+
+        Synchronous code cannot wait. With a small limit it counts instead, which takes
+        milliseconds.
+        """
         return self.limit > CHEAP_COUNT and (self.get_count_delay(now) or 0.0) > 0.0
 
     def record_count(self, depth: int, now: float, duration: float) -> None:

@@ -82,7 +82,11 @@ class EndedCounts:
                 self._total[row.queue] += 1
 
     def to_json(self, now: float) -> dict[str, Any]:
-        """Return the counts of the last minute as JSON; empty if no message ended."""
+        """Return the counts of the last minute as JSON; empty if no message ended.
+
+        A snapshot is a copy of the counters at a heartbeat. The counts are the difference from the
+        snapshot of a minute ago, or of the start.
+        """
         snapshots = self._snapshots
         # Keep one snapshot that is at least a minute old, if there is such a snapshot.
         while len(snapshots) > 1 and snapshots[1][0] <= now - WINDOW_SECONDS:

@@ -75,7 +75,10 @@ class Finding:
 
 
 def find_queue_problems(queue: QueueOverview, max_age: float) -> list[Finding]:
-    """Check a queue in which due messages may wait for `max_age` seconds."""
+    """Return the findings about a single queue.
+
+    Due messages may wait for `max_age` seconds before the queue is late.
+    """
     name = queue.queue
     paused = ""
     findings = []
@@ -111,9 +114,9 @@ def _count_live(queue: QueueOverview) -> int:
 def is_failing(queue: QueueOverview) -> bool:
     """Return True if most messages of the queue fail.
 
-    That is so if most live messages have failed before, and fewer than that end in a minute; or if
-    most of the messages that ended in the last minute are FAILED. A queue of which many messages
-    end always has some that wait for another attempt.
+    Either most of the messages that ended in the last minute are FAILED; or most live messages have
+    failed before, and fewer messages than these end in a minute. The last condition excludes busy
+    queues, which always have messages that wait for another attempt.
     """
     failed = queue.retrying.value
     ended_per_minute = queue.out_per_minute or 0.0
@@ -125,6 +128,11 @@ def is_failing(queue: QueueOverview) -> bool:
 
 
 def _format_late(queue: QueueOverview, max_age: float) -> str | None:
+    """Return the text of the finding `late`, or None if the queue is not late.
+
+    It is late if a due message has waited longer than `max_age`, or if claims have not checked the
+    standby messages for so long (`QueueOverview.standing`).
+    """
     if queue.oldest_due_age > max_age:
         return f"a due message has waited for {format_duration(queue.oldest_due_age)}"
     return queue.late_standing if queue.standing_overdue > max_age else None
@@ -138,8 +146,9 @@ def explain_late(
 ) -> Finding:
     """Turn `finding` into a warning if the queue's policies make the messages wait.
 
-    That is so if all due messages wait for a slot or a window, or if the queue's Throttles let
-    nearly as many start as they may. Otherwise handlers are too slow, or hang.
+    That is so if all due messages wait for a slot (a start that a Throttle allows) or a window, or
+    if the queue's Throttles let nearly as many start as they may. Otherwise handlers are too slow,
+    or hang.
     """
     policy_waits = [wait for wait in waits.waits if wait.code in POLICY_REASONS and wait.due]
     if policy_waits and sum(wait.due for wait in policy_waits) >= waits.due:
@@ -160,7 +169,10 @@ def explain_late(
 def _find_limiting_throttle(
     queue: QueueOverview, subscribers: Iterable[LiveSubscriber]
 ) -> Throttle | None:
-    """Return the Throttle whose rate `queue` nearly uses up, or None."""
+    """Return the Throttle of which `queue` uses at least half of the rate, or None.
+
+    Throttles per key are ignored: their rate says nothing about the whole queue.
+    """
     rules = [
         rule
         for subscriber in subscribers
@@ -176,7 +188,11 @@ def _find_limiting_throttle(
 
 
 def find_mixed_subscribers(subscribers: Sequence[LiveSubscriber]) -> list[Finding]:
-    """Find the queues whose live subscribers have different policies."""
+    """Find the queues whose live subscribers have different policies.
+
+    A policy is not guaranteed while a subscriber without it claims from the same queue, as during a
+    deployment.
+    """
     findings = []
     for queue in sorted({name for subscriber in subscribers for name in subscriber.queues}):
         groups = group_by_mode(queue, subscribers)
@@ -187,7 +203,10 @@ def find_mixed_subscribers(subscribers: Sequence[LiveSubscriber]) -> list[Findin
 
 
 def find_overdue_schedules(schedules: Iterable[Schedule], now: datetime) -> list[Finding]:
-    """Find the schedules that should have fired."""
+    """Find the schedules that should have fired.
+
+    A schedule that a process is running is only a warning, unless its function has failed.
+    """
     findings = []
     for schedule in schedules:
         due = schedule.run_at or schedule.next_fire_at
@@ -230,22 +249,26 @@ def find_dead_letters(dead: DeadLetters, now: datetime) -> list[Finding]:
 
 
 def find_archive_growth(archive: ArchiveSize) -> list[Finding]:
-    """Return a finding if the archive fills the disk."""
+    """Return a finding if the archive will soon fill the disk.
+
+    The forecast assumes the growth of the last 24 hours. If the free space is unknown, the finding
+    is about an archive from which nothing is removed and that will reach `LARGE_ARCHIVE`.
+    """
     bytes_per_day = archive.bytes_per_day
     if not bytes_per_day:
         return []
     text = f"the archive grew by about {format_size(bytes_per_day)} in the last 24 hours"
     remedy = REMEDY_BEHIND if archive.is_behind else REMEDY
-    growth = FORECAST if archive.grows_for is None else archive.grows_for
+    growth_time = FORECAST if archive.grows_for is None else archive.grows_for
     if archive.free is not None:
-        remaining = timedelta(days=min(archive.free / bytes_per_day, FORECAST.days))
-        if remaining >= DISK_FULL_WARNING or growth < remaining:
+        time_until_full = timedelta(days=min(archive.free / bytes_per_day, FORECAST.days))
+        if time_until_full >= DISK_FULL_WARNING or growth_time < time_until_full:
             return []
         text += (
             f", and {format_size(archive.free)} are free: the disk will be full in "
-            f"{format_duration(remaining.total_seconds())}; {remedy}, or add disk space"
+            f"{format_duration(time_until_full.total_seconds())}; {remedy}, or add disk space"
         )
-        return [Finding("archive growth", text, is_error=remaining < DISK_FULL_ERROR)]
+        return [Finding("archive growth", text, is_error=time_until_full < DISK_FULL_ERROR)]
     future_size = archive.size + bytes_per_day * FORECAST.days
     if archive.grows_for is not None or not archive.is_whole or future_size < LARGE_ARCHIVE:
         return []

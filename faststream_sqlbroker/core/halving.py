@@ -15,7 +15,8 @@ async def write_in_halves(
 ) -> None:
     """Write `part`, or the smaller parts made by `split` if the database refuses `part`.
 
-    `split` returns nothing for a culprit that it handles itself.
+    A culprit is a message that the database refuses even alone. `split` handles it itself, and
+    returns nothing for it.
 
     Raises:
         TransientStoreError: parts that were not written before may or may not be written.

@@ -168,7 +168,11 @@ class TableHealth:
 
     @property
     def is_bloated(self) -> bool:
-        """True if there are many more dead rows than live rows, and vacuums do not help."""
+        """True if there are many more dead rows than live rows, and vacuums do not help.
+
+        Dead rows of messages inserted since a recent vacuum are normal. More than those mean that
+        the vacuum could not remove the older ones.
+        """
         if self.dead_rows <= max(MIN_DEAD_ROWS, DEAD_SHARE * self.live_rows):
             return False
         is_overdue = self.last_vacuum_ago is None or self.last_vacuum_ago > VACUUM_LATE
@@ -229,7 +233,10 @@ class Health:
         ]
 
     def findings(self) -> dict[str, list[str]]:
-        """Return all subjects of the check, each with a list of problems."""
+        """Return all subjects of the check, each with a list of problems.
+
+        A subject without a problem has an empty list.
+        """
         return {
             "writes": [] if self.writes is None else [self.writes],
             "tables": list(self.schema),

@@ -294,7 +294,10 @@ _ACK_LABELS: OutcomeLabels = (ACKED, "")
 
 
 def get_outcome_labels(settlement: Settlement) -> OutcomeLabels:
-    """Return the labels `outcome` and `reason` of a settlement."""
+    """Return the labels `outcome` and `reason` of a settlement.
+
+    A text that a handler gave as the reason counts as "other": labels must be few.
+    """
     if settlement.__class__ is AckSettlement:
         return _ACK_LABELS  # a shortcut for nearly all settlements
     reason = settlement.reason or ""

@@ -91,14 +91,21 @@ def count_waits(
 def _compute_ends(
     members: Sequence[MessageWait], throttle: Throttle | None
 ) -> tuple[datetime | None, datetime | None]:
-    """Return the end of the wait of the first of `members`, and of the last."""
+    """Return the end of the wait of the first of `members`, and of the last.
+
+    Behind a Throttle the last start also follows from its rate.
+    """
     ends = [reason.until for reason, _ in members if reason.until is not None]
-    lasts = ends if throttle is None else ends + _compute_last_starts(throttle, members)
-    return min(ends, default=None), max(lasts, default=None)
+    last_ends = ends if throttle is None else ends + _compute_last_starts(throttle, members)
+    return min(ends, default=None), max(last_ends, default=None)
 
 
 def _compute_last_starts(throttle: Throttle, members: Sequence[MessageWait]) -> list[datetime]:
-    """Return the start of the last message of each key, or of the queue without keys."""
+    """Return the start of the last message of each key, or of the queue without keys.
+
+    The first `rate` messages start from the next slot on (`reason.until`), and `rate` more in each
+    further period.
+    """
     starts: dict[str | None, list[datetime]] = defaultdict(list)
     for reason, message in members:
         if reason.until is not None:

@@ -96,12 +96,14 @@ def copy_row(row: Mapping[str, Any], plan: ReplayPlan) -> ReplayCopy:
 
 
 def _validate_name(origin: int, option: str, value: object) -> str:
+    """Return a valid queue or key of row `origin`, or raise PublishError."""
     if (error := find_name_error(value)) is not None:
         raise PublishError(f"row {origin}: its {option} cannot be {format_value(value)}: {error}")
     return str(value)
 
 
 def _validate_priority(origin: int, value: object) -> int:
+    """Return the priority of row `origin`; raise PublishError outside of the column's range."""
     if not isinstance(value, int) or value not in PRIORITIES:
         first = PRIORITIES[0]
         last = PRIORITIES[-1]
@@ -112,6 +114,7 @@ def _validate_priority(origin: int, value: object) -> int:
 
 
 def _build_headers(origin: int, stored: Any, plan: ReplayPlan) -> dict[str, Any]:
+    """Build the headers of the copy from the headers of row `origin` and the plan's changes."""
     # Remove the headers about the row's end, because the copy has not ended.
     end_headers = {DEAD_LETTER: None, ARCHIVED_BEFORE: None}
     changes = {**end_headers, **plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}

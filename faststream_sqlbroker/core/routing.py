@@ -125,6 +125,16 @@ def from_unix_time(seconds: float) -> datetime:
 
 
 def _parse_time(value: Any, created_at: datetime) -> datetime:
+    """Convert a value of the header `publish_after` to an aware datetime (UTC).
+
+    Numbers and text of one are Unix seconds. Other text is tried as a duration that counts from
+    `created_at`, then as an RFC 3339 time.
+
+    Raises:
+        ValueError: text of another form, or a time without an offset.
+        TypeError: neither a number nor text.
+        OverflowError: no year from 1 to 9999.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return from_unix_time(value)
     if not isinstance(value, str):
@@ -141,7 +151,10 @@ def _parse_time(value: Any, created_at: datetime) -> datetime:
 
 
 def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
-    """Return the queues of a loop in the graph of `hops` (from, to), or None if there is none."""
+    """Return the queues of a loop in the graph of `hops` (from, to), or None if there is none.
+
+    Subscribers that forward to each other in a circle would move a message forever.
+    """
     graph = TopologicalSorter[str]()
     for start, end in hops:
         # Add the start first, so that the loop in the error begins where it is first entered.
@@ -167,6 +180,8 @@ class Hops(NamedTuple):
 
 def next_hop(remaining: Duration, tiers: Iterable[Duration]) -> float | None:
     """Return the tier for a message that still has to wait for `remaining`.
+
+    A tier is a queue of another broker that delays every message by the same duration.
 
     Args:
         remaining: The rest of its wait.
@@ -218,7 +233,11 @@ def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
 
 
 def _parse_tiers(tiers: Iterable[Duration]) -> list[float]:
-    """Return the tiers in seconds, the longest first."""
+    """Return the tiers in seconds, the longest first.
+
+    Raises:
+        SetupError: there is no tier, or a value is not a duration above 0.
+    """
     if isinstance(tiers, str) or not isinstance(tiers, Iterable):
         raise SetupError(
             f'tiers must be a list of durations such as ["1m", "5m"], got {format_value(tiers)}'

@@ -203,7 +203,8 @@ class ClaimedMessages(list[ClaimedMessage]):
     ) -> "ClaimedMessages":
         """Build the result from rows that were found but not charged yet, without the suspects.
 
-        The suspects are reported if `rule.report` is set.
+        A suspect may have killed its process, so it must run alone and is not leased together with
+        other rows. The suspects are reported if `rule.report` is set.
         """
         if rule is None:
             return cls(rows)
@@ -334,7 +335,10 @@ class Settlement:
 
     @property
     def is_plain_ack(self) -> bool:
-        """True for an ack of a handler without a reason or an error."""
+        """True for an ack of a handler without a reason or an error.
+
+        Such settlements are written with fewer values.
+        """
         return (
             self.state is MessageState.COMPLETED
             and self.attempted

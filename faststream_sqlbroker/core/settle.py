@@ -72,6 +72,11 @@ def compute_fingerprint(error: BaseException) -> str:
 
 
 def _iter_fingerprint_parts(error: BaseException) -> Iterator[str]:
+    """Yield the type of `error`, and module and function of the three innermost frames.
+
+    The fingerprints of the first members of an exception group follow, because the group itself
+    says nothing about the cause.
+    """
     yield f"{type(error).__module__}.{type(error).__qualname__}"
     traceback = error.__traceback__
     frames: deque[str] = deque(maxlen=_FINGERPRINT_FRAMES)
@@ -171,7 +176,11 @@ def settle(  # noqa: C901 - the table of decisions
 
 
 def _apply_cancellation(row: ClaimedMessage, outcome: Outcome | None) -> Outcome | None:
-    """Replace an outcome that would bring a cancelled message back by a Discard."""
+    """Replace an outcome that would bring a cancelled message back by a Discard.
+
+    An operator requested the cancellation during the delivery. A final outcome, or a move to
+    another queue, stays: the handler ended first.
+    """
     if row.cancelled is None or isinstance(outcome, _FINAL_OUTCOMES):
         return outcome
     if isinstance(outcome, Relocate) and outcome.queue != row.queue:
@@ -187,7 +196,10 @@ def build_ack_settlement(
 
 
 def get_required_activities(settlements: Iterable[Settlement]) -> Activities:
-    """Return the activities whose rights are needed to write `settlements` and their messages."""
+    """Return the activities whose rights are needed to write `settlements` and their messages.
+
+    An error about missing rights names these activities.
+    """
     activities = {Activity.CONSUME}
     for settlement in settlements:
         if settlement.is_final and settlement.archive:
@@ -202,7 +214,8 @@ def get_required_activities(settlements: Iterable[Settlement]) -> Activities:
 def build_fallback_settlement(settlement: Settlement) -> Settlement:
     """Build the settlement to write if `settlement` cannot be written.
 
-    As after an Abandon, the message is PENDING and no attempt is charged.
+    That is so if its unit, which is written completely or not at all, has lost a lease. As after an
+    Abandon, the message is PENDING and no attempt is charged.
     """
     return Settlement(
         settlement.id,
@@ -214,6 +227,7 @@ def build_fallback_settlement(settlement: Settlement) -> Settlement:
 
 
 def _set_final_state(base: Settlement, state: MessageState, archive: bool) -> Settlement:
+    """Let the row leave the message table as `state`, for the archive if `archive`."""
     base.state = state
     base.archive = archive
     return base
@@ -226,6 +240,11 @@ def _fail(
     reason: str,
     error: BaseException | None,
 ) -> Settlement:
+    """Settle a message that failed for good: FAILED, or moved to the dead-letter queue.
+
+    `base` is the settlement to complete. The header of a dead letter keeps the origin and the
+    counts, which the move resets.
+    """
     base.reason = clean_text(reason, limit=255)
     _set_error(base, error)
     if rules.dead_letter_queue is None:
@@ -247,6 +266,7 @@ def _fail(
 
 
 def _set_error(base: Settlement, error: BaseException | None) -> None:
+    """Record the text and the fingerprint of `error`, if there is an error."""
     if error is not None:
         base.error = describe_exception(error)
         base.fingerprint = compute_fingerprint(error)
@@ -255,6 +275,11 @@ def _set_error(base: Settlement, error: BaseException | None) -> None:
 def _postpone(
     base: Settlement, row: ClaimedMessage, outcome: Defer | NotReady, rules: SettleRules
 ) -> Settlement:
+    """Settle a Defer or NotReady: due again later, without charging an attempt or a delivery.
+
+    `base` is the settlement to complete. A NotReady fails when `give_up_after` has passed since the
+    end of the handler's first run, in this delivery or an earlier one.
+    """
     if isinstance(outcome, Defer):
         delay = outcome.delay
     else:
@@ -280,6 +305,11 @@ def _postpone(
 def _apply_nack(
     base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRules
 ) -> Settlement:
+    """Settle a Nack: RETRYABLE after a delay, or failed for good.
+
+    `base` is the settlement to complete. The strategy may be the user's code. If it raises, the
+    message fails with that error, with the handler's error as its context.
+    """
     attempts = row.attempts_count + (1 if base.attempted else 0)
     strategy = rules.retry_strategy
     try:
@@ -306,6 +336,10 @@ def _can_retry(strategy: Any, outcome: Nack) -> bool:
 def _compute_retry_delay(
     base: Settlement, row: ClaimedMessage, outcome: Nack, strategy: Any, attempts: int
 ) -> float | None:
+    """Return the seconds until the next attempt, or None to give up.
+
+    `attempts` includes the attempt that just ended.
+    """
     limit = get_strategy_limit(strategy)
     if outcome.delay is not None:
         # The handler's own delay replaces the strategy's, but never its limit on attempts.

@@ -79,7 +79,10 @@ class LiveSubscriber:
         return " and ".join(options) if options else "plain"
 
     def holds(self, lease_token: UUID | None) -> bool:
-        """Return True if this subscriber was given the lease with this token."""
+        """Return True if this subscriber was given the lease with this token.
+
+        Its tokens begin with the same 8 bytes, which its name ends with as hexadecimal digits.
+        """
         return lease_token is not None and self.worker.endswith(
             f":{lease_token.bytes[:HOLDER_BYTES].hex()}"
         )
@@ -155,7 +158,10 @@ def parse_subscriber(
     *,
     drained: bool = False,
 ) -> LiveSubscriber:
-    """Build a subscriber from a description, with defaults for missing values."""
+    """Build a subscriber from a description, with defaults for missing values.
+
+    A process with another version of the package may have written the description.
+    """
     return LiveSubscriber(
         worker,
         _to_strings(info.get("queues")),
@@ -259,7 +265,8 @@ class ScheduleState:
     def start_run(self, now: datetime) -> "ScheduleState":
         """Return the state of a process that has claimed the schedule.
 
-        All fire times that are due by `now` belong to its run.
+        A run publishes the messages of all fire times that are due when it starts, at `now`. A run
+        that another process has begun is continued.
         """
         if self.decided_at is None and self.next_at is not None and self.next_at <= now:
             return replace(self, decided_at=now)
@@ -295,7 +302,7 @@ class ScheduleState:
         return self.becomes or (self.expression, self.tz)
 
     def to_schedule(self, name: str) -> Schedule:
-        """Return the schedule as operators see it."""
+        """Return the schedule for operators."""
         return Schedule(
             name,
             self.expression,
@@ -332,7 +339,7 @@ def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
 
 
 def _parse_value(value: Any) -> Any:
-    """Parse a time, or an expression and its time zone."""
+    """Parse a time, or an expression with a time zone."""
     if isinstance(value, str):
         return _to_utc(datetime.fromisoformat(value))
     return str(value[0]), str(value[1])
@@ -432,6 +439,7 @@ def format_timestamp(at: datetime, now: datetime) -> str:
 
 
 def _format_distance(duration: timedelta) -> str:
+    """Format a duration from now, such as "in 5 min" or "5 min ago"."""
     seconds = duration.total_seconds()
     text = format_duration(abs(seconds))
     return f"in {text}" if seconds > 0 else f"{text} ago"
@@ -444,6 +452,7 @@ def format_error(error: str | None) -> str:
 
 
 def _get_queues(step: Any) -> tuple[str, ...]:
+    """Return the queues of a pipeline's step: a name, or an object with `queue` or `queues`."""
     if isinstance(step, str):
         return (step,)
     queues = getattr(step, "queues", None)

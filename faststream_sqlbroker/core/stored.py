@@ -133,7 +133,7 @@ class Filters:
 def decode_body(payload: bytes, headers: Mapping[str, Any]) -> Any:
     """Decode the body by its content type: JSON or text; bytes for other types and invalid bodies.
 
-    Without a content type, a body that is JSON is decoded.
+    This is for the display to operators. Without a content type, a body that is JSON is decoded.
     """
     kind = str(headers.get("content-type", "application/json"))
     with contextlib.suppress(ValueError, RecursionError):
@@ -145,7 +145,10 @@ def decode_body(payload: bytes, headers: Mapping[str, Any]) -> Any:
 
 
 def build_history(message: StoredMessage) -> tuple[Event, ...]:
-    """Build the past and future events of a message from the stored row."""
+    """Build the past and future events of a message from the stored row.
+
+    The row only has the times of the first and the last attempt, so attempts between are missing.
+    """
     row = message
     replayed = "" if row.origin_id is None else f", as a replay of message {row.origin_id}"
     events = [Event(row.created_at, f"published{replayed}")]
@@ -167,6 +170,7 @@ def build_history(message: StoredMessage) -> tuple[Event, ...]:
 
 
 def _list_open_events(row: StoredMessage) -> list[Event]:
+    """Return the claim and the expected events of a live message: end of lease, due, expiry."""
     events = []
     if row.state is MessageState.PROCESSING:
         if row.acquired_at is not None:

@@ -51,11 +51,18 @@ class SuspectRule:
         return cls(min(SUSPECT_AFTER, max_deliveries - 1), max_deliveries - 1)
 
     def as_silent(self) -> "SuspectRule":
-        """Return the same rule for a claim that skips suspects."""
+        """Return the same rule for a claim that skips suspects.
+
+        Such a claim neither reports them, nor counts them towards its limit.
+        """
         return SuspectRule(self.min_lost, self.max_lost, report=False)
 
     def classify(self, lost_leases: int) -> Suspect | None:
-        """Classify a message by the number of lost leases; returns None for a normal message."""
+        """Classify a message by the number of lost leases; returns None for a normal message.
+
+        A lost lease is a delivery that ended without an attempt. Above `max_lost` a message is no
+        suspect either: the next claim ends it without a handler.
+        """
         return (
             Suspect(lost_leases, lost_leases == self.max_lost)
             if self.min_lost <= lost_leases <= self.max_lost

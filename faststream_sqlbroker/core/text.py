@@ -96,6 +96,7 @@ def describe_exception(error: BaseException, *, limit: int = DEFAULT_LIMIT) -> s
 
 
 def _iter_description(error: BaseException) -> Iterator[str]:
+    """Yield the parts of `describe_exception`: error, causes, group members, frames."""
     yield _format_headline(error)
     for cause in islice(_iter_causes(error), _MAX_RELATED):
         yield f"caused by {_format_headline(cause)}"
@@ -108,6 +109,7 @@ def _iter_description(error: BaseException) -> Iterator[str]:
 
 
 def _format_headline(error: BaseException) -> str:
+    """Return type and message of `error`, whose own `__str__` may raise."""
     kind = type(error)
     name = (
         kind.__qualname__
@@ -122,6 +124,11 @@ def _format_headline(error: BaseException) -> str:
 
 
 def _iter_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions that led to `error`, the nearest first.
+
+    As in Python's tracebacks, `__cause__` comes before an unsuppressed `__context__`. A cycle ends
+    the chain.
+    """
     seen = {id(error)}
     # A StoreError is caused by an SQLAlchemy error, whose text contains the statement with its
     # binds. These include bodies and headers, which must not get into logs.
@@ -203,6 +210,7 @@ def parse_flat_headers(value: str) -> dict[str, Any] | None:
 
 
 def _parse_headers(value: Any) -> dict[str, Any]:
+    """Decode headers as `load_headers` does, without a cache."""
     loaded = load_text(value)
     if isinstance(loaded, str):
         with contextlib.suppress(ValueError, RecursionError):

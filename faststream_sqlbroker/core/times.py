@@ -98,6 +98,7 @@ def parse_positive(name: str, value: Duration) -> float:
 
 
 def _parse_text(text: str, name: str) -> float:
+    """Convert duration text to seconds; `parse_duration` describes the grammar."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise SetupError(
@@ -111,6 +112,7 @@ def _parse_text(text: str, name: str) -> float:
 
 
 def _to_float(value: float) -> float:
+    """Convert a number to a float; integers that are too large become infinity."""
     try:
         return float(value)
     except OverflowError:
@@ -118,6 +120,7 @@ def _to_float(value: float) -> float:
 
 
 def _format_value(value: Duration) -> str:
+    """Return `value` as text for an error message."""
     # Python refuses to convert an int of many thousand digits to text.
     if isinstance(value, int) and abs(value) > MAX_SECONDS:
         return "a larger integer"

@@ -34,7 +34,10 @@ Directives = Callable[[Any, Any, list[Any]], None]
 
 @comparators.dispatch_for("schema")
 def add_options(context: Any, _upgrade: Any, _schemas: Any) -> None:
-    """Add the options to the run if the metadata contains a broker's tables."""
+    """Add the options to the run if the metadata contains a broker's tables.
+
+    Alembic calls this before it renders a revision, for every application in the process.
+    """
     metadata = context.metadata
     metadatas = [metadata] if isinstance(metadata, MetaData) else list(metadata or ())
     tables = [
@@ -70,6 +73,7 @@ def render_item(app_render: RenderItem | None, kind: str, item: Any, context: An
 
 
 def _render_type(item: Any, context: Any) -> str | None:
+    """Return the code of a revision for a type of the broker, or None for another type."""
     if isinstance(item, UtcTimestamp):
         return _render_repr(get_timestamp_type(context.dialect.name), context)
     if isinstance(item, MysqlVariant):
@@ -96,6 +100,7 @@ def _is_message_table(table: Table) -> bool:
 
 
 def _render_repr(kind: Any, context: Any) -> str:
+    """Return the code that creates the type `kind`, and add the import to the revision."""
     module = type(kind).__module__.split(".")
     if module[:2] == ["sqlalchemy", "dialects"]:
         context.imports.add(f"from sqlalchemy.dialects import {module[2]}")
@@ -142,9 +147,7 @@ def _expand_operation(tables: list[Table], context: Any, op: Any) -> list[Any]:
         [build_default_partition(op.to_table())] if op.kw.get("postgresql_partition_by") else []
     )
     message_tables = [
-        statement
-        for statement in tables
-        if (statement.schema, statement.name) == (op.schema, op.table_name)
+        table for table in tables if (table.schema, table.name) == (op.schema, op.table_name)
     ]
     statements = (*partitions, *map(build_storage_options, message_tables))
     return [

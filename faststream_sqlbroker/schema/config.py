@@ -31,7 +31,10 @@ def get_next_partition_start(start: datetime, size: str) -> datetime:
 
 
 def list_required_partitions(now: datetime, size: str) -> list[tuple[datetime, datetime]]:
-    """Return start and end of the current partition, and of the next `PARTITIONS_AHEAD`."""
+    """Return start and end of the current partition, and of the next `PARTITIONS_AHEAD`.
+
+    A message without a partition for its time would go to the DEFAULT partition.
+    """
     start = get_partition_start(now, size)
     ranges = []
     for _ in range(PARTITIONS_AHEAD + 1):

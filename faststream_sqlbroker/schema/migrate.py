@@ -73,6 +73,7 @@ def _check_foreign_tables(connection: Connection, tables: Tables) -> None:
 
 
 def _create_for_postgresql(connection: Connection, tables: Tables) -> None:
+    """Set the storage parameters, and create the DEFAULT partition of a partitioned archive."""
     connection.execute(build_storage_options(tables.message))
     archive = tables.archive if tables.config.archive_partitions is not None else None
     if archive is not None and is_partitioned(connection, archive):
@@ -195,6 +196,11 @@ def migrate(
 
 
 def _load_script() -> "tuple[Config, ScriptDirectory]":
+    """Return Alembic's configuration, and the package's migrations.
+
+    Raises:
+        MissingExtraError: Alembic is not installed.
+    """
     try:
         from alembic.config import Config  # noqa: PLC0415
         from alembic.script import ScriptDirectory  # noqa: PLC0415

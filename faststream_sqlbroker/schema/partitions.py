@@ -240,13 +240,21 @@ def check_dialect(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
 
 
 def _compute_first_end(connection: Connection, size: str) -> str:
+    """Return the end of the partition that a conversion makes of the existing rows.
+
+    It is a full period after the current one, because messages are archived into this partition
+    until the conversion has finished.
+    """
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
     current_end = get_next_partition_start(get_partition_start(now, size), size)
     return get_next_partition_start(current_end, size).isoformat()
 
 
 def _build_key(connection: Connection, archive: Table) -> None:
-    """Build the unique index, again if an earlier attempt was interrupted."""
+    """Build the unique index, again if an earlier attempt was interrupted.
+
+    PostgreSQL leaves an invalid index after an interrupted CREATE INDEX CONCURRENTLY.
+    """
     key = _quote_name(archive, KEY_SUFFIX)
     valid = connection.execute(
         text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:key)"), {"key": key}
@@ -261,7 +269,10 @@ def _build_key(connection: Connection, archive: Table) -> None:
 
 
 def _exchange_tables(connection: Connection, archive: Table, end: str) -> None:
-    """Put a partitioned table in the archive's place; the archive becomes the first partition."""
+    """Put a partitioned table in the archive's place; the archive becomes the first partition.
+
+    All steps are one transaction. Other sessions wait for the archive until it commits.
+    """
     old = _quote_name(archive, FIRST_SUFFIX)
     new = _quote_name(archive)
     first = f"{archive.name}_{FIRST_SUFFIX}"
@@ -296,6 +307,7 @@ EXECUTE format('ALTER TABLE {new} OWNER TO %I', {owner})""",
 
 
 def _build_index_rename(archive: Table, index: str, first: str) -> str:
+    """Return the statement that renames an index, because the new archive needs the name."""
     prefix = "" if archive.schema is None else f'"{archive.schema}".'
     name = index.replace(archive.name, first, 1)
     return f'ALTER INDEX IF EXISTS {prefix}"{index}" RENAME TO "{name}"'
@@ -319,6 +331,10 @@ def _set_lock_timeout(connection: Connection) -> None:
 def _has_default_rows(
     connection: Connection, archive: Table, start: datetime, end: datetime
 ) -> bool:
+    """Return True if the DEFAULT partition has rows from `start` to `end`.
+
+    PostgreSQL refuses a partition for a range of which the DEFAULT partition has rows.
+    """
     default = connection.execute(
         text("SELECT to_regclass(:name)"), {"name": _quote_name(archive, "default")}
     ).scalar()

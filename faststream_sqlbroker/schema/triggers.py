@@ -35,7 +35,10 @@ def _build_trigger_names(tables: Tables) -> list[str]:
 
 
 def build_notify_trigger(tables: Tables) -> list[str]:
-    """Return PostgreSQL's statements that create or replace the triggers."""
+    """Return PostgreSQL's statements that create or replace the triggers.
+
+    The triggers notify subscribers of messages that become claimable.
+    """
     config = tables.config
     prefix = "" if config.schema is None else f'"{config.schema}".'
     table = f'{prefix}"{config.message_table_name}"'

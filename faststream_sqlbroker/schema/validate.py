@@ -45,6 +45,10 @@ def find_foreign_tables(connection: Connection, tables: Tables) -> list[str]:
 
 
 def _find_foreign(inspector: Any, tables: Tables) -> list[str]:
+    """Return an error for each table with a broker's name but without the broker's columns.
+
+    Tables that are missing, or that the user may not read, are skipped.
+    """
     errors = []
     for table, columns in ((tables.message, MESSAGE_COLUMNS), (tables.archive, ARCHIVE_COLUMNS)):
         if table is None or not _can_read_definition(inspector, table):
@@ -126,7 +130,11 @@ def are_missing(differences: Sequence[str]) -> bool:
 
 
 def _can_read_definition(inspector: Any, table: Table) -> bool:
-    """Return True if the user may read the definition of `table`, or `table` is missing."""
+    """Return True if the user may read the definition of `table`, or `table` is missing.
+
+    The user of a producer may lack this right on MySQL and MariaDB, and must still be able to
+    start.
+    """
     try:
         inspector.get_columns(table.name, schema=table.schema)
     except NoSuchTableError:
@@ -139,6 +147,7 @@ def _can_read_definition(inspector: Any, table: Table) -> bool:
 
 
 def _compare_columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
+    """Return the missing and different columns of `table`, each with the correcting statement."""
     existing = {c["name"]: c for c in inspector.get_columns(table.name, schema=table.schema)}
     errors = []
     for column in table.columns:
@@ -173,6 +182,7 @@ def _compare_column(
 
 
 def _compare_indexes(connection: Connection, inspector: Any, table: Table) -> list[str]:
+    """Return the missing indexes of `table`, by columns and uniqueness; names do not matter."""
     existing = {
         (tuple(i["column_names"]), bool(i["unique"]))
         for i in inspector.get_indexes(table.name, schema=table.schema)
@@ -186,6 +196,7 @@ def _compare_indexes(connection: Connection, inspector: Any, table: Table) -> li
 
 
 def _check_partitions(connection: Connection, tables: Tables) -> list[str]:
+    """Return an error if the archive should have partitions, but has none."""
     required = tables.config.archive_partitions is not None
     if not required or is_partitioned(connection, tables.archive):
         return []
@@ -215,6 +226,7 @@ def _get_type_family(kind: TypeEngine[Any], connection: Connection) -> str:
 
 
 def _get_mysql_type(kind: TypeEngine[Any], name: str, length: int | None, *, mariadb: bool) -> str:
+    """Return the name of a type in MySQL and MariaDB, with the length of a VARCHAR."""
     if name == "json" and mariadb:
         return "longtext"  # JSON is an alias in MariaDB
     if type(kind).__name__ in {"LONGTEXT", "LONGBLOB"} or name in {"bytes", "text"}:
@@ -244,6 +256,10 @@ def _build_add_column(connection: Connection, column: Column[Any]) -> str:
 
 
 def _build_alter_column(connection: Connection, column: Column[Any], aspect: str) -> str:
+    """Return the statement that corrects a column; for SQLite, the remedy as text.
+
+    `aspect` is the difference: "TYPE", "NULL" (nullable or not) or "DEFAULT".
+    """
     table = _quote_table(connection, column)
     preparer = connection.dialect.identifier_preparer
     name = preparer.quote(column.name)

@@ -14,7 +14,10 @@ WITHOUT_KEY = ("deliver", "dead_letter")
 
 
 def set_attributes(policy: object, **values: object) -> None:
-    """Set attributes of a frozen `policy`."""
+    """Set attributes of a frozen `policy`.
+
+    Policies convert their arguments in `__init__`, where a frozen dataclass cannot assign.
+    """
     for name, value in values.items():
         object.__setattr__(policy, name, value)
 
@@ -32,7 +35,10 @@ def parse_microseconds(name: str, value: Duration) -> int:
 
 
 def validate_without_key(name: str, value: object, *, has_key: bool, option: str) -> None:
-    """Refuse an unknown value, and any but the default if the policy does not use keys."""
+    """Refuse an unknown value, and any but the default if the policy does not use keys.
+
+    There the option would have no effect. `option` is the argument that turns on keys.
+    """
     validate_choice(f"{name}'s without_key", value, WITHOUT_KEY)
     if not has_key and value != WITHOUT_KEY[0]:
         raise SetupError(

@@ -154,8 +154,8 @@ class Concurrency:
         workers of other processes must find some.
         """
         free = max(0, (self.limit if limit is None else limit) - running)
-        at_once = min(free, wanted, starting)
-        return at_once + min(wanted - at_once, (free - at_once) // 4)
+        starting_now = min(free, wanted, starting)
+        return starting_now + min(wanted - starting_now, (free - starting_now) // 4)
 
 
 # BlockingWait: a worker pauses after a failure, which slows down the queue (back-pressure).

@@ -52,6 +52,11 @@ def validate_policies(policies: object) -> tuple[Policy, ...]:
 
 
 def _check_repeated(policies: Sequence[Policy]) -> None:
+    """Refuse repeated policies that a subscriber may have only once.
+
+    Throttles whose slots are not bound to messages (`gates`) can be combined; a Throttle that gives
+    each message its own slot can not.
+    """
     for policy_class in (Delay, Window, Once, BlockingWait):
         _check_single(
             f"a {policy_class.__name__}", [p for p in policies if isinstance(p, policy_class)]
@@ -68,18 +73,26 @@ def _check_repeated(policies: Sequence[Policy]) -> None:
 
 
 def _check_scopes(policies: Sequence[Policy]) -> None:
+    """Refuse two Throttles with the same scope, as a start would take two slots of the budget."""
     scoped = [p for p in policies if isinstance(p, Throttle) and p.scope is not None]
     for scope in {p.scope for p in scoped}:
         _check_single(f"a Throttle of the scope {scope!r}", [p for p in scoped if p.scope == scope])
 
 
 def _check_single(label: str, policies: Sequence[Policy]) -> None:
+    """Raise SetupError if there are several `policies`; `label` names their kind."""
     if len(policies) > 1:
         names = " and ".join(str(policy) for policy in policies)
         raise SetupError(f"{label} can be given only once, got {names}: keep one of them")
 
 
 def _check_order(policies: Sequence[Policy]) -> None:
+    """Refuse an order of policies that wastes slots, leases or keys.
+
+    Throttle, Concurrency and Once use up one of these for each message. So Delay, Debounce and
+    KeepLast, after which a message waits or is discarded, must come first. Concurrency per key is
+    refused with Debounce and KeepLast, which already deliver one message of a key at a time.
+    """
     for n, policy in enumerate(policies):
         earlier = [p for p in policies[:n] if isinstance(p, _CONSUMING_POLICIES)]
         if isinstance(policy, Debounce | KeepLast | Delay) and earlier:
@@ -109,6 +122,7 @@ def find_key_header(policies: Iterable[Policy]) -> Header | None:
 
 
 def _check_keys(policies: Sequence[Policy]) -> None:
+    """Refuse policies with different keys: a message has a single policy key."""
     keys = {key: policy for policy in policies if (key := get_policy_key(policy))}
     if len(keys) > 1:
         names = " and ".join(f"{policy} by {_format_key(key)}" for key, policy in keys.items())

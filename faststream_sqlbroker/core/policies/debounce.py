@@ -32,7 +32,8 @@ _ALL_TIMES = (*_PAST_TIMES, "start", "end", "past_end")
 def repair_clock(info: Any, now: int) -> Any:
     """Correct a state if the database's clock was set back after the state was written.
 
-    The result looks as if the last message of the state had come now.
+    Its times would lie in the future, and its messages would wait that long. The result looks as if
+    the last message of the state had arrived now.
     """
     if not isinstance(info, dict):
         return info
@@ -48,7 +49,10 @@ def repair_clock(info: Any, now: int) -> Any:
 
 
 def list_waiting(info: dict[str, Any]) -> list[int]:
-    """Return the waiting messages of a state of either policy, the oldest first."""
+    """Return the undelivered messages of a stored state, the oldest first.
+
+    `info` may be a state of Debounce or KeepLast: a subscriber may have changed its policy.
+    """
     messages = {*info.get("ended", ()), info.get("newest")}
     if info.get("kind") == KEEP_LAST:
         messages.add(info.get("first"))
@@ -139,7 +143,11 @@ class Debounce:
         return self.edge == "leading"
 
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> "KeyUpdate":
-        """Add messages of a key, sorted (time, id) pairs, to the stored state `info` of the key."""
+        """Add new messages of a key to the stored state `info` of the key.
+
+        `arrivals` are sorted (time, id) pairs of messages that are new, or have returned after a
+        move.
+        """
         bursts = self.load(info)
         bursts.forget({message for _, message in arrivals})
         changes = add_to_bursts(self, bursts, arrivals)
@@ -212,7 +220,11 @@ class Standby:
         return self.waiting if self.over is None else [*self.waiting, self.over]
 
     def record_standby(self, messages: Iterable[int], *, leading: bool) -> None:
-        """Record that `messages` now stand by."""
+        """Record that `messages` now stand by.
+
+        A standby message stays in the queue while another message, its target, is to be delivered
+        in its place.
+        """
         for message in messages:
             self.standby = True
             if self.over is not None and self.over == find_target(
@@ -251,7 +263,10 @@ class Bursts(Standby):
     """Message of that burst that was delivered, or is to be delivered."""
 
     def close(self) -> None:
-        """End the open burst; the burst's message waits to be delivered."""
+        """End the open burst; the burst's message waits to be delivered.
+
+        `past` remembers that message for messages of the burst that are committed later.
+        """
         if self.newest is not None:
             self.ended.append(self.newest)
         self.past = self.newest or self.first
@@ -261,7 +276,7 @@ class Bursts(Standby):
         self.first = None
 
     def forget(self, returned: AbstractSet[int]) -> None:
-        """Remove messages that have come back after a move, so that they take part again."""
+        """Remove messages that have come back after a move and therefore take part again."""
         if self.newest in returned or self.first in returned:
             self.start = self.newest = self.first = None
         if self.past in returned:
@@ -278,10 +293,10 @@ class Bursts(Standby):
         return self.ended if self.newest is None else [*self.ended, self.newest]
 
     def replace(self, message: int, replacement: int | None) -> None:
-        """Replace an undelivered message by `replacement`.
+        """Replace an undelivered message, which has expired or was removed, by `replacement`.
 
-        Without a replacement an open burst goes on: a message that comes until its end may still be
-        delivered for it.
+        That is the standby message that takes its place. Without a replacement an open burst goes
+        on: a message that comes until its end may still be delivered for it.
         """
         if replacement is None:
             if message not in (self.first, self.newest):
@@ -298,7 +313,10 @@ class Bursts(Standby):
             self.newest = replacement
 
     def adopt(self, message: int) -> None:
-        """Add a standby message whose target is unknown."""
+        """Add a standby message without a known target, to be delivered itself.
+
+        The target is the message that was to be delivered in its place.
+        """
         self.ended.append(message)
 
     def find_next(self, live: set[int]) -> int | None:
@@ -306,7 +324,10 @@ class Bursts(Standby):
         return next((message for message in self.list_messages() if message in live), None)
 
     def record_delivery(self, message: int) -> None:
-        """Record that `message` was claimed and has therefore left the burst."""
+        """Record that `message` was claimed and has therefore left the burst.
+
+        Messages that were to be delivered before it have ended, so they are dropped too.
+        """
         if message == self.newest:
             self.past = message
             self.past_end = self.end
@@ -384,6 +405,11 @@ def add_to_bursts(
 
 
 def _join_past(changes: BurstChanges, bursts: Bursts, past: int, message: int) -> None:
+    """Decide about a late message of the burst before the open burst.
+
+    While the message of that burst, `past`, is not delivered, the late message stands by for it.
+    Afterwards it is superseded.
+    """
     if past in bursts.waiting:
         changes.standby[message] = bursts.past_end
     else:
@@ -393,6 +419,11 @@ def _join_past(changes: BurstChanges, bursts: Bursts, past: int, message: int) -
 def _start_burst(
     policy: Debounce, bursts: Bursts, changes: BurstChanges, at: int, message: int
 ) -> None:
+    """Open a burst with `message`.
+
+    With a leading edge it is delivered now; otherwise at the end of the burst, if no newer message
+    arrives.
+    """
     bursts.start = bursts.last = at
     bursts.end = policy.end(at, at)
     if policy.edge == "leading":
@@ -405,7 +436,11 @@ def _start_burst(
 
 
 def _record_replaced(changes: BurstChanges, replaced: list[int], bursts: Bursts) -> None:
-    """Record that another message is delivered in place of the `replaced` messages, as of now."""
+    """Record that another message, the target, is delivered in place of the `replaced` messages.
+
+    They stand by while the target waits, so that one can take its place if it expires or is
+    cancelled. If it was delivered before, they are superseded. Clears `replaced`.
+    """
     target = bursts.newest if bursts.newest is not None else bursts.first
     is_waiting = target in bursts.waiting
     for message in replaced:

@@ -19,7 +19,11 @@ SLOTS = "slots"
 
 
 def build_holds(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
-    """Return the postponing policies by name, with the data needed after their removal."""
+    """Return the postponing policies by name, with the data needed after their removal.
+
+    Messages that a policy has postponed would wait on when no subscriber has the policy any more.
+    These notes let the broker find and release them.
+    """
     holds: dict[str, dict[str, Any]] = {}
     for policy in policies:
         if isinstance(policy, Delay):

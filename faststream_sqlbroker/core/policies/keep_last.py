@@ -76,7 +76,11 @@ class KeepLast:
         return False
 
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> KeyUpdate:
-        """Add messages of a key, sorted (time, id) pairs, to the stored state `info` of the key."""
+        """Add new messages of a key to the stored state `info` of the key.
+
+        `arrivals` are sorted (time, id) pairs of messages that are new, or have returned after a
+        move.
+        """
         latest = self.load(info)
         latest.forget({message for _, message in arrivals})
         changes = add_to_latest(self, latest, arrivals)
@@ -116,7 +120,7 @@ class Latest(Standby):
     """Time of that delivery."""
 
     def forget(self, returned: AbstractSet[int]) -> None:
-        """Remove messages that have come back after a move, so that they take part again."""
+        """Remove messages that have come back after a move and therefore take part again."""
         if self.first in returned:
             self.first = None
         if self.newest in returned:
@@ -127,7 +131,10 @@ class Latest(Standby):
         return [i for i in (self.current, self.first, self.newest) if i is not None]
 
     def get_opening_time(self, policy: KeepLast) -> int:
-        """Return the time from which the windows allow the next delivery."""
+        """Return the time from which the windows allow the next delivery.
+
+        A window begins with a delivery; before that, with the arrival of `first`.
+        """
         if self.first is not None:
             return self.begun + policy.window
         return 0 if self.current is None else self.delivered_at + policy.window
@@ -138,19 +145,26 @@ class Latest(Standby):
         return [message for message in (self.first, self.newest) if message is not None]
 
     def replace(self, message: int, replacement: int | None) -> None:
-        """Replace an undelivered message by `replacement`."""
+        """Replace an undelivered message, which has expired or was removed, by `replacement`.
+
+        That is the standby message that takes its place, if there is any.
+        """
         if self.first == message:
             self.first = replacement
         if self.newest == message:
             self.newest = replacement
 
     def adopt(self, message: int) -> None:
-        """Add a standby message of unknown target; it is newer than all waiting messages."""
+        """Add a standby message of unknown target, newer than all waiting messages."""
         if message != self.current:
             self.newest = message
 
     def record_delivery(self, message: int, now: int) -> None:
-        """Record that `message` was claimed."""
+        """Record that `message` was claimed.
+
+        If `first` still waits when the newest is claimed, no worker was free for it in time, and it
+        is superseded.
+        """
         if message == self.newest:
             self.first = self.newest = None
         elif message == self.first:
@@ -162,7 +176,7 @@ class Latest(Standby):
 def add_to_latest(
     policy: KeepLast, latest: Latest, arrivals: Sequence[tuple[int, int]]
 ) -> BurstChanges:
-    """Add messages of a key; changes `latest`.
+    """Add messages of a key to the state `latest`, which is changed.
 
     Args:
         policy: The length of a window.
@@ -193,7 +207,7 @@ def add_to_latest(
 
 
 def _find_newer_delivery(latest: Latest, at: int, message: int) -> int | None:
-    """Return the last delivered message if it is newer than `message`, which arrived before it."""
+    """Return the last delivered message if `message` is older and arrived before the delivery."""
     current = latest.current
     is_late = current is not None and message < current and at <= latest.delivered_at
     return current if is_late else None
@@ -216,7 +230,11 @@ class NextDelivery:
 def find_next_delivery(
     policy: KeepLast, latest: Latest, states: Mapping[int, str], now: int
 ) -> NextDelivery:
-    """Decide which message is next, by the `states` of the key's messages that are still live."""
+    """Decide which message of a key is delivered next.
+
+    `states` has the states of the key's messages that still exist. While one is being handled, no
+    other is delivered. Older messages that wait, also for a retry, are superseded.
+    """
     waiting = [message for message in latest.list_messages() if message in states]
     for message in waiting:
         if states[message] == "PROCESSING":

@@ -33,7 +33,8 @@ class LiveRates:
     ) -> dict[Limit, int]:
         """Return the limits that apply to a slot log, and the time at which each was last seen.
 
-        `recorded` are the limits by which slots were taken.
+        A slot log holds the recent starts under a Throttle. `recorded` are the limits by which its
+        slots were taken; the limit of a subscriber that is no longer live soon ceases to apply.
         """
         if (live := self.limits.get(log_key)) is None:
             return dict(recorded)

@@ -58,7 +58,8 @@ class Members(NamedTuple):
 def update_members(info: Any, limit: int, now: int) -> Members:
     """Add a claim with `limit` at `now` to the members stored in `info`.
 
-    Any other value of `info` counts as empty.
+    Members are the subscribers of a scope. They may have different limits, of which the lowest
+    applies. Any other value of `info` counts as empty.
     """
     stored = info.get("members") if isinstance(info, Mapping) else None
     old_entries: dict[str, int] = dict(stored) if isinstance(stored, Mapping) else {}

@@ -91,10 +91,12 @@ class Times:
         self._times = [at + offset for at in self._times]
 
     def to_runs(self, needs: Sequence[Need], now: int, max_count: int | None = None) -> list[int]:
-        """Return the groups that count at `now` or later by `needs`, as pairs (time, count).
+        """Return the times that still count at `now` as a flat list of time, count, time, count ...
 
-        Only the last `max_count` times are returned. Each time but the first is the distance to the
-        one before. The length of a group is limited by the strictest need for which it counts.
+        A need is a length, for which a start counts, and a grain: starts within one grain may
+        become one pair. The strictest grain of the needs for which a start counts applies. Each
+        time but the first is the distance to the one before, which keeps the JSON short. Only the
+        last `max_count` times are returned.
         """
         max_length = max(length for length, _ in needs)
         first = bisect_left(self._times, now - max_length)
@@ -113,6 +115,10 @@ class Times:
     def _merge_groups(
         self, first: int, needs: Sequence[Need], now: int
     ) -> Iterable[tuple[int, int]]:
+        """Return (time, total count) of the groups from `first` on, merged if `needs` allow.
+
+        A merged group has its latest time, so that no start seems older than it is.
+        """
         groups = zip(self._times[first:], self._counts[first:], strict=True)
         if all(grain == 1 for _, grain in needs):
             return groups

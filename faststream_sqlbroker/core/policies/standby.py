@@ -40,14 +40,15 @@ def find_target(targets: Iterable[int], message: int, *, leading: bool) -> int |
 
 
 def find_replacement(messages: Sequence[int], *, leading: bool) -> int | None:
-    """Return the standby message that replaces the target."""
+    """Return the standby message that replaces the target, which has expired or was removed."""
     return (min if leading else max)(messages, default=None)
 
 
 def compute_recheck_time(due: int, now: int, waited: int = 0) -> int:
     """Return the time of the next check of the messages that stand by for a target.
 
-    The target is `due`, or has `waited` and is postponed until `due`.
+    The target is `due`, or has `waited` and is postponed until `due`. The longer it is overdue, the
+    rarer are the checks.
     """
     if due > now and not waited:
         return min(due, now + MAX_STANDBY_CHECK_DELAY)

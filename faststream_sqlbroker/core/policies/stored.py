@@ -20,7 +20,10 @@ _LENGTHS = frozenset({"delay", "max_wait", "per", "ttl", "wait", "window"})
 
 
 def dump_policies(policies: Iterable[Policy]) -> list[dict[str, Any]]:
-    """Convert `policies` to JSON values."""
+    """Convert `policies` to JSON values.
+
+    A subscriber stores them in its registration, where other processes read them.
+    """
     return [
         {
             "kind": type(policy).__name__,
@@ -35,6 +38,7 @@ def dump_policies(policies: Iterable[Policy]) -> list[dict[str, Any]]:
 
 
 def _to_json(value: Any) -> Any:
+    """Convert an argument of a policy to a JSON value; `_parse_value` is the inverse."""
     match value:
         case Header():
             return {"header": value.name}
@@ -52,6 +56,7 @@ def read_policies(stored: Any) -> tuple[Policy, ...]:
 
 
 def _parse_policy(stored: Any) -> Policy | None:
+    """Return the stored policy, or None if this version of the package does not know the policy."""
     try:
         return _build_policy(json.dumps(stored, sort_keys=True))
     except (SetupError, AttributeError, TypeError, ValueError, KeyError):
@@ -78,10 +83,12 @@ def _build_policy(stored: str) -> Policy:
 
 
 def _parse_value(name: str, value: Any) -> Any:
+    """Convert a stored argument for the policy's constructor, which takes durations in seconds."""
     if isinstance(value, Mapping):
         return Header(value["header"])
     if name in _LENGTHS and value is not None:
         return value / MICROSECONDS
     if name in {"start", "end"}:
+        # A Window stores 24:00, the end of the day, as 00:00.
         return "24:00" if (name, value) == ("end", "00:00:00") else time.fromisoformat(value)
     return value

@@ -136,8 +136,8 @@ class Throttle:
         key = format_key("key", self.key)
         burst = "" if self.burst == self.rate else f", burst={self.burst}"
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
-        argument_checks = f"{key}{burst}{exceeded}{format_scope(self.scope)}"
-        return f"Throttle({self.rate}, per={format_seconds(self.per)}{argument_checks})"
+        arguments = f"{key}{burst}{exceeded}{format_scope(self.scope)}"
+        return f"Throttle({self.rate}, per={format_seconds(self.per)}{arguments})"
 
     @property
     def gates(self) -> bool:
@@ -177,7 +177,8 @@ class Throttle:
     def next_slot(self, log: SlotLog, at: int) -> int:
         """Return the time of the next slot, at `at` or later.
 
-        Of the options of all processes that have taken slots recently, the lowest apply.
+        A slot is the permission to start one handler. Of the options of all processes that have
+        taken slots recently, the lowest apply.
 
         Args:
             log: All starts that still count at `at`.
@@ -192,11 +193,15 @@ class Throttle:
         return at
 
     def room(self, log: SlotLog, at: int) -> int:
-        """Count the slots that may be granted at `at`, provided that `at` is a valid slot."""
+        """Count the slots that may be granted at `at`, a time returned by `next_slot`."""
         return min(_count_free_slots(limit, log, at) for limit in self.limits(log, at))
 
     def limits(self, log: SlotLog, at: int) -> set[Limit]:
-        """Return the limits that apply at `at`, including the limits of other processes."""
+        """Return the limits that apply at `at`, including the limits of other processes.
+
+        A limit is the rate, period and burst of a process. Processes with old and new options may
+        run at the same time.
+        """
         live = {
             limit for limit, seen in log.other_limits.items() if seen + OTHER_LIMITS_LIFETIME >= at
         }
@@ -207,7 +212,11 @@ class Throttle:
         return [_get_need(limit) for limit in self.limits(log, now)]
 
     def report(self, log: SlotLog, deadline: int, real: int | None) -> None:
-        """Record the real start of a message with this `deadline`; None if there was no start."""
+        """Record the real start of a message with this `deadline`; None if there was no start.
+
+        Until then the log counts the start at its deadline, the latest possible time. The real
+        start is earlier, so the next slot is free earlier too.
+        """
         grain = max(_get_need(limit)[1] for limit in (self.limit, *log.other_limits))
         # If the log no longer has the start, it is too old to delay any slot.
         if log.starts.remove(deadline, grain) and real is not None:
@@ -216,12 +225,20 @@ class Throttle:
 
 
 def _get_need(limit: Limit) -> Need:
+    """Return the time for which a start counts under `limit`, and the grain of stored starts.
+
+    Starts within one grain (microseconds) may be stored as one number.
+    """
     rate, per, _ = limit
     return per, 1 if rate <= MAX_EXACT_STARTS else -(-per // GROUPS_PER_PERIOD)
 
 
 def _find_next_slot(limit: Limit, log: SlotLog, at: int) -> int:
-    """Return the first time at `at` or later that complies with `limit`."""
+    """Return the first time at `at` or later that complies with `limit`.
+
+    Any period may have `rate` starts. A `burst` below the rate also limits the slots of a part of
+    the period, in proportion.
+    """
     rate, per, burst = limit
     # Add one microsecond, for the burst as well: a period includes both ends, so two starts exactly
     # one period apart would be in one period.
@@ -236,7 +253,7 @@ def _find_next_slot(limit: Limit, log: SlotLog, at: int) -> int:
 
 
 def _count_free_slots(limit: Limit, log: SlotLog, at: int) -> int:
-    """Count the slots that `limit` allows at `at`, where `_find_next_slot` allows at least one."""
+    """Count the slots that `limit` allows at `at`, a time returned by `_find_next_slot`."""
     rate, per, burst = limit
     free = rate - log.starts.count_since(at - per)
     if burst < rate:
@@ -245,6 +262,7 @@ def _count_free_slots(limit: Limit, log: SlotLog, at: int) -> int:
 
 
 def _get_spaced_times(log: SlotLog) -> Times:
+    """Return the granted slots, whose distance `burst` limits; without a record, the starts."""
     return log.starts if log.spaced is None else log.spaced
 
 

@@ -111,7 +111,7 @@ class Window:
         raise SetupError(msg)
 
     def _iter_spans(self, day: date, zone: ZoneInfo) -> Iterator[tuple[int, int]]:
-        """Yield the openings from `day` on, merged if they touch or overlap."""
+        """Yield the openings from `day` on; touching or overlapping openings are merged."""
         open_at = close_at = None
         for n in range(_MAX_SEARCH_DAYS):
             at = day + timedelta(days=n)
@@ -139,7 +139,10 @@ def _find_opening(wall: datetime) -> int:
 
 
 def _find_closing(wall: datetime) -> int:
-    """Return the time from which the clock never again shows less than `wall` (µs since 1970)."""
+    """Return the time from which the clock never again shows less than `wall` (µs since 1970).
+
+    So a window stays open during an hour that the clock repeats.
+    """
     last = wall.replace(fold=1).astimezone(timezone.utc)
     if _to_wall_time(last, wall) != _to_naive(wall):
         return to_microseconds(_find_clock_change(wall))
@@ -159,7 +162,10 @@ def _to_wall_time(utc: datetime, wall: datetime) -> datetime:
 
 
 def _find_clock_change(wall: datetime) -> datetime:
-    """Find the clock change that skips `wall` by bisection, to the second."""
+    """Find the clock change that skips `wall` by bisection, to the second.
+
+    The offsets before and after the change give the two bounds of the search.
+    """
     low, high = (wall.replace(fold=fold).astimezone(timezone.utc) for fold in (1, 0))
     old_offset = low.astimezone(wall.tzinfo).utcoffset()
     while high - low > timedelta(seconds=1):
@@ -196,6 +202,11 @@ def _parse_time(name: str, value: object) -> tuple[int, time]:
 
 
 def _parse_days(days: Iterable[str] | None) -> frozenset[int]:
+    """Return the weekdays as numbers, 0 is Monday; None means all days.
+
+    Raises:
+        SetupError: there is no day, or an unknown one.
+    """
     if days is None:
         return frozenset(range(len(DAYS)))
     names = [days] if isinstance(days, str) else list(days)

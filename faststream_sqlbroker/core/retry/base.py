@@ -188,6 +188,10 @@ def compute_delay(
 
 @lru_cache(maxsize=256)
 def _accepts_exception(function: Callable[..., object]) -> bool:
+    """Return True if a strategy's method takes the optional argument `exception`.
+
+    Cached, because each retry asks.
+    """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -87,6 +87,7 @@ class ExponentialBackoffRetryStrategy(RetryStrategyTemplate):
         return self._apply_max_delay(delay)
 
     def _apply_max_delay(self, delay: float) -> float:
+        """Limit `delay` to `max_delay_seconds`, if given, and to 100 years."""
         if self.max_delay_seconds is not None:
             delay = min(delay, self._get_seconds("max_delay_seconds"))
         return clamp_delay(delay)
