@@ -79,19 +79,21 @@ class ArchiveGrowth:
         return await self._database.run(self._count_last_day, write=False)
 
     async def read_size(self) -> "ArchiveSize | None":
-        """Return the archive's size, None without an estimate by the server or an archived message.
+        """Return the archive's size and growth; None for an empty archive, or without statistics.
 
-        `grows_for` uses the retention of the process that prunes, or of the last prune.
+        `grows_for` uses the retention of the process that prunes, or of the last prune in the
+        audit.
         """
         return await self._database.run(self._read_size, Activity.OPERATE, write=False)
 
     def _count_last_day(self, connection: Connection) -> int:
-        """Count the rows of the last day; many rows are estimated from their ids.
+        """Return the number of rows archived in the last 24 hours: exact if small, else estimated.
 
-        The estimate multiplies the number of ids that were drawn in that time by the share of ids
-        that is archived. Counting so many index entries takes long, and the rate of the newest rows
-        may be that of a burst. Ids are also drawn for live messages and for messages that are never
-        archived.
+        Up to `MAX_SAMPLE` rows are counted; counting more takes too long, and the rate of the
+        newest rows may be that of a short peak. The estimate takes the ids assigned in that time,
+        from the highest id archived before it to the highest archived within it, and multiplies
+        their number by the share of ids that is in the archive. The other ids belong to live
+        messages, or to messages that are never archived.
         """
         c = self._archive.c
         day_ago = later(literal_column(str(-86_400_000_000)))
@@ -108,7 +110,11 @@ class ArchiveGrowth:
         return max(int(count), self._count_between(connection, int(first), int(last)))
 
     def _count_between(self, connection: Connection, first: int, last: int) -> int:
-        """Estimate how many ids after `first`, up to `last`, are in the archive."""
+        """Estimate how many ids in (`first`, `last`] are in the archive.
+
+        A range of a day may have millions of ids. So the archived ids are counted in
+        `SAMPLE_RANGES` short ranges, spread evenly, and extrapolated.
+        """
         drawn = last - first
         width = min(SAMPLE_RANGE_IDS, max(drawn // SAMPLE_RANGES, 1))
         c = self._archive.c
@@ -122,6 +128,10 @@ class ArchiveGrowth:
         return drawn * archived // (SAMPLE_RANGES * width)
 
     def _read_size(self, connection: Connection) -> "ArchiveSize | None":
+        """Read the archive's size and growth, or return None if either is unknown.
+
+        That is so if the archive is empty, or if the server has no statistics of the table yet.
+        """
         from faststream_sqlbroker.core.retention import ArchiveSize  # noqa: PLC0415
 
         c = self._archive.c
@@ -147,33 +157,52 @@ class ArchiveGrowth:
     def _check_retention(
         self, connection: Connection, rows_per_day: int, ended_at: datetime, now: datetime
     ) -> tuple[timedelta | None, bool]:
-        """Return `grows_for` and `is_behind`; the archive's oldest message ended at `ended_at`."""
+        """Return how long the archive still grows, and True if retention is behind.
+
+        The archive grows until its oldest message, which ended at `ended_at`, reaches the age
+        limit, or until the row limit is reached. Then about as many rows are removed as are added.
+        Retention is behind if a COMPLETED message is past its age by more than `MAX_RETENTION_LAG`.
+        The time is None if retention is behind, or if nothing is known to remove rows.
+        """
         limits_by_name, pruned_at = self._find_retention(connection, now)
         limits = []
         if max_rows := limits_by_name.get("max_rows"):
             limits.append(timedelta(days=max_rows / max(rows_per_day, 1)))
         if seconds := limits_by_name.get("completed"):
             limits.append(timedelta(seconds=seconds))
-            due = pruned_at - limits[-1] - MAX_RETENTION_LAG
+            overdue_before = pruned_at - limits[-1] - MAX_RETENTION_LAG
             c = self._archive.c
             newest = (c.archived_at.desc(), c.id.desc())
-            if self._find_completed(connection, c.archived_at <= due, *newest):
+            if self._find_completed(connection, c.archived_at <= overdue_before, *newest):
                 return None, True
             # Ignore messages of other states, which may be much older.
-            oldest = self._find_completed(connection, c.archived_at > due, c.archived_at, c.id)
+            oldest = self._find_completed(
+                connection, c.archived_at > overdue_before, c.archived_at, c.id
+            )
             ended_at = oldest or ended_at
         limit = min(limits, default=None)
         return None if limit is None else max(limit - (now - ended_at), timedelta(0)), False
 
     def _find_completed(self, connection: Connection, where: Any, *order: Any) -> datetime | None:
-        """Return when the oldest COMPLETED message of the first `MAX_EXPIRED_ROWS` rows ended."""
+        """Return the earliest end of a COMPLETED message among the first rows that match `where`.
+
+        Only the first `MAX_EXPIRED_ROWS` rows in the order of `order` are read, because many rows
+        of other states, which have a longer retention, may lie between. None if none of them is
+        COMPLETED.
+        """
         c = self._archive.c
         rows = select(c.archived_at, c.state).where(where).order_by(*order).limit(MAX_EXPIRED_ROWS)
-        first = self._dialect.add_index_hint(rows, self._archive, "archived_index").subquery()
-        completed = first.c.state == MessageState.COMPLETED.name
-        return connection.execute(select(func.min(first.c.archived_at)).where(completed)).scalar()
+        first_rows = self._dialect.add_index_hint(rows, self._archive, "archived_index").subquery()
+        completed = first_rows.c.state == MessageState.COMPLETED.name
+        return connection.execute(
+            select(func.min(first_rows.c.archived_at)).where(completed)
+        ).scalar()
 
     def _read_statistics(self, connection: Connection) -> _DiskUse | None:
+        """Return the archive's size, row size and free disk space from the server's statistics.
+
+        Counting would read the whole table. None if the statistics know no row of the archive.
+        """
         archive = self._archive
         binds = {"archive": archive.name, "schema": archive.schema}
         if self._dialect.name not in MYSQL:
@@ -189,6 +218,11 @@ class ArchiveGrowth:
         return _DiskUse(size, size / float(row.row_count), None if free is None else int(free))
 
     def _measure_file(self, connection: Connection) -> _DiskUse | None:
+        """Return the size of the SQLite file, the mean size of the newest rows, and the free space.
+
+        SQLite has no statistics of a table. Unused pages of the file count as free space. None if
+        the archive is empty or in memory.
+        """
         c = self._archive.c
         columns = (c.payload, c.headers, c.last_error)
         lengths = [func.coalesce(func.length(column), 0) for column in columns]
@@ -211,7 +245,13 @@ class ArchiveGrowth:
     def _find_retention(
         self, connection: Connection, now: datetime
     ) -> tuple[dict[str, Any], datetime]:
-        """Return the limits that remove messages (empty if unknown), and the last prune's time."""
+        """Return the limits that remove messages, by option, and the time of the last prune.
+
+        A broker with `retention=` holds the lock `PRUNE_LOCK` and stores its limits in the lock's
+        info, so that any process can read them; the time is then `now`. Otherwise, the latest prune
+        in the audit counts, unless it is older than `MAX_PRUNE_AGE`. The limits are empty if
+        neither exists.
+        """
         from faststream_sqlbroker.core.retention import PRUNE_LOCK  # noqa: PLC0415
         from faststream_sqlbroker.database.locks import LOCK  # noqa: PLC0415
         from faststream_sqlbroker.database.parts.audit import JOB  # noqa: PLC0415

@@ -59,7 +59,10 @@ class Checkouts:
         event.listen(engine.sync_engine, "checkin", _close_unrestored)
 
     def watch(self, engine: AsyncEngine) -> None:
-        """Record when connections of `engine` are opened; `engine` may be checked out here, too."""
+        """Record when connections of `engine` are opened, to recognise stale connections.
+
+        Called for each engine that is checked out here: the broker's own, and that of LISTEN.
+        """
         event.listen(engine.sync_engine, "connect", _record_opened_at)
         self.pools.watch(engine.sync_engine)
         if self.dialect.name == "sqlite":
@@ -116,6 +119,11 @@ class Checkouts:
                 watchdog.cancel()
 
     async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
+        """Check out a usable connection, and close stale connections found on the way.
+
+        A pooled connection is stale if it was evicted, or if its SQLite file has been replaced
+        since.
+        """
         # Read once: while this loop awaits, other tasks may raise the limit, and a loop that read
         # it each time might never end. A connection that becomes stale later is noticed when it is
         # used.
@@ -133,13 +141,21 @@ class Checkouts:
         return connection
 
     async def _close(self, connection: AsyncConnection) -> None:
+        """Return `connection` to the pool, or close a connection that must not be reused.
+
+        It must not be reused if it was evicted, or if the broker cannot undo its changes to the
+        session settings.
+        """
         usable = not (connection.closed or connection.invalidated)
         if usable and (self.is_evicted(connection) or not await self._restore_session(connection)):
             await connection.invalidate()
         await connection.close()
 
     async def _restore_session(self, connection: AsyncConnection) -> bool:
-        """Restore the session settings of the application; return False if that fails."""
+        """Undo the broker's changes to the session settings; return False if that fails.
+
+        The application shares the pool, and must not get a session with the broker's limits.
+        """
         sync: Any = connection.sync_connection
         if UNRESTORED not in sync.info:
             return True
@@ -211,8 +227,8 @@ def _get_opened_at(connection: AsyncConnection) -> float:
 async def _wait_until_closed(close: "Coroutine[Any, Any, None]", deadline: float) -> None:
     """Wait for `close` until `deadline` (the event loop's time), even if the caller is cancelled.
 
-    A cancellation is raised after the wait. Otherwise a connection could stay half closed, and its
-    slot in the pool would be lost.
+    A cancellation is raised after the wait. Otherwise a connection could stay half closed, and the
+    pool would count it as checked out for ever.
     """
     closing = asyncio.ensure_future(close)
     clock = asyncio.get_running_loop().time
@@ -232,12 +248,17 @@ async def _wait_until_closed(close: "Coroutine[Any, Any, None]", deadline: float
 
 
 def _retrieve(task: "asyncio.Future[Any]") -> None:
+    """Read the exception of an ended task, or asyncio would log an unretrieved error."""
     if not task.cancelled():
         task.exception()
 
 
 def abort(driver_connection: Any) -> None:
-    """Abort the socket, so that a task waiting for an answer gets an error; none in SQLite."""
+    """Abort the connection's socket, so that a task waiting for an answer gets an error.
+
+    Used when the server does not answer in time: a cancellation alone does not end the wait. SQLite
+    has no socket.
+    """
     if callable(terminate := getattr(driver_connection, "terminate", None)):
         terminate()  # asyncpg
         return
@@ -271,7 +292,7 @@ class DatabaseFile:
         event.listen(engine, "engine_disposed", self._clear_path)
 
     def get_identity(self) -> Identity | None:
-        """Return the identity of the file that has the name now, None if unknown.
+        """Return the identity (device, inode) of the file that has the name now, None if unknown.
 
         Raises:
             TransientStoreError: there is no such file. A new connection would create an empty one.
@@ -296,6 +317,7 @@ class DatabaseFile:
         return identity is not None and sync.info.get(_OPENED_FILE, identity) != identity
 
     def _record_file(self, dbapi_connection: Any, record: Any) -> None:
+        """Remember the file's path at the first connect, and mark each connection with the file."""
         # A database in memory has no file, whatever name the connection reports.
         if not self._path and os.path.exists(path := _read_path(dbapi_connection)):  # noqa: PTH110
             self._path = path
@@ -322,7 +344,7 @@ class LoopSemaphore(asyncio.Semaphore):
     """
 
     def __init__(self, value: int = 1) -> None:
-        """Let `value` tasks of each event loop in; with 1 the semaphore is a lock."""
+        """Admit `value` tasks of each event loop at a time; with 1 the semaphore is a lock."""
         super().__init__(value)
         self._max_tasks = value
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -331,6 +353,7 @@ class LoopSemaphore(asyncio.Semaphore):
 
     @property
     def _current(self) -> asyncio.Semaphore:
+        """The semaphore of the running event loop, created on first use."""
         loop = asyncio.get_running_loop()
         semaphore = self._by_loop.get(loop)
         if semaphore is None:
@@ -384,7 +407,7 @@ class LoopPools:
             event.listen(engine, "connect", lambda *_: self._record_loop(engine))
 
     def acquire(self) -> None:
-        """Acquire the pools for the running event loop.
+        """Make the running event loop the owner of all pools; called before each checkout.
 
         An engine whose connections belong to a closed event loop gets an empty pool.
 
@@ -397,7 +420,11 @@ class LoopPools:
                 self._acquire_pool(engine, loop)
 
     def refuse_other_loop(self) -> None:
-        """Refuse an event loop that `acquire` would refuse, without acquiring the pools."""
+        """Raise the error that `acquire` would raise in this event loop; acquire nothing.
+
+        Raises:
+            SetupError: the pools belong to another event loop, which is still open.
+        """
         loop = asyncio.get_running_loop()
         if self._last_loop is not None and self._last_loop() is loop:
             return
@@ -407,10 +434,22 @@ class LoopPools:
                 raise SetupError(_OTHER_LOOP)
 
     def _get_owner(self, engine: Engine) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop that owns the engine's pool, None without an owner.
+
+        A loop that was garbage-collected owns nothing.
+        """
         reference = self._loops.get(engine.pool)
         return None if reference is None else reference()
 
     def _acquire_pool(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        """Make `loop` the owner of the engine's pool.
+
+        If an event loop that is closed owned it, the engine gets an empty pool: nothing can read or
+        close the old connections outside of their loop.
+
+        Raises:
+            SetupError: another event loop, which is still open, owns the pool.
+        """
         # Two threads, each with an event loop, may acquire the pools at the same time.
         with self._lock:
             self.refuse_other_loop()
@@ -420,6 +459,11 @@ class LoopPools:
             self._loops[engine.pool] = self._last_loop = ref(loop)
 
     def _record_loop(self, engine: Engine) -> None:
+        """Make the running event loop the owner of the pool that opens a connection here.
+
+        The application may open a connection before the broker calls `acquire`. A pool that has an
+        open owner keeps it.
+        """
         owner = self._get_owner(engine)
         if owner is None or owner.is_closed():
             self._loops[engine.pool] = ref(asyncio.get_running_loop())

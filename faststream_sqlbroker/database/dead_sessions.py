@@ -39,13 +39,13 @@ class DeadSessionWatch:
         self._next_check = 0.0
 
     async def end_dead_sessions(self) -> list[int]:
-        """End sessions that have stayed in the same wait longer than their idle limit.
+        """End sessions whose client has vanished in the middle of a statement of the broker.
 
-        Only sessions in a transaction of the broker are ended, of this process or another, that
-        lock rows of its tables and whose clients are silent in the middle of a statement. A
-        transaction of the application is never ended. A session must have waited for longer than
-        its own idle limit and than that of this process. Does nothing within `CHECK_INTERVAL`
-        seconds of the last query, and on databases that end such sessions themselves.
+        Their locks would block messages for hours. A session is ended if it has stayed in the same
+        wait for longer than its own idle limit and than that of this process, in a transaction of
+        the broker (of this process or another) that locks rows of the broker's tables. A
+        transaction of the application is never ended. Does nothing within `CHECK_INTERVAL` seconds
+        of the last query, and on databases that end such sessions themselves.
 
         Returns:
             The server's process ids of the ended sessions.
@@ -70,14 +70,17 @@ class DeadSessionWatch:
     def _find_waits(self, connection: Connection) -> set[Wait]:
         """Return this user's sessions that wait for their client in the middle of a statement.
 
-        Empty if this user may not end them.
+        A wait is the session's process id and the start of its current activity. Empty if this user
+        may not end sessions.
         """
         return {(pid, since) for pid, since in connection.execute(self._sql["silent_sessions"])}
 
     def _end_sessions(self, connection: Connection, waits: Mapping[Wait, float]) -> list[int]:
-        """End the sessions of `waits` that still wait; return their process ids.
+        """End the sessions of `waits` that wait too long for their client; return their ids.
 
-        A session must have locked rows of the broker's tables, and have waited longer than it may.
+        The statement checks each session again: it must still be in the same wait, hold locks on
+        the broker's tables, and have waited longer than the limit in its transaction's advisory
+        lock.
 
         Args:
             connection: A session that is not among `waits`.

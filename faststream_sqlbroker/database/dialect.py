@@ -60,10 +60,11 @@ class Dialect(DialectOperations):
         ttl: float,  # noqa: ARG002
         worker: str,  # noqa: ARG002
     ) -> Work[set[int]] | None:
-        """Build a claim of the keys of `rows` that no message has claimed before.
+        """Build a claim of the keys of `rows` that no message has claimed before (policy `Once`).
 
-        The work does what `once.claim_keys` does, in a transaction of its own, and returns the ids
-        whose keys were claimed; other keys are unchanged. None if the database has no short way.
+        A short way past `once.claim_keys` for the usual case that every key is new: one transaction
+        of its own, which returns the ids whose keys it claimed and leaves other keys unchanged. The
+        caller then uses `once.claim_keys` for the rest. None if the database has no short way.
         """
         return None
 
@@ -78,31 +79,38 @@ class Dialect(DialectOperations):
     ) -> Work[QueueSnapshots] | None:
         """Build a consistent read of the state that a claim under policies of `queues` needs.
 
-        The work reads `size` due messages of each priority, up to `max_running` leases, and the
-        states of `scopes`, which the queue's name follows. Suspects of `suspicion` are left out.
-        None if the database cannot compare and swap.
+        First half of an optimistic claim: read without locks, decide in Python, then write by
+        `build_compare_and_swap`. The work reads `size` due messages of each priority, up to
+        `max_running` leases, and the policy states whose scope is one of the prefixes `scopes`
+        followed by the queue. A message that `suspicion` classifies as a suspect (it may have
+        killed its process) is skipped. None if the database cannot compare and swap.
         """
         return None
 
     def build_compare_and_swap(self, swap: CompareAndSwap) -> Work[ClaimedMessages | None]:
-        """Build a compare-and-swap: raise the version of a queue, lease and store.
+        """Build the write of a claim that was decided on a snapshot by `build_read_queues`.
 
-        The work returns None and writes nothing if the version differs or another claim has locked
-        the queue. So a claim that was decided on outdated state writes nothing.
+        In one statement it raises the version of the queue, leases the messages and stores the new
+        policy states. If another claim has changed the version since the snapshot, or has locked
+        the queue, the work writes nothing and returns None, and the caller must read again.
         """
         raise NotImplementedError
 
     def build_scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
-        """Build a search for ready pairs as work for a separate transaction."""
+        """Build a search for ready pairs as work for a separate transaction.
+
+        A ready pair is a (queue, priority) that has claimable rows, with the due time of the first.
+        """
         return lambda connection: self.find_ready_pairs(connection, queues)
 
     def build_poll(
         self, queues: Sequence[str], leased: Sequence[str], sign: HeartbeatData | None
     ) -> Work[PollResult]:
-        """Build a poll of `queues`, and of the first lease end in `leased`.
+        """Build a poll: the ready pairs of `queues`, and the end of the first lease in `leased`.
 
-        The work needs a transaction of its own. With `sign` it is also a heartbeat, and reads the
-        orders of operators.
+        One transaction serves all subscribers of a process. With `sign` it is also their heartbeat:
+        it renews their registrations, and reads the requests of operators (pauses, drains,
+        cancels).
         """
 
         def poll(connection: Connection) -> PollResult:
@@ -133,9 +141,11 @@ class Dialect(DialectOperations):
         """Build a claim of up to `limit` due rows, ordered by pair, due time and id.
 
         The work needs a transaction of its own. Locked rows are skipped. With `prefetch`, the first
-        `prefetch.after` rows are leased for `lease` seconds and the others for `prefetch.lease`;
-        those have `ClaimedMessage.prefetched` set. With `suspicion`, no suspect is leased: a crash
-        that another message causes would count against it.
+        `prefetch.start_count` rows are leased for `lease` seconds. The others wait in the process
+        for a worker: they are leased for `prefetch.lease`, with `ClaimedMessage.prefetched` set.
+        With `suspicion`, no suspect is leased. A suspect is a message that has lost its lease twice
+        or more and may kill its process, so it must run alone: a crash would count against every
+        message that runs at the same time.
         """
 
     def build_settle(
@@ -147,9 +157,10 @@ class Dialect(DialectOperations):
         )
 
     def build_settle_one(self, settlement: Settlement) -> Work[SettleResult]:
-        """Build the settlement of a row without a unit.
+        """Build the settlement of a single row without a unit of other rows or messages.
 
-        A session that caches plans makes a new plan.
+        A session that caches query plans makes a new plan, because a cached plan may be for the
+        table as it was earlier.
         """
         return self.build_settle([settlement])
 
@@ -160,7 +171,11 @@ class Dialect(DialectOperations):
         *,
         skip_locked: bool = False,
     ) -> SettleResult:
-        """Settle unit by unit, and insert the messages published with each unit; see `units`."""
+        """Settle the rows unit by unit, and insert the messages published with each unit.
+
+        A unit is a set of settlements that are written together, with the messages that its handler
+        publishes on ack, or not at all. See `units`.
+        """
         return settle_units(self, connection, settlements, skip_locked=skip_locked)
 
     def settle_ack_first(

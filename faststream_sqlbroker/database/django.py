@@ -81,14 +81,21 @@ def open_connection(django: Any) -> Iterator[Connection]:
 
 
 def _begin_transaction(django: Any) -> Any:
-    """Begin a transaction if Django is in none, because Django may commit each statement."""
+    """Return Django's `atomic` block if Django is in no transaction, otherwise an empty context.
+
+    In autocommit mode Django would commit each statement separately.
+    """
     if django.in_atomic_block or not django.get_autocommit():
         return nullcontext()
     return import_module("django.db.transaction").atomic(using=django.alias)
 
 
 def _create_engine(driver: Any) -> Engine:
-    """Create an engine whose only connection is `driver`. Nothing is sent to the server."""
+    """Create an engine that runs statements in the transaction of Django's `driver`.
+
+    `driver` is its only connection. Nothing is sent to the server. The pool ignores commits,
+    rollbacks and closes: they are Django's.
+    """
     url = get_driver_url(driver)
     dialect_class: Any = url.get_dialect()
     dialect = dialect_class(dbapi=dialect_class.import_dbapi())

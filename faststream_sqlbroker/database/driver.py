@@ -61,14 +61,19 @@ class DriverShortcut:
             event.listen(self._sync_engine, "do_connect", self._on_connect)
 
     def _on_connect(self, _dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
+        """Record from the connect options if the shortcut is possible (listener of `do_connect`).
+
+        It is not with a custom connect function, or without asyncpg's cache of prepared statements.
+        """
         plain = not {"async_creator_fn", "prepared_statement_name_func"} & options.keys()
         self.is_possible = plain and int(options.get("statement_cache_size", 1)) > 0
 
     def get_driver(self, connection: Connection) -> Any | None:
-        """Return the driver's connection under `connection`, None if it cannot be used directly.
+        """Return asyncpg's connection under `connection`, None if statements need SQLAlchemy.
 
         That is so if statements are observed (listeners, echo), if the engine connects in another
-        way, or if the connection is closed.
+        way, or if the connection is closed. To save time, the engine's listeners are checked only
+        every `LISTENER_CHECK_INTERVAL` seconds.
         """
         engine = connection.engine
         # The application may publish on a connection of another engine, which may connect in
@@ -89,7 +94,12 @@ class DriverShortcut:
         return None if driver is None or driver.is_closed() else driver
 
     async def get_autocommit_driver(self, connection: AsyncConnection) -> Any | None:
-        """Return the driver's connection for a statement in autocommit, None if impossible."""
+        """Return asyncpg's connection for a statement that commits by itself, or None.
+
+        None also if the connection is in a transaction, or if its sessions start with an isolation
+        level other than READ COMMITTED, which the broker's statements rely on. The level is read
+        once for each connection.
+        """
         sync = connection.sync_connection
         if sync is None or (driver := self.get_driver(sync)) is None or driver.is_in_transaction():
             return None
@@ -103,7 +113,11 @@ class DriverShortcut:
         return self.is_possible and connection.in_transaction()
 
     def _get_driver_in_transaction(self, connection: Connection) -> Any | None:
-        """Return the driver's connection if the transaction has begun on the server, too."""
+        """Return asyncpg's connection if the transaction is open on the server, too.
+
+        SQLAlchemy sends its BEGIN only with its first statement. A statement sent before would
+        commit by itself, so the result is None.
+        """
         transaction = connection.get_nested_transaction() or connection.get_transaction()
         if transaction is None or not transaction.is_active:
             return None
@@ -111,10 +125,14 @@ class DriverShortcut:
         return driver if driver is not None and driver.is_in_transaction() else None
 
     async def fetch_in_transaction(self, connection: AsyncConnection, query: Query[T]) -> T:
-        """Run `query` in the caller's transaction; if interrupted, invalidate the connection.
+        """Run `query` in the caller's transaction, on asyncpg's own connection.
+
+        If it is interrupted, the connection is invalidated, and with it the caller's transaction.
+        After a `BusyError` the caller sends the statement through SQLAlchemy.
 
         Raises:
-            BusyError: the driver cannot be used, as the transaction has not begun on the server, or
+            BusyError: the driver cannot be used, because the transaction has not begun on the
+                server, or
                 another task uses the connection or has ended its transaction; nothing was sent.
         """
         sync: Any = connection.sync_connection
@@ -140,11 +158,14 @@ class DriverShortcut:
                 raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
     async def fetch(self, driver: Any, query: Query[T]) -> T:
-        """Run `query`.
+        """Send `query` on asyncpg's connection `driver`, and return the result.
+
+        The caller has checked that `driver` may be used. The compiled SQL is cached by clause.
 
         Raises:
-            DBAPIError: the server refused the query; after any other error it may have been carried
-                out.
+            DBAPIError: the server refused the query; nothing was written.
+            UnknownOutcomeError: the answer could not be read.
+            Exception: any other error of the driver; the query may have been carried out.
         """
         compiled_query = self._compiled.get(query.clause)
         if compiled_query is None:
@@ -175,12 +196,15 @@ class DriverShortcut:
 
 
 def _get_statement_lock(connection: Connection) -> asyncio.Lock | None:
-    """Return SQLAlchemy's lock around each statement on asyncpg's connection."""
+    """Return SQLAlchemy's lock, which serialises the statements on asyncpg's connection."""
     return getattr(connection.connection.dbapi_connection, "_execute_mutex", None)
 
 
 def _has_listeners(engine: Engine) -> bool:
-    """Return True if the statements of `engine` are logged or have listeners."""
+    """Return True if the statements of `engine` are logged or have listeners.
+
+    The shortcut would bypass both, so it must not be used then.
+    """
     if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
         return True
     targets: Any = engine.dispatch, engine.dialect.dispatch

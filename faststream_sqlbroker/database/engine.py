@@ -132,9 +132,10 @@ class Database:
     def _should_give_up(
         self, error: TransientStoreError, *, replaced: bool, retry_lock_timeout: bool
     ) -> bool:
-        """Return True if an immediate repeat would not help.
+        """Return True if repeating the transaction at once would not help after `error`.
 
-        `replaced` says that the connection has been replaced already.
+        `replaced` says that an attempt has already used a new connection because of its
+        predecessor's error.
         """
         if self.errors.needs_new_connection(error):
             # A connection may have broken or become stale in the pool, so the next attempt uses a
@@ -152,7 +153,12 @@ class Database:
         activity_source: ActivitySource,
         begin: Callable[[Connection], None] | None,
     ) -> T:
-        """Run `work` once; without `begin` the transaction only reads."""
+        """Run `work` in a single transaction, without repeats; read-only without `begin`.
+
+        Raises:
+            UnknownOutcomeError: the connection broke between the COMMIT and its answer.
+            TransientStoreError, StoreError: nothing was written.
+        """
         committing = False
         write = begin is not None
         results = []
@@ -206,6 +212,11 @@ class Database:
         return results[0]
 
     def _begin(self, connection: Connection, *, locks: bool, replan: bool) -> None:
+        """Prepare the open transaction for writes of the broker, before the work runs.
+
+        With `locks`, the server ends the session if it idles in the transaction. With `replan`, the
+        session also makes new query plans.
+        """
         if replan and locks:
             self.dialect.begin_replanning(connection, self.idle_limit)
         else:
@@ -214,6 +225,12 @@ class Database:
     async def _fetch_by_driver(
         self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool
     ) -> Any:
+        """Send `query` in autocommit, and classify an error of the driver.
+
+        A broken connection is closed. An error becomes a `DBAPIError`, which may be repeated, only
+        if nothing can have been written. Others pass unchanged, and the caller treats the outcome
+        as unknown.
+        """
         try:
             return await self.shortcut.fetch(driver, query)
         except SQLAlchemyError:

@@ -54,9 +54,10 @@ class ErrorClasses:
         on_denied: Callable[[Activities], None],
         find_missing_rights: Callable[[Activities], Awaitable[Access]],
     ) -> None:
-        """Call `on_denied` with the activities of a statement that lacked a right or a table.
+        """Set the functions to call when a statement lacks a right or a table.
 
-        `find_missing_rights` then finds the missing rights for the error message.
+        `on_denied` gets the activities of the statement. `find_missing_rights` then finds the
+        missing rights for the error message.
         """
         self._on_denied = on_denied
         self._find_missing_rights = find_missing_rights
@@ -87,9 +88,10 @@ class ErrorClasses:
         *,
         explain: bool = False,
     ) -> None:
-        """Raise the converted `error` as `convert_errors` does; return for other errors.
+        """Raise `error` as an exception of this package; return for other errors.
 
-        For a caller for which entering a context each time would cost too much.
+        Other errors are not the database's or the driver's. As `convert_errors`, for a caller for
+        which entering a context each time would cost too much.
         """
         if isinstance(error, SqlBrokerError) or (converted := self.to_store_error(error)) is None:
             return
@@ -104,7 +106,9 @@ class ErrorClasses:
     async def explain_denied(self, error: AccessError, activities: Activities) -> AccessError:
         """Return `error` with the rights missing for `activities`, or unchanged if unknown.
 
-        The caller must hold no connection.
+        The search takes a connection of its own, so the caller must hold none. Sets `only_answers`
+        if the user may do everything but publish, so that only outcomes with messages published on
+        ack fail, and `every_answer` if no message at all can be published.
         """
         if not activities:
             return error
@@ -136,7 +140,7 @@ class ErrorClasses:
         return None if converted is None else NotConnectedError(str(converted))
 
     def to_store_error(self, error: BaseException) -> StoreError | None:
-        """Return `error` as a StoreError, None for errors of other origin."""
+        """Return `error` as a StoreError, None if not from the database or the driver."""
         if isinstance(error, PoolTimeout):
             return TransientStoreError(f"no free connection in the pool: {error}")
         if isinstance(error, TimeoutError) and not str(error):
@@ -153,9 +157,9 @@ class ErrorClasses:
         return None
 
     def convert_caller_error(self, error: SQLAlchemyError) -> Exception:
-        """Convert `error` of a statement in the caller's transaction.
+        """Convert `error` of a statement in the caller's transaction, such as a publish.
 
-        Such a transaction cannot be repeated here.
+        Only the caller can repeat its transaction, so the message says what the caller must do.
         """
         if isinstance(error, InvalidRequestError):
             msg = f"the given transaction is no longer usable; publish before it ends ({error})"
@@ -177,7 +181,7 @@ class ErrorClasses:
     def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection that gave `error` must not be used again.
 
-        The connection may still answer.
+        It may still answer: a server that became read-only does, but refuses all writes.
         """
         return any(self.dialect.spoils_connection(cause) for cause in _iter_causes(error))
 
@@ -186,9 +190,10 @@ class ErrorClasses:
         return any(self.dialect.was_never_sent(cause) for cause in _iter_causes(error))
 
     def was_rolled_back(self, error: BaseException) -> bool:
-        """Return True if the database rolled the transaction back and works.
+        """Return True if the database rolled the transaction back and still answers.
 
-        The transaction can be repeated now.
+        For example after a deadlock. The transaction can be repeated at once, on the same
+        connection.
         """
         cause = error.__cause__
         if not isinstance(cause, DBAPIError) or isinstance(error, NotConnectedError):
@@ -205,7 +210,7 @@ class ErrorClasses:
         return any(self.dialect.is_lock_timeout(cause) for cause in _iter_causes(error))
 
     def needs_new_connection(self, error: BaseException) -> bool:
-        """Return True if the connection is broken or stale, so that another may work."""
+        """Return True if the connection is broken or stale, so that a new connection may work."""
         cause = error.__cause__
         if isinstance(error, NotConnectedError) or not isinstance(cause, DBAPIError):
             return False
@@ -216,6 +221,7 @@ class ErrorClasses:
         )
 
     def _is_transient(self, error: BaseException) -> bool:
+        """Return True if a later attempt may succeed: a network error, a deadlock, a full disk."""
         return any(
             isinstance(cause, OSError)
             or self.dialect.is_transient(cause)

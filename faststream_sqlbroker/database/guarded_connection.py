@@ -48,9 +48,11 @@ def refuse_outside(
     _context: Any,
     _many: bool,
 ) -> tuple[str, Any]:
-    """Refuse a statement outside of a transaction.
+    """Refuse a statement outside of a transaction (listener of `before_cursor_execute`).
 
-    A listener of SQLAlchemy's event before_cursor_execute.
+    A handler that sent COMMIT or ROLLBACK as text would otherwise commit each later statement
+    separately. Only connections with the option INSIDE are checked; the time of each statement is
+    recorded for them.
 
     Raises:
         TransactionEndedError: the connection has the option INSIDE and its transaction has ended.
@@ -68,7 +70,10 @@ def refuse_outside(
 
 
 def _is_in_transaction(connection: Connection) -> bool:
-    """Return True if the driver has an open transaction, or cannot tell."""
+    """Return True if the driver has an open transaction, or cannot tell.
+
+    Asks the driver, because SQLAlchemy does not notice a COMMIT or ROLLBACK sent as text.
+    """
     driver: Any = connection.connection.driver_connection
     if callable(method := getattr(driver, "is_in_transaction", None)):  # asyncpg
         return bool(method())

@@ -83,7 +83,11 @@ async def listen_on_channel(
 
 
 def _enable_keepalive(driver: Any) -> None:
-    """Let TCP probe the server while nothing is sent, as far as the system can."""
+    """Let TCP probe the server while nothing is sent, as far as the system can.
+
+    A listening connection only waits. Without probes it would never notice that the server, or a
+    firewall in between, has dropped it.
+    """
     transport = getattr(driver, "_transport", None)
     tcp_socket = None if transport is None else transport.get_extra_info("socket")
     if tcp_socket is None or tcp_socket.family not in (socket.AF_INET, socket.AF_INET6):

@@ -55,8 +55,9 @@ class LockStore:
     ) -> int | None:
         """Acquire `key` for `lease` seconds and store `info`; return the fence, None if locked.
 
-        With the holder's token this extends the lease and returns the same fence. So after an
-        unknown outcome, repeat the call with the same token.
+        The fence is a counter that each new holder raises: a protected resource can refuse writes
+        with an older fence. With the holder's token this extends the lease and returns the same
+        fence. So after an unknown outcome, repeat the call with the same token.
         """
         c = self._table.c
         values = {
@@ -93,15 +94,20 @@ class LockStore:
         new_values: Mapping[str, Any],
         free: ColumnElement[bool],
     ) -> int | None:
+        """Acquire a lock on MySQL and MariaDB; return the fence, None if locked.
+
+        Their upsert takes no condition. So update the row if it is free, and read the counter back
+        by this call's token. Insert the row if there is none yet.
+        """
         c = self._table.c
-        row = self._match_key(new_row["key"])
-        held_counter = select(c.counter).where(row, c.lease_token == new_row["lease_token"])
-        statement = update(self._table).where(row, free)
+        condition = self._match_key(new_row["key"])
+        held_counter = select(c.counter).where(condition, c.lease_token == new_row["lease_token"])
+        statement = update(self._table).where(condition, free)
         connection.execute(
             statement.ordered_values(*((c[name], value) for name, value in new_values.items()))
         )
         fence: int | None = connection.execute(held_counter).scalar_one_or_none()
-        if fence is None and connection.execute(select(c.key).where(row)).first() is None:
+        if fence is None and connection.execute(select(c.key).where(condition)).first() is None:
             # Race: another process may insert the row first. Then this statement changes nothing,
             # and the token read below is that of the other process.
             new_insert = insert.values(new_row)
@@ -112,8 +118,8 @@ class LockStore:
     async def extend(self, key: str, token: UUID, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; return False if another token holds `key`.
 
-        A lease that ran out, but was not taken, is extended: nothing happened under the lock that
-        its holder could miss.
+        An expired lease is extended, too, if the lock was not acquired since: nothing happened
+        under the lock that its holder could miss.
         """
         return await self._write_lock(
             self._update_held(key, token).values(lease_expires_at=get_future_time(lease))
@@ -166,7 +172,9 @@ class LockStore:
         return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
     def _match_key(self, key: str) -> ColumnElement[bool]:
+        """Return the condition of the row of the lock `key`."""
         return and_(self._table.c.scope == LOCK, self._table.c.key == key)
 
     def _update_held(self, key: str, token: UUID) -> Update:
+        """Start an UPDATE that changes the lock only while `token` is the holder's."""
         return update(self._table).where(self._match_key(key), self._table.c.lease_token == token)

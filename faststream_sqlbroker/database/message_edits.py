@@ -53,10 +53,7 @@ class MessageEdits:
         self._dialect = database.dialect
 
     async def publish(self, row: NewMessage, by: str) -> int | None:
-        """Insert `row`, and record the operator; return the id.
-
-        None if the queue has the row's dedup_id already.
-        """
+        """Insert `row`, and record the operator; return the id, None if the dedup_id exists."""
 
         def insert(connection: Connection) -> int | None:
             [message_id] = insert_mirrored(self._dialect, connection, [row])
@@ -77,8 +74,9 @@ class MessageEdits:
     ) -> Repair:
         """End the message as DISCARDED; `reason` goes before the last error.
 
-        If it is leased, its holder gets a request: in this process by `on_requested`, once the
-        request is committed; others by NOTIFY (PostgreSQL), or at their next poll.
+        A waiting message ends now. For a leased message its holder gets a request to cancel it: in
+        this process by `on_requested`, after the commit; in others by NOTIFY (PostgreSQL), or at
+        their next poll. A message with an expired lease is discarded without its holder.
         """
         requests: list[CancelRequest] = []
 
@@ -104,7 +102,10 @@ class MessageEdits:
         return repair
 
     def _end_expired(self, connection: Connection, row: Any, request: CancelRequest) -> None:
-        """Discard the locked `row`, whose lease is over: no holder can settle first."""
+        """Discard the locked `row`, whose lease has expired, without the former holder.
+
+        The row lock keeps the holder from settling first.
+        """
         prepend_error(connection, self._dialect, [row.id], request.text)
         settlement = cancel_requests.create_settlement(request, archive=self._dialect.has_archive)
         settlement.error = None
@@ -113,7 +114,11 @@ class MessageEdits:
     async def set_due(
         self, message_id: int, at: datetime | float, by: str = "", action: str = "postpone"
     ) -> Repair:
-        """Make the message due at a time, or in so many seconds, unless on standby."""
+        """Make the message due at a time, or in so many seconds.
+
+        A standby message keeps its due time: a newer message of its key is to be delivered in its
+        place.
+        """
 
         def set_due(connection: Connection, row: Any) -> None:
             if not is_standby_row(row):
@@ -140,7 +145,9 @@ class MessageEdits:
     ) -> Repair:
         """Set columns of the message, and the due time unless `at` is None.
 
-        A new key removes the message from its burst.
+        A new key removes the message from its burst: Debounce groups messages of one key that
+        follow each other closely. Its due time was the end of that burst, so without `at` it
+        becomes due now.
         """
 
         def set_fields(connection: Connection, row: Any) -> None:
@@ -159,10 +166,10 @@ class MessageEdits:
         return await self._run(message_id, set_fields, job)
 
     def _has_key(self, connection: Connection, row: Any, key: str | None) -> bool:
-        """Return True if the key of the message's policies stays the same when `key` is set.
+        """Return True if setting `key` leaves the key that the policies use unchanged.
 
-        That is so if it is the same key, or if policies use a header's. The database compares:
-        SQLite may hold text that is not UTF-8.
+        That is so if the new key equals the old one, or if the policies take their key from a
+        header. The comparison runs in the database, because SQLite may hold text that is not UTF-8.
         """
         if row.policy_marks & HEADER_KEY:
             return True
@@ -174,16 +181,18 @@ class MessageEdits:
         return connection.execute(select(c.id).where(c.id == row.id, *same)).first() is not None
 
     def _build_update(self, row: Any) -> Update:
+        """Start an UPDATE of the locked `row`, with the queue among the conditions."""
         table = self._dialect.tables.message
         return update(table).where(and_(table.c.id == row.id, table.c.queue == row.queue))
 
     async def _run(
         self, message_id: int, change: Change, job: Job, change_leased: ChangeLeased | None = None
     ) -> Repair:
-        """Change a waiting message, and record the operator in the same transaction.
+        """Apply `change` to a waiting message, and record the operator in the same transaction.
 
-        So the audit is always true. `change_leased` is called if a subscriber has leased the
-        message, also if a handler's transaction has locked it.
+        So the audit has an entry for each change, and none for a change that was rolled back. For a
+        message that a subscriber has leased, `change_leased` is called instead, if given; it may
+        request a cancel from the holder.
         """
 
         def change_and_note(connection: Connection) -> Repair:
@@ -207,7 +216,11 @@ class MessageEdits:
         change: Change,
         change_leased: ChangeLeased | None,
     ) -> Repair:
-        """Lock the message and make the change, if the message waits."""
+        """Lock the message, apply the change that fits the state, and return the result.
+
+        A waiting message gets `change`. A leased message gets `change_leased`, or is left alone and
+        reported as running.
+        """
         table = self._dialect.tables.message
         c = table.c
         over = (c.lease_expires_at < clock()).label("over")
@@ -228,7 +241,12 @@ class MessageEdits:
     def _explain_missing(
         self, connection: Connection, message_id: int, change_leased: ChangeLeased | None
     ) -> Repair:
-        """Return the result for a message whose row could not be locked."""
+        """Return the result for a message whose row could not be locked.
+
+        Another transaction has locked it, it has ended, or it does not exist. A message that is
+        locked and leased still gets `change_leased`: a handler's transaction holds the row while
+        the handler runs.
+        """
         tables = self._dialect.tables
         c = tables.message.c
         # Read without a lock, so that a row locked by another transaction is seen. Its lease is not

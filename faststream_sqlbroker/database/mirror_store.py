@@ -37,7 +37,7 @@ class MirrorStore:
         self._dialect = database.dialect
 
     async def count(self, lookup: str | None, info: str | None) -> int:
-        """Count the live messages that match."""
+        """Count the live messages with this lookup value and info; None matches every value."""
         statement = build_count_statement(self._dialect, lookup, info)
 
         def count(connection: Connection) -> int:
@@ -46,7 +46,10 @@ class MirrorStore:
         return await self._database.run(count, Activity.OPERATE, write=False)
 
     async def find(self, lookup: str | None, info: str | None, limit: int) -> list[MirroredMessage]:
-        """Find up to `limit` matching live messages, ordered by id."""
+        """Find up to `limit` live messages with this lookup value and info, ordered by id.
+
+        None for `lookup` or `info` matches every value.
+        """
         state = self._dialect.tables.policy_state.c
         message = self._dialect.tables.message.c
         columns = (
@@ -98,13 +101,18 @@ class MirrorStore:
 def build_count_statement(
     dialect: DialectOperations, lookup: str | None, info: str | None
 ) -> Select[Any]:
-    """Build the statement of `MirrorStore.count`."""
+    """Build the statement of `MirrorStore.count`; a test checks the query plan."""
     return _select_matching(dialect, lookup, info, func.count())
 
 
 def _select_matching(
     dialect: DialectOperations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
 ) -> Select[Any]:
+    """Select `columns` of the live messages whose mirror record matches `lookup` and `info`.
+
+    A mirror record is a row of the policy state with the scope `MIRROR` + lookup value; its counter
+    is the message's id. None for `lookup` or `info` matches every value.
+    """
     state: Table = dialect.tables.policy_state
     message: Table = dialect.tables.message
     # Both conditions are ranges of the primary key; ";" is the character after ":".
@@ -119,6 +127,7 @@ def _select_matching(
 
 
 def _compare_text(dialect: DialectOperations, column: Any, text: str) -> Any:
+    """Return the condition that the text `column` equals `text` exactly, on every database."""
     # MySQL considers texts that differ only in trailing spaces equal, so compare bytes.
     if dialect.name in MYSQL:
         return cast(column, LargeBinary) == text.encode()
@@ -126,6 +135,7 @@ def _compare_text(dialect: DialectOperations, column: Any, text: str) -> Any:
 
 
 def _to_mirrored_message(row: Any) -> MirroredMessage:
+    """Convert the joined row of a live message and a mirror record."""
     return MirroredMessage(
         id=row.id,
         queue=row.queue,

@@ -63,7 +63,7 @@ class MultiStatementDialect(Dialect):
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
     def get_insert_statement(self, count: int, tail: str = "") -> TextClause:
-        """Return the cached INSERT of `count` rows that ends in `tail`."""
+        """Return the INSERT of `count` rows with `tail`, such as a RETURNING; built once."""
         statement = self._inserts.get((count, tail))
         if statement is None:
             key = self.names["key_column"]
@@ -117,7 +117,11 @@ class MultiStatementDialect(Dialect):
         """Insert a row with a dedup_id; return None if the dedup_id exists."""
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert several rows per statement, in order; rows with a dedup_id are inserted singly."""
+        """Insert `rows` in order, several per statement; return the ids, None for duplicates.
+
+        A row with a dedup_id is inserted alone, because only then it shows which row is a
+        duplicate.
+        """
         limit = self.get_size_limit(connection)
         limit.check(rows)
         ids: list[int | None] = []
@@ -160,7 +164,11 @@ class MultiStatementDialect(Dialect):
     def find_held_pairs(
         self, connection: Connection, statement: str, leases: Leases
     ) -> set[tuple[int, str]]:
-        """Return the (id, token) pairs of `leases` that `statement` finds in the table."""
+        """Return the (id, token) pairs of `leases` that are still in the message table.
+
+        A pair is missing if the lease was lost: the row is gone, or has the token of a later claim.
+        `statement` reads the rows, and may also lock them.
+        """
         pairs = {(i, token.hex) for i, token in leases}
         ids = sorted({i for i, _ in leases})
         stored: set[tuple[int, str]] = set()
@@ -178,12 +186,16 @@ class MultiStatementDialect(Dialect):
         token: UUID,
         suspicion: SuspectRule | None,
     ) -> ClaimedMessages:
-        """Lock (or lease at once) the rows of `statement` except suspects, by due time and id."""
+        """Lock (or lease at once) the rows of `statement` except suspects, by due time and id.
+
+        First step of a claim. A database with row locks only locks here, and leases in
+        `lease_rows`.
+        """
 
     def lease_rows(
         self, connection: Connection, rows: Sequence[ClaimedMessage], lease: float, token: UUID
     ) -> None:
-        """Lease `rows`, unless the search has leased the rows already."""
+        """Write the leases of the locked `rows`, unless written by `lock_claimable`."""
 
     def claim_ids(
         self,
@@ -212,10 +224,10 @@ class MultiStatementDialect(Dialect):
         return claimed
 
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
-        """Check, lock and extend the leases.
+        """Extend the leases that are still held; return their ids.
 
-        `lock` locks by id alone. A row whose lease was lost may be locked for long by its new
-        holder, so only rows that are still held are locked.
+        Check without locks first, then lock only those rows: `lock` locks by id alone, and would
+        wait for the new holder of a lost lease, which may have locked its row for long.
         """
         held_ids = self.find_held(connection, leases)
         locked = self.lock(connection, [pair for pair in leases if pair[0] in held_ids])
@@ -225,7 +237,11 @@ class MultiStatementDialect(Dialect):
     def renew_free(
         self, connection: Connection, leases: Leases, lease: float
     ) -> tuple[set[int], set[int]]:
-        """Lock and extend free rows; rows locked elsewhere are only read."""
+        """Extend the leases of rows that no other transaction has locked; only read the rest.
+
+        Returns:
+            The extended ids, and the ids that are still held but locked.
+        """
         free = self.lock(connection, leases, skip_locked=True)
         self.extend_leases(connection, free, lease)
         remaining = [pair for pair in leases if pair[0] not in free]
@@ -241,7 +257,10 @@ class MultiStatementDialect(Dialect):
     def lock(
         self, connection: Connection, leases: Leases, *, skip_locked: bool = False
     ) -> set[int]:
-        """Lock the held rows in the order of ids."""
+        """Lock the rows of `leases` in the order of ids; return the ids that are still held.
+
+        A common order keeps two transactions that lock the same rows from deadlocking.
+        """
         return {
             i
             for i, _ in self.find_held_pairs(
@@ -254,7 +273,11 @@ class MultiStatementDialect(Dialect):
         return {i for i, _ in self.find_held_pairs(connection, "look", leases)}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-        """Lock the rows still held in id order, and settle the locked rows."""
+        """Lock and write the rows of `settlements` whose leases are still held.
+
+        Returns:
+            The settled ids, and the ids whose lease was lost, for which nothing is written.
+        """
         held_pairs = self.find_held_pairs(
             connection, "lock", [(s.id, s.lease_token) for s in settlements]
         )
@@ -264,9 +287,9 @@ class MultiStatementDialect(Dialect):
         return SettleResult(settled, {s.id for s in settlements} - settled)
 
     def settle_locked(self, connection: Connection, settlements: Sequence[Settlement]) -> None:
-        """Archive, delete or update the rows of `settlements`.
+        """Write the settlements of rows whose leases the transaction has checked and locked.
 
-        The transaction has locked exactly these rows.
+        A final settlement archives the row and deletes it; any other updates it, as for a retry.
         """
         limit = self.get_size_limit(connection)
         leaving = [s for s in settlements if s.is_final]
@@ -281,7 +304,11 @@ class MultiStatementDialect(Dialect):
     def _update_rows(
         self, connection: Connection, limit: SizeLimit, staying: Sequence[Settlement]
     ) -> None:
-        """Update rows that stay in the message table; then the few changed bodies and headers."""
+        """Update rows that stay in the message table, such as retries and forwards.
+
+        All rows of a chunk take one statement. New bodies and headers are rare, and are written
+        after.
+        """
         for part in iter_chunks(staying):
             for rows in split_to_fit(limit, part, dump_settlements):
                 connection.execute(self.sql["update"], {"rows": rows})
@@ -300,14 +327,14 @@ def build_lease_binds(lease: float, token: UUID) -> dict[str, Any]:
 
 
 def mark_prefetched(rows: Sequence[ClaimedMessage], prefetch: Prefetch) -> Sequence[ClaimedMessage]:
-    """Mark the rows that wait for a worker; return the other rows."""
+    """Mark the claimed rows that wait for a worker as prefetched; return the first rows."""
     for row in rows[prefetch.start_count :]:
         row.prefetched = True
     return rows[: prefetch.start_count]
 
 
 def dump_settlements(settlements: Sequence[Settlement]) -> str:
-    """Dump the settlements into a JSON bind: arrays in the order of the SQL."""
+    """Return the settlements as a JSON bind: an array for each, in the order that the SQL reads."""
     return json.dumps(
         [
             [
@@ -342,13 +369,22 @@ def to_utc(value: datetime) -> datetime:
 
 
 class MarkedLocks(HandlerLocks):
-    """Handler locks by a savepoint and a flag in the rows: here transactions have no numbers."""
+    """Handler locks by a savepoint and a flag in the rows.
+
+    For databases without transaction numbers. The savepoint proves that the handler has not ended
+    its transaction: it cannot be released in another one. The flag, which the settlement removes,
+    shows other transactions that the handler committed without the settlement.
+    """
 
     def __init__(self, dialect: MultiStatementDialect) -> None:
         self._dialect = dialect
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
-        """Flag and so lock the rows; after a lost lease, find the rows still held."""
+        """Lock the rows by setting the flag, and open the savepoint.
+
+        If a lease is lost, fewer rows are flagged than expected; then the rows still held are
+        looked up.
+        """
         self._dialect.begin(connection, idle_limit)
         flagged = 0
         ordered = sorted(leases)
@@ -364,7 +400,11 @@ class MarkedLocks(HandlerLocks):
         return HandlerLock(leases, held_ids)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:  # noqa: ARG002
-        """Release the savepoint, including savepoints that the handler has left open."""
+        """Release the savepoint, including savepoints that the handler has left open.
+
+        Raises:
+            TransactionEndedError: the savepoint is gone, so the handler has ended the transaction.
+        """
         try:
             connection.exec_driver_sql("RELEASE SAVEPOINT sqlbroker_joined")
         except DBAPIError as error:
@@ -377,16 +417,23 @@ class MarkedLocks(HandlerLocks):
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
     ) -> SettleResult:
-        """Settle as the flush does, without a search for held rows, known from the lock."""
+        """Prove the transaction, then settle as the flush does.
+
+        The lock knows the rows that are still held, so they need no search.
+        """
         self.prove(connection, lock)
         return settle_units(self._dialect, connection, settlements, settle=self._settle_locked)
 
     def _settle_locked(
         self, connection: Connection, settlements: Sequence[Settlement]
     ) -> SettleResult:
+        """Settle without a check of the leases, because the transaction has the row locks."""
         self._dialect.settle_locked(connection, settlements)
         return SettleResult({s.id for s in settlements})
 
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
-        """Return True if the rows have the flags."""
+        """Return True if rows still have the flag: the handler's transaction was committed.
+
+        The settlement would have removed it.
+        """
         return bool(self._dialect.find_held_pairs(connection, "joined", lock.leases))

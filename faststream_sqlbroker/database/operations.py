@@ -78,7 +78,11 @@ class DialectOperations(ClaimedRows, ABC):
     """Expressions for the columns that a claim does not select by their plain names."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
-        """Prepare the statements of `tables`, quoted for `sqlalchemy_dialect`."""
+        """Prepare the statements of `tables`, quoted for `sqlalchemy_dialect`.
+
+        `names` has the values for the names in braces in the SQL files: tables, columns and
+        constants.
+        """
         preparer = sqlalchemy_dialect.identifier_preparer
         self.tables = tables
         key = preparer.quote("key")
@@ -117,9 +121,9 @@ class DialectOperations(ClaimedRows, ABC):
         return Statements(database, self.names)
 
     def get_or_build(self, name: str, build: Callable[[], T]) -> T:
-        """Return a statement of SQLAlchemy's constructs, built on first use.
+        """Return the statement `name`, which `build` makes of SQLAlchemy's constructs on first use.
 
-        To build a statement costs about as much CPU as to send it.
+        Building a statement costs about as much CPU as sending it.
         """
         if name not in self._built_statements:
             self._built_statements[name] = build()
@@ -157,7 +161,7 @@ class DialectOperations(ClaimedRows, ABC):
     def begin_replanning(self, connection: Connection, idle_limit: float) -> None:
         """Prepare the transaction as `begin` does, and let the session make new query plans.
 
-        Plans in the session's cache may be for tables as they were earlier.
+        A cached plan may be for the table as it was earlier, for example almost empty.
         """
         self.begin(connection, idle_limit)
 
@@ -235,10 +239,11 @@ class DialectOperations(ClaimedRows, ABC):
     def find_ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """Find the (queue, priority) pairs with claimable rows.
+        """Find the (queue, priority) pairs with claimable rows, and when the first is due.
 
-        Queues come in the order given, priorities descending. With `only_open`, queues that are
-        paused for the whole fleet are left out.
+        A claimable row waits in PENDING or RETRYABLE, due or not. The pairs are in the order of
+        `queues`, priorities descending. With `only_open`, queues that are paused for the whole
+        fleet are skipped.
         """
 
     def repair_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
@@ -260,15 +265,16 @@ class DialectOperations(ClaimedRows, ABC):
     ) -> ClaimedMessages:
         """Lease the unlocked rows of `ids` that are due in `queues`, in any order.
 
-        With `suspicion`, no suspected poison message is leased.
+        With `suspicion`, no suspect is leased: a message that may have killed its process must run
+        alone.
         """
 
     @abstractmethod
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
         """Extend the leases that are still held to `lease` seconds from now; return their ids.
 
-        A lease is never shortened: if two renewals run at once, the database may execute the longer
-        renewal first. Waits for rows that another transaction has locked.
+        A lease is never shortened: if two renewals run at the same time, the database may execute
+        the longer renewal first. Waits for rows that another transaction has locked.
         """
 
     @abstractmethod
@@ -315,6 +321,9 @@ class DialectOperations(ClaimedRows, ABC):
     ) -> int:
         """Release up to `limit` rows whose lease expired before `before` (None: before now).
 
+        Their holder has probably died; the rows can be claimed again, and the lost delivery stays
+        counted.
+
         Returns:
             The number of released rows.
         """
@@ -335,18 +344,23 @@ class DialectOperations(ClaimedRows, ABC):
 
     @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """Release, uncharged, the rows that a claim leased with `token`; return their number."""
+        """Release, uncharged, the rows that a claim leased with `token`; return their number.
+
+        For a claim whose answer was lost: otherwise the rows would wait until their leases expire.
+        """
 
     def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
         """Lock the claims of each free queue of `queues`; return the locked queues.
 
-        An ordered claim of another process skips locked queues until the transaction ends.
+        Serialises claims of one queue whose result depends on its other leases, as in `ordered`. A
+        claim of another process skips locked queues until the transaction ends.
         """
         return lock_order(connection, self.tables.policy_state, queues)
 
     def lock_scopes(self, connection: Connection, names: Sequence[str]) -> set[str]:
         """Lock each of the budgets `names` that no other claim has locked; return the locked names.
 
-        Lock budgets after the queues, and before any message.
+        A budget is a rate or a number that several queues share (`scope`). To avoid deadlocks, lock
+        budgets after the queues, and before any message.
         """
         return lock_order(connection, self.tables.policy_state, names, SCOPE)

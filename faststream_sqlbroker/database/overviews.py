@@ -98,7 +98,7 @@ class QueueRates:
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    """The state shared by all queues."""
+    """The state read once for all queues of an overview."""
 
     names: Sequence[str]
     live: LiveQueues
@@ -108,7 +108,10 @@ class _Fleet:
     """The queues whose messages are fetched over HTTP."""
 
     def get_out_per_minute(self, queue: str) -> float | None:
-        """Return the rate that subscribers of `queue` report, otherwise the archive rate."""
+        """Return how many messages of `queue` ended in the last minute; None if unknown.
+
+        Subscribers report their own rate. Without them the archive's is used, which is less exact.
+        """
         archived = self.rates.ended
         if queue in self.live.ended_per_minute or archived is None:
             return self.live.ended_per_minute.get(queue)
@@ -193,7 +196,7 @@ class QueueOverviews:
         """Read the queues of the first `limit` live subscribers after `after`, by name.
 
         Returns:
-            The queues, and the name of the last of these subscribers, None if no more are left.
+            The queues, and the name to continue after, None if this was the last page.
         """
         c = self._table.c
         # Read in the order of the primary key: leases have no index, so sorting by them would read
@@ -205,6 +208,7 @@ class QueueOverviews:
         return queues, rows[-1].key if len(rows) == limit else None
 
     def _read_fleet(self, connection: Connection, *, list_queues: bool) -> _Fleet:
+        """Read the state that the overviews of all queues share, in a single transaction."""
         # Read all queues at once, so that their rates are those of the same minute.
         live = read_live_queues(connection, self._dialect, walk=list_queues)
         paused = connection.execute(select_pauses(self._table))
@@ -220,6 +224,7 @@ class QueueOverviews:
     def _build_overview(
         self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts
     ) -> QueueOverview:
+        """Combine the message counts of `queue` with the rates, subscribers and pause."""
         return QueueOverview(
             queue=queue,
             **vars(counts),
@@ -247,7 +252,12 @@ class QueueOverviews:
 def count_messages(
     connection: Connection, dialect: DialectOperations, queues: Sequence[str]
 ) -> dict[str, QueueCounts]:
-    """Count the live messages of each of `queues`, by state."""
+    """Count the live messages of each of `queues`, by state.
+
+    Each count is exact up to `MAX_COUNTED` messages of a queue and priority, and estimated above.
+    Standby messages are counted apart: a newer message of their key is to be delivered in their
+    place.
+    """
     by_queue = {queue: QueueCounts() for queue in queues}
     pairs = dialect.find_ready_pairs(connection, queues)
     ranges = [{"queue": pair.queue, "priority": pair.priority} for pair in pairs]
@@ -283,7 +293,13 @@ def _count_ranges(
     kind: str,
     ranges: Sequence[Mapping[str, Any]],
 ) -> list[tuple[Count, ...]]:
-    """Count the messages of each range, and the retried messages and suspects in the range."""
+    """Count the messages in each of `ranges`, and some parts of each range.
+
+    A range is a queue and a priority, or a queue. The parts are, for example, the retried messages
+    and the suspects (messages that may have killed their process). A range of more than
+    `MAX_COUNTED` messages is estimated by the planner, and its parts are extrapolated from the
+    messages read.
+    """
     counts: list[tuple[Count, ...]] = []
     samples = _sample_ranges(connection, dialect, f"sample_{kind}", ranges)
     for binds, (count, *parts) in zip(ranges, samples, strict=True):
@@ -304,7 +320,10 @@ def _sample_ranges(
     name: str,
     ranges: Sequence[Mapping[str, Any]],
 ) -> list[Sequence[int]]:
-    """Run the counting statement `name` on each of `ranges`; counts stop above `MAX_COUNTED`."""
+    """Run the counting statement `name` on each of `ranges`; a count stops at `MAX_COUNTED` + 1.
+
+    Several ranges share a statement. Returns a row of counts for each range, in their order.
+    """
     samples: list[Sequence[int]] = []
     for part in iter_chunks(ranges, MAX_RANGES_TOGETHER):
         binds: dict[str, Any] = {"most": MAX_COUNTED + 1}
@@ -316,7 +335,10 @@ def _sample_ranges(
 
 
 def _build_union(dialect: DialectOperations, name: str, count: int) -> TextClause:
-    """Build the statement `name` for `count` ranges; each row begins with the range's number."""
+    """Build a statement that runs the counting statement `name` on `count` ranges.
+
+    Each row begins with the range's number, because UNION ALL keeps no order.
+    """
 
     def build() -> TextClause:
         single = dialect.sql[name].text.removeprefix("SELECT ")
@@ -327,7 +349,10 @@ def _build_union(dialect: DialectOperations, name: str, count: int) -> TextClaus
 
 
 def _read_estimate(database: str, row: Any, min_count: int) -> Count:
-    """Return the number of rows in the `row` of an estimate; `min_count` rows were seen."""
+    """Return the number of rows that the `row` of an estimate says, but at least `min_count`.
+
+    Statistics may be old, and `min_count` rows were seen. SQLite counts instead, up to a limit.
+    """
     # Statistics may be old, so the estimate may be lower than the number already counted.
     value = max(min_count, _parse_row_count(database, row))
     precision: CountKind = "about"
@@ -337,7 +362,7 @@ def _read_estimate(database: str, row: Any, min_count: int) -> Count:
 
 
 def _parse_row_count(database: str, row: Any) -> int:
-    """Return the number of rows in an answer to EXPLAIN."""
+    """Return the planner's number of rows from an EXPLAIN; from SQLite, the counted number."""
     if database in MYSQL:
         return int(row._mapping["rows"] or 0)  # noqa: SLF001 - the column's name is a method's
     value = row[0]
@@ -351,7 +376,8 @@ def _parse_row_count(database: str, row: Any) -> int:
 def read_rates(connection: Connection, dialect: DialectOperations) -> QueueRates:
     """Read the rates of messages published and ended in each queue, in the last minute.
 
-    Of more than `MAX_RATED` messages the newest are read, and the rates are those of their time.
+    The rates are per minute. Only the newest `MAX_RATED` messages are read; if these cover less
+    than a minute, the rates are those of that shorter time.
     """
     rates = QueueRates()
     c = dialect.tables.message.c
@@ -370,6 +396,11 @@ def read_rates(connection: Connection, dialect: DialectOperations) -> QueueRates
 
 
 def _add_ended_rates(connection: Connection, dialect: DialectOperations, rates: QueueRates) -> None:
+    """Add the rates of messages that ended in the last minute, from the archive.
+
+    Messages that were published and ended within the minute are no longer in the message table, so
+    they are added to the published rate, too.
+    """
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has checked
     a = archive.c
@@ -405,7 +436,8 @@ def _add_ended_rates(connection: Connection, dialect: DialectOperations, rates: 
 def _compute_window(rows: Sequence[Any]) -> float:
     """Return the seconds that `rows` (queue, count, first time, now) cover: a minute, or less.
 
-    The time is less if there were more messages than are read.
+    It is less if the read stopped at `MAX_RATED` messages before it reached the beginning of the
+    minute.
     """
     if sum(row[1] for row in rows) < MAX_RATED:
         return WINDOW
@@ -415,7 +447,10 @@ def _compute_window(rows: Sequence[Any]) -> float:
 def count_jobs(
     connection: Connection, dialect: DialectOperations, queues: Sequence[str]
 ) -> list[JobCounts]:
-    """Count the jobs of pull consumers in each of `queues`, by state."""
+    """Count the jobs of pull consumers in each of `queues`, by state.
+
+    Delivered and dead jobs are in the archive; without one they are unknown.
+    """
     live = count_messages(connection, dialect, queues)
     ended = _count_ended(connection, dialect, queues) if dialect.has_archive else {}
     counts: list[JobCounts] = []
@@ -438,6 +473,10 @@ def count_jobs(
 def _count_ended(
     connection: Connection, dialect: DialectOperations, queues: Sequence[str]
 ) -> dict[str, FinishedJobCounts]:
+    """Count the finished jobs in each of `queues`: delivered, and dead.
+
+    Exact for queues with up to `MAX_COUNTED` jobs in the archive; larger queues are estimated.
+    """
     ended: dict[str, FinishedJobCounts] = {}
     large_queues: dict[str, tuple[int, int]] = {}
     samples = _sample_ranges(connection, dialect, "sample_ended", [{"queue": q} for q in queues])
@@ -458,10 +497,14 @@ def _count_ended(
 def _split_total(
     total: Count, sampled: int, dead_sampled: int, dead_counted: int, *, complete: bool
 ) -> FinishedJobCounts:
-    """Split `total` jobs into delivered and dead jobs.
+    """Split an estimated `total` of finished jobs into delivered and dead jobs.
 
-    `sampled` jobs were read, `dead_sampled` of which are dead; `dead_counted` dead jobs were found
-    separately, which are all dead jobs if `complete`.
+    Args:
+        total: The estimated number of jobs.
+        sampled: Number of the newest jobs that were read.
+        dead_sampled: Number of dead jobs among these.
+        dead_counted: Number of dead jobs that a separate search of failed messages found.
+        complete: True if that search found all dead jobs.
     """
     # Extrapolate from the messages that were read.
     value = dead_counted if complete else max(dead_counted, total.share(dead_sampled, sampled))
@@ -474,9 +517,10 @@ def _split_total(
 def _count_dead(
     connection: Connection, dialect: DialectOperations, queues: Collection[str]
 ) -> tuple[dict[str, int], bool]:
-    """Count the last failed messages of each of `queues`.
+    """Count the failed messages of each of `queues` among the last of all queues.
 
-    The second value is True if there are no other failed messages.
+    Failed messages are few, and have an index of their own. Up to `MAX_DEAD` of each state are
+    read. The second value is True if there are no others, so the counts are complete.
     """
     counts = dict.fromkeys(queues, 0)
     complete = True
@@ -490,6 +534,7 @@ def _count_dead(
 
 
 def _select_failed(dialect: DialectOperations, state: MessageState) -> Select[Any]:
+    """Select the number of messages in `state` by queue, among the last `MAX_DEAD` + 1."""
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has checked
     a = archive.c

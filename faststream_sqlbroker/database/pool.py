@@ -18,7 +18,7 @@ DEFAULT_SIZE = 5
 def refuse_shared_connection(engine: AsyncEngine) -> None:
     """Refuse an engine with a single connection for all tasks.
 
-    Transactions on such an engine are not separate.
+    Two tasks would share a transaction, and one would commit or roll back the other's writes.
 
     Raises:
         SetupError: the engine has SQLite without a file, or a StaticPool.
@@ -49,7 +49,8 @@ def get_size(engine: AsyncEngine) -> int:
 def ensure_transactional(engine: AnyEngine, level: str | None) -> AnyEngine:
     """Return `engine` with the isolation level `level`, but never AUTOCOMMIT.
 
-    AUTOCOMMIT has no transactions. The result shares the pool of `engine`.
+    AUTOCOMMIT has no transactions. The result shares the pool of `engine`. If `level` is None, the
+    engine keeps its level, unless that is AUTOCOMMIT.
 
     Raises:
         SetupError: the engine's execution options have AUTOCOMMIT; they would override `level`.
@@ -90,7 +91,13 @@ def can_spare_one(engine: AsyncEngine) -> bool:
 
 
 def get_shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> str | None:
-    """Return a warning if the pool has fewer connections than the broker may use, or None."""
+    """Return a warning if the pool has fewer connections than the broker may use, or None.
+
+    Args:
+        engine: The application's engine.
+        for_subscribers: Connections that the broker uses for everything but publishing and LISTEN.
+        listening: LISTEN takes a connection of this pool.
+    """
     max_connections = get_capacity(engine)
     needed = for_subscribers + 1 + int(listening)
     if max_connections is None or max_connections >= needed:
@@ -104,9 +111,10 @@ def get_shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) 
 
 
 def get_handler_shortage(engine: AsyncEngine, slots: int, handlers: int) -> str | None:
-    """Return a warning if `handlers` may run and fewer transactions can be open, otherwise None.
+    """Return a warning if more handlers may run than transactions can be open, or None.
 
-    SQLite has one writer at a time with any pool, so it gets no warning.
+    `slots` transactions can be open at a time, and `handlers` is the sum of `max_workers` of the
+    transactional subscribers. SQLite has one writer at a time with any pool, so it gets no warning.
     """
     if slots >= handlers or engine.dialect.name == "sqlite":
         return None
@@ -129,8 +137,9 @@ def count_handler_slots(
 ) -> int:
     """Return the number of transactions that handlers may have open at a time, 0 without capacity.
 
-    The broker's own connections are not counted: its loops must work while all handlers have
-    theirs. SQLite has one writer at a time, so one is enough.
+    The broker's own connections are subtracted from the pool's: its loops must go on while all
+    handlers have theirs. With `one_writer` (SQLite) one transaction is enough, because others would
+    wait for it.
     """
     max_connections = get_capacity(engine)
     remaining = (
@@ -144,6 +153,10 @@ def count_handler_slots(
 
 def check_same_database(connection: Connection | None, engine: Engine) -> None:
     """Refuse a connection that is closed, or that leads to another database than `engine`.
+
+    Called before a publish in the caller's transaction: otherwise the row would go to a database
+    that no subscriber reads. Connections of the engine's own pool are accepted without a look at
+    the URL.
 
     Raises:
         PublishError: the connection is refused; the message has both URLs without passwords.

@@ -91,6 +91,9 @@ class PullJobStore:
     ) -> JobsPage:
         """List a page of due jobs; with `include_expired`, also jobs that expired long ago.
 
+        The caller then discards those. The first page takes a single statement where the database
+        can.
+
         Raises:
             InvalidCursorError: `after` is not a cursor of this list.
         """
@@ -122,8 +125,10 @@ class PullJobStore:
     ) -> list[Settlement]:
         """Release jobs of `queue` with an expired lease, or only the job `job_id`.
 
+        A job with more than `max_retries` deliveries, or cancelled by an operator, ends instead.
+
         Returns:
-            The ends of jobs that had too many deliveries.
+            The settlements of those jobs.
         """
 
         def work(connection: Connection) -> list[Settlement]:
@@ -140,7 +145,11 @@ class PullJobStore:
         )
 
     async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
-        """Discard the waiting jobs of `ids` that have expired."""
+        """Discard the waiting jobs of `ids` whose lifetime has expired.
+
+        Claims them first: a dead job that was restarted since is no longer expired, and is released
+        again.
+        """
         token = uuid4()
 
         def work(connection: Connection) -> None:
@@ -156,7 +165,13 @@ class PullJobStore:
         await self._database.run(work, *CONSUMING)
 
     async def change(self, request: ChangeRequest) -> ChangeResult:
-        """Change the job to the requested state, if that is allowed."""
+        """Change the job to the requested state, if that is allowed.
+
+        Tries a single statement first, where the database has one. If that changes nothing, or its
+        answer is lost, a transaction that locks the job's row gives the exact status. After a lost
+        answer it is repeated: the token, drawn once, shows whether this request has already claimed
+        the job.
+        """
         # Draw the token once: a repeated transaction then recognises its own lease.
         token = uuid4()
         query = self._build_quick_change(request, token)
@@ -178,7 +193,8 @@ class PullJobStore:
     ) -> Query[ChangeResult | None] | None:
         """Build the change as a single statement, None if the database has no such statement.
 
-        The query's result is None if nothing was changed.
+        Covers the usual changes only: starting a queued job, and delivering a job in flight. The
+        query's result is None if nothing was changed, for whatever reason.
         """
         single_statement_jobs = self._dialect.single_statement_jobs
         if single_statement_jobs is None:
@@ -200,6 +216,11 @@ class PullJobStore:
         return None
 
     def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> ChangeResult:
+        """Lock the job, check the request against the state, and make the change.
+
+        Returns "over" if the job's lease or lifetime is over. The caller then ends expired leases
+        and requests the change again.
+        """
         # Lock the consumer before the job, in the same order as a change of the consumer's type.
         starts = request.target is PullJobState.INFLIGHT
         if starts and not self._is_pulled(connection, request.queue):
@@ -223,9 +244,10 @@ class PullJobStore:
         return ChangeResult("done", job.state, ended=settlement)
 
     def _is_pulled(self, connection: Connection, queue: str) -> bool:
-        """Return True if `queue` belongs to a pull consumer, and lock its type.
+        """Return True if `queue` belongs to a pull consumer, and lock the consumer's type.
 
-        The lock holds until the end of the transaction.
+        The shared lock keeps an operator from making it a push consumer before this job is leased.
+        It lasts until the end of the transaction.
         """
         scope, key = get_consumer_key(*queue.split("/", 1))
         c = self._table.c
@@ -236,7 +258,10 @@ class PullJobStore:
     def _start(
         self, connection: Connection, request: ChangeRequest, job: PullJob, token: UUID
     ) -> ChangeResult:
-        """Lease the locked job; a dead job returns from the archive first."""
+        """Lease the locked job for the consumer, unless the queue is paused or the job expired.
+
+        A dead job is first restored from the archive, so that a consumer can retry it.
+        """
         pause = select(self._table.c.key).where(
             match_pause(self._table, request.queue), is_active(self._table)
         )
@@ -253,6 +278,7 @@ class PullJobStore:
         return ChangeResult("done", job.state, token, rows[0])
 
     def _restore_from_archive(self, connection: Connection, job_id: int) -> None:
+        """Move the dead job back to the message table, due now and without an expiry."""
         archive = self._dialect.tables.archive
         assert archive is not None  # noqa: S101 - it was found there
         new_values = {
@@ -281,7 +307,7 @@ def _build_expiry(row: ClaimedMessage) -> Settlement | None:
 
 
 def _build_settlement(job: PullJob, state: PullJobState) -> Settlement:
-    """Build the end of a job that the consumer has finished or rejected."""
+    """Build the settlement of a job that the consumer has delivered, or else rejected."""
     assert job.token is not None  # noqa: S101 - it is in flight
     if state is PullJobState.DELIVERED:
         return Settlement(job.id, job.token, MessageState.COMPLETED, ended_after=job.lease_age)
@@ -291,7 +317,11 @@ def _build_settlement(job: PullJob, state: PullJobState) -> Settlement:
 
 
 def _check_request(request: ChangeRequest, job: PullJob) -> ChangeStatus | None:
-    """Return the reason to refuse the change, None if allowed or already done."""
+    """Return the status that refuses the change, None for an allowed change.
+
+    A request that names a lease which is no longer the job's is "lost": another delivery has the
+    job.
+    """
     if job.is_expired:
         return "over"
     allowed = is_allowed(job.state, request.target, with_timeout=request.with_timeout)

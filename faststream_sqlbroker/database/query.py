@@ -30,7 +30,7 @@ class Query(Generic[T]):
         return self.read(connection.execute(self.clause, self.binds))
 
     def map_result(self, convert: Callable[[Any], T2]) -> "Query[T2 | None]":
-        """Return the same statement with a converted result; None stays None."""
+        """Return the same statement with `convert` applied to the result; None stays None."""
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> T2 | None:
             result = self.read(rows)

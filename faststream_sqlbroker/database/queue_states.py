@@ -64,7 +64,12 @@ def read_states(
     queues: Sequence[str],
     subscribers: Counter[str],
 ) -> list[QueueState]:
-    """Read the state of each of `queues`; `subscribers` counts live subscribers by queue."""
+    """Read the state of each of `queues`; `subscribers` counts live subscribers by queue.
+
+    Due, delayed and standby messages are counted for each priority of a queue, up to `MAX_COUNTED`
+    of each in the queue. A standby message waits in case a newer message of its key, which is
+    delivered in its place, ends first.
+    """
     ready = Counter[str]()
     delayed = Counter[str]()
     standing = Counter[str]()

@@ -48,6 +48,9 @@ class AccessChecks:
     async def find_missing_rights(self, activities: Activities) -> Access:
         """Find the rights and tables that the database user lacks for `activities`.
 
+        Tries the statements that the activities need, on no rows, and rolls back. All are tried
+        together first; only after a refusal is each tried separately.
+
         Raises:
             TransientStoreError: also if the server or session is read-only.
         """
@@ -101,10 +104,10 @@ class AccessChecks:
             return False
 
     async def try_write(self) -> None:
-        """Commit a write that leaves nothing behind.
+        """Commit a write that leaves nothing behind, to see that the server is not read-only.
 
-        A user without the right to write only proves that the server is not read-only, because
-        a read-only server refuses first.
+        A user without the right to write proves that, too, because a read-only server refuses
+        first.
 
         Raises:
             TransientStoreError, StoreError: the database accepts no writes.
@@ -127,11 +130,15 @@ class AccessChecks:
     def _list_missing_rights(
         self, connection: Connection, required_rights: Sequence[Right], grantee: str
     ) -> list[MissingRight]:
-        """Try each right separately."""
+        """Try each right separately, and describe the missing rights, with the remedy.
+
+        For a table that does not exist the remedy is a migration. Otherwise it is a GRANT, or on
+        SQLite write access to the file.
+        """
         denied_parts = (self._find_denied_part(connection, right) for right in required_rights)
         denied = [denied_part for denied_part in denied_parts if denied_part is not None]
         schemas = {right.table: self._find_schema(connection, right.table) for right in denied}
-        lacks = [
+        missing = [
             _build_missing_table(connection, table, required_rights)
             for table, schema in schemas.items()
             if schema is None
@@ -142,19 +149,22 @@ class AccessChecks:
                 target, denied_part = _locate_right(connection, right, schema)
                 grants.setdefault(target, []).append(denied_part)
         if self._dialect.name == "sqlite":
-            lacks += [
+            missing += [
                 _build_read_only_file(connection, denied_rights)
                 for denied_rights in grants.values()
             ]
         else:
-            lacks += [
+            missing += [
                 _build_missing_grant(connection, target, denied_rights, required_rights, grantee)
                 for target, denied_rights in grants.items()
             ]
-        return lacks
+        return missing
 
     def _find_schema(self, connection: Connection, table: Table) -> SchemaAccess | None:
-        """Return the schema of `table`, None if the table does not exist. Nothing is locked."""
+        """Return the schema of `table`, None if the table does not exist. Nothing is locked.
+
+        A refusal for a missing right shows that the table exists.
+        """
         if self._dialect.name == "postgresql":
             binds = {"name": table.name, "schema": table.schema or ""}
             row = connection.execute(self._dialect.sql["table_home"], binds).one_or_none()
@@ -169,7 +179,7 @@ class AccessChecks:
         return (str(schema), True) if exists else None
 
     def _read_user(self, connection: Connection) -> tuple[str, str]:
-        """Return the user's name for a sentence, and for a GRANT."""
+        """Return the database user's name for a sentence, and quoted for a GRANT."""
         if self._dialect.name == "sqlite":
             return "the account of this process", ""
         user = str(connection.execute(select(func.current_user())).scalar_one())
@@ -182,7 +192,13 @@ class AccessChecks:
     def _find_refusal(
         self, connection: Connection, required_rights: Sequence[Right]
     ) -> BaseException | None:
-        """Return the driver's error of the first statement that fails, None if all succeed."""
+        """Try a harmless statement for each right; return the driver's first error, or None.
+
+        Everything runs in a savepoint that is rolled back, so that the transaction stays usable.
+
+        Raises:
+            DBAPIError: a failure that says nothing about rights, such as a lost connection.
+        """
         if not required_rights:
             return None
         try:
@@ -208,8 +224,8 @@ class AccessChecks:
     def _find_denied_part(self, connection: Connection, right: Right) -> Right | None:
         """Return `right` reduced to the denied columns, None if nothing is denied.
 
-        An error that is not a refusal, such as a missing column, says nothing about the other
-        columns, and a refusal names one column at most. So each column is tried.
+        The columns are tried one by one: a refusal names one column at most, and an error that is
+        not a refusal, such as a missing column, says nothing about the others.
         """
         error = self._find_refusal(connection, [right])
         if error is None:
@@ -225,6 +241,7 @@ class AccessChecks:
 
 
 def _build_statement(connection: Connection, right: Right) -> str:
+    """Build the statement that needs exactly `right`, and reads or writes no row."""
     preparer = connection.dialect.identifier_preparer
     table = preparer.format_table(right.table)
     names = [preparer.quote(column) for column in right.columns]
@@ -247,6 +264,7 @@ def _build_statement(connection: Connection, right: Right) -> str:
 def _build_missing_table(
     connection: Connection, table: Table, required_rights: Sequence[Right]
 ) -> MissingRight:
+    """Describe a table that does not exist; the remedy is a migration."""
     return MissingRight(
         f"the table {connection.dialect.identifier_preparer.format_table(table)}",
         "run the migrations, or await broker.create_tables() while developing",
@@ -273,7 +291,7 @@ def _build_missing_grant(
     required_rights: Sequence[Right],
     grantee: str,
 ) -> MissingRight:
-    """Describe the rights that are denied on a table, sequence or schema."""
+    """Describe the rights that are denied on a table, sequence or schema, with the GRANT to run."""
     verbs = ", ".join(dict.fromkeys(_format_verb(connection, right) for right in denied))
     activities = _merge_activities(denied)
     # Each publish writes a body, so without INSERT on `payload` no message can be published.
@@ -291,7 +309,10 @@ def _build_missing_grant(
 def _locate_right(
     connection: Connection, right: Right, schema_access: SchemaAccess
 ) -> tuple[str, Right]:
-    """Return the object of the GRANT, and the right on that object."""
+    """Return the object that the GRANT must name, and the right on that object.
+
+    In PostgreSQL a schema that the user may not use comes first: nothing in it can be tried before.
+    """
     if connection.dialect.name == "sqlite":
         return "the file", right
     quote = connection.dialect.identifier_preparer.quote
@@ -308,6 +329,7 @@ def _locate_right(
 
 
 def _format_verb(connection: Connection, right: Right) -> str:
+    """Return the right as named in a GRANT, with the columns unless table-wide."""
     if right.is_table_wide or not right.columns:
         return right.verb
     quote = connection.dialect.identifier_preparer.quote

@@ -51,9 +51,9 @@ class ReplyStore:
         await self._database.run(self._dialect.build_remove(ids), Activity.REQUEST)
 
     async def register_queue(self, queue: str, seconds: float) -> None:
-        """Record that `queue` is used for `seconds` from now.
+        """Record that this process uses the reply queue `queue` for `seconds` from now.
 
-        After that any process may clear the queue.
+        If the process dies and stops renewing the record, any process may then clear the queue.
         """
         binds = {"scope": SCOPE, "key": queue, "used": round(seconds * 1_000_000)}
         values = {"created_at": clock(), "expires_at": later(bindparam("used"))}
@@ -64,9 +64,9 @@ class ReplyStore:
         await self._database.run(register, Activity.REQUEST)
 
     async def clear_queue(self, queue: str, *, unregister: bool) -> None:
-        """Clear `queue`; with `unregister`, also remove the registration.
+        """Delete all replies in `queue`; with `unregister`, also the record of the queue.
 
-        Then no more replies are expected.
+        Called when no more replies are expected.
         """
         c = self._table.c
 

@@ -75,6 +75,7 @@ class ArchivePartitions:
         )
 
     async def _run(self, work: Callable[[Connection], str | None]) -> str | None:
+        """Run `work` once; after a lock timeout the next check tries again."""
         # A statement that waits for a lock on the archive blocks all later statements, so do not
         # repeat it here.
         return await self._database.run(work, retry_lock_timeout=False)
@@ -132,9 +133,10 @@ class ArchiveRetention:
     async def remove(
         self, state: MessageState, before: datetime, after: PrunePosition | None
     ) -> PruneStep:
-        """Remove the first messages of `state` after `after` that were archived before `before`.
+        """Remove the next messages of `state` after `after` that were archived before `before`.
 
-        Repeated after an unknown outcome it goes on: removed messages are not found again.
+        One short transaction of up to `BATCH` messages, oldest first. Repeated after an unknown
+        outcome it goes on: removed messages are not found again.
         """
 
         def remove(connection: Connection) -> PruneStep:
@@ -157,7 +159,7 @@ class ArchiveRetention:
     async def count(
         self, state: MessageState, before: datetime, after: PrunePosition | None
     ) -> PruneStep:
-        """Count the messages that `remove` would remove, `MAX_SCANNED_ROWS` at a time."""
+        """Count up to `MAX_SCANNED_ROWS` messages that `remove` would remove, for a dry run."""
 
         def count(connection: Connection) -> PruneStep:
             rows = connection.execute(
@@ -172,6 +174,7 @@ class ArchiveRetention:
     def _select_oldest(
         self, state: MessageState, before: datetime, after: PrunePosition | None
     ) -> Select[tuple[datetime, int]]:
+        """Select messages of `state` archived before `before`, after `after`, oldest first."""
         c = get_archive(self._dialect).c
         # Filter by age first: COMPLETED rows have no index of their own, and rows with a longer
         # retention lie between them. A pass continues after the last row it has seen, so it reads
@@ -186,9 +189,10 @@ class ArchiveRetention:
         return statement.where(build_after(self._dialect, after)).order_by(c.archived_at, c.id)
 
     async def find_time_before_newest(self, number: int) -> datetime | None:
-        """Find the time before which messages are not among the `number` newest.
+        """Find the time before which messages are beyond the `number` newest (`max_rows`).
 
-        None if there are no such messages. Messages of exactly that time stay.
+        Skips `MAX_SCANNED_ROWS` rows in each transaction. None if there are no such messages.
+        Messages of exactly that time stay.
         """
         position: PrunePosition | None = None
         remaining = number
@@ -205,7 +209,7 @@ class ArchiveRetention:
     def _skip_newest(
         self, connection: Connection, *, number: int, position: PrunePosition | None
     ) -> PrunePosition | None:
-        """Find the row after `number` newer rows, from `position` on; None if there are fewer."""
+        """Find the last of the `number` newest rows before `position`; None if fewer exist."""
         c = get_archive(self._dialect).c
         statement = select(c.archived_at, c.id)
         if position is not None:
@@ -221,7 +225,11 @@ class ArchiveRetention:
         return None if row is None else PrunePosition(row.archived_at, row.id)
 
     async def record_prune_start(self, by: str, options: Mapping[str, Any]) -> Job:
-        """Add an audit entry for a prune that starts; options that are None are left out."""
+        """Add an audit entry for a prune that starts; options that are None are omitted.
+
+        Until `record_prune_end` its note says that the prune has not ended, in case the process
+        dies.
+        """
         arguments = {name: value for name, value in options.items() if value is not None}
         job = Job(action="prune", by=by, arguments=arguments, note=UNFINISHED_NOTE)
 
@@ -272,14 +280,16 @@ class Pruner:
     async def prune(
         self, *, dry_run: bool = False, keep: Callable[[], Awaitable[bool]] | None = None
     ) -> Pruned:
-        """Remove all old messages, or only count in a dry run.
+        """Remove all messages past their limits, or only count in a dry run.
+
+        Called regularly. With a lake, only messages that an export has loaded into it are removed.
 
         Args:
             dry_run: Remove nothing.
             keep: Called before each step; False ends the pass.
 
         Raises:
-            StoreError: the database failed; what was removed until then is gone.
+            StoreError: the database failed; earlier steps stay removed.
         """
         pruned = Pruned()
         now = self._clock.monotonic()
@@ -301,7 +311,11 @@ class Pruner:
     async def _drop_partitions(
         self, limits: Mapping[MessageState, datetime], pruned: Pruned, *, empty: bool
     ) -> None:
-        """Drop the partitions in which every outcome is old."""
+        """Drop the partitions whose messages of every state are past their age limit.
+
+        Dropping costs much less than deleting the rows. Skipped if a state is kept for ever. With
+        `empty`, only partitions without rows are dropped.
+        """
         if not self._rows.partitions.is_partitioned or set(limits) != set(ENDED_STATES):
             return
         cutoff = min(limits.values())
@@ -311,13 +325,17 @@ class Pruner:
                 pruned.partitions.append(name)
 
     def _reset(self) -> None:
-        """Start at the oldest row again."""
+        """Start at the oldest row again, to find rows that earlier passes have missed."""
         self._positions.clear()
         if self._loaded_pruner is not None:
             self._loaded_pruner.reset()
 
     async def _find_limits(self) -> dict[MessageState, datetime]:
-        """Return the time before which messages of each state are removed."""
+        """Return the time before which messages of each state are removed.
+
+        That is the age limit of the state, or the time of the `max_rows` newest messages, whichever
+        is later. A state without a limit is missing.
+        """
         limits = {state: await self._rows.read_cutoff(age) for state, age in self._ages.items()}
         if self._retention.max_rows is not None:
             by_number = await self._rows.find_time_before_newest(self._retention.max_rows)
@@ -335,6 +353,12 @@ class Pruner:
         dry_run: bool,
         keep_going: Callable[[], Awaitable[bool]] | None,
     ) -> None:
+        """Remove the messages of `state` archived before `before`, in steps; a dry run counts.
+
+        Continues after the last row of the previous pass, so that rows of other states in between
+        are read once. Rests after each step that removes rows. Stops if `keep_going` returns False,
+        for example because another process has taken the lock of the prune.
+        """
         run_step = self._rows.count if dry_run else self._rows.remove
         position = self._positions.get(state)
         while keep_going is None or await keep_going():

@@ -136,10 +136,12 @@ _REQUIRED_RIGHTS: Mapping[Activity, Sequence[RequiredRight]] = {
 def list_required_rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
     """List the rights that the statements of `activities` need, merged by table and verb.
 
+    `AccessChecks` rehearses them with the rights of the database user.
+
     Args:
         tables: The broker's tables.
         dialect: SQLAlchemy's dialect of a connection.
-        activities: What the process does.
+        activities: The purposes for which the process uses the database.
     """
     merged: dict[tuple[Table, str], Right] = {}
     for activity in sorted(activities, key=lambda activity: activity.name):
@@ -172,6 +174,11 @@ def list_required_rights(tables: Tables, dialect: Any, activities: Activities) -
 
 
 def _list_columns(required: RequiredRight, table: Table, database: str) -> Sequence[str]:
+    """Return the columns of `table` that `required` names, or all except the excluded columns.
+
+    `claimable` is a generated column that only MySQL and MariaDB have, for the index of waiting
+    messages. SQLAlchemy's table does not list it.
+    """
     # The generated column of the ready index in MySQL and MariaDB.
     claimable = ["claimable"] if required.table == "message" and database in MYSQL else []
     if not isinstance(required.columns, AllColumnsExcept):

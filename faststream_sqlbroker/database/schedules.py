@@ -64,7 +64,10 @@ class ScheduleStore:
         self._table = database.tables.policy_state
 
     async def define(self, name: str, change_state: ChangeState) -> ScheduleState | None:
-        """Let `change_state` change a schedule, new or not; return the resulting state."""
+        """Create or change the schedule `name` by `change_state`; return the resulting state.
+
+        Called by each process that declares the schedule, when it starts.
+        """
 
         def define(connection: Connection) -> ScheduleState | None:
             # Insert the row, or lock the existing row: two processes that start together decide one
@@ -98,11 +101,11 @@ class ScheduleStore:
         return await self._database.run(read_rows, *FIRING, write=False)
 
     async def claim(self, name: str, token: UUID, lease: float) -> ScheduleState | None:
-        """Lease a due and free schedule for `lease` seconds; return the state, or None.
+        """Lease a schedule for `lease` seconds if due and free; return the state, or None.
 
-        It is due at its next fire time, or if an operator has requested a run; never while paused.
-        `decided_at` says until when fire times are to be published. It is kept when the schedule
-        changes hands, so that a run is finished as it was begun.
+        A schedule is due at its next fire time, or if an operator has requested a run; never while
+        paused. The state's `decided_at` says until when fire times are to be published. It is kept
+        when another process takes over the schedule, so a run is finished as it was begun.
         """
 
         def claim(connection: Connection) -> ScheduleState | None:
@@ -153,7 +156,10 @@ class ScheduleStore:
         return await self._database.run(publish, *FIRING)
 
     async def postpone(self, name: str, token: UUID, state: ScheduleState, pause: float) -> bool:
-        """Release a schedule that `token` holds, and block new leases for `pause` seconds."""
+        """Release a schedule that `token` holds, and block new leases for `pause` seconds.
+
+        Writes `state`, and returns False, without a change, if `token` lost the schedule.
+        """
         return await self._update_held(
             name,
             token,
@@ -213,7 +219,8 @@ class ScheduleStore:
     ) -> ScheduleState | None:
         """Let an operator change a schedule; return the state before, None without a schedule.
 
-        The operator is recorded unless `change_state` returns None.
+        The action is recorded in the audit, unless `change_state` returns None and so changes
+        nothing.
         """
 
         def change(connection: Connection) -> ScheduleState | None:
@@ -247,6 +254,7 @@ class ScheduleStore:
         return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
     def _lock_row(self, connection: Connection, name: str) -> Any:
+        """Lock and return the schedule's row; None if the schedule does not exist."""
         c = self._table.c
         statement = select(c.info, c.lease_token, c.lease_expires_at).where(self._match_name(name))
         return connection.execute(statement.with_for_update()).one_or_none()
@@ -256,8 +264,9 @@ class ScheduleStore:
     ) -> tuple[ScheduleState | None, ScheduleState | None]:
         """Write the state that `change_state` returns; return the old and the new state.
 
-        A process that holds the schedule loses it, so that it cannot write over the change: a
-        message that it is making is not published.
+        The row is locked first. The new state is None if nothing is to change. A process that holds
+        the schedule loses its lease, so that it cannot write over the change: a message that it is
+        making is not published.
         """
         row = self._lock_row(connection, name)
         old_state = None if row is None else load_state(row.info)
@@ -277,6 +286,7 @@ class ScheduleStore:
         token: UUID | None,
         lease_ends_at: Any,
     ) -> None:
+        """Write the state and the lease of a schedule whose row the transaction has locked."""
         values = {"info": state.dump(), "lease_token": token, "lease_expires_at": lease_ends_at}
         connection.execute(update(self._table).where(self._match_name(name)).values(values))
 

@@ -90,6 +90,11 @@ class DatabaseServer:
 
 
 def _read_postgresql(connection: Connection, dialect: DialectOperations) -> "DatabaseHealth":
+    """Read the health of PostgreSQL: long transactions of any kind, dead rows, autovacuum.
+
+    Old snapshots keep vacuum from removing dead rows. They belong to sessions, to prepared
+    transactions, or to replication slots. `hidden` says what the user's rights do not show.
+    """
     from faststream_sqlbroker.core.health import (  # noqa: PLC0415 - a start needs none of it
         DatabaseHealth,
         TableHealth,
@@ -127,6 +132,7 @@ def _read_postgresql(connection: Connection, dialect: DialectOperations) -> "Dat
 
 
 def _read_mysql(connection: Connection, dialect: DialectOperations) -> "DatabaseHealth":
+    """Read the health of MySQL or MariaDB: long transactions, and the purge backlog."""
     from faststream_sqlbroker.core.health import DatabaseHealth, sort_by_age  # noqa: PLC0415
 
     name = "MariaDB" if is_mariadb(connection.dialect) else "MySQL"
@@ -147,6 +153,7 @@ def _read_mysql(connection: Connection, dialect: DialectOperations) -> "Database
 def _iter_transactions(
     connection: Connection, statement: TextClause
 ) -> "Iterator[OpenTransaction]":
+    """Yield the open transactions of a health statement, whose columns are the fields."""
     from faststream_sqlbroker.core.health import OpenTransaction  # noqa: PLC0415
 
     for row in connection.execute(statement):

@@ -107,6 +107,7 @@ class Statements(dict[str, TextClause]):
         return self[variant if self.has(variant) else name]
 
     def _build(self, source: Source, variant: str) -> TextClause:
+        """Build the statement of a file's variant, with the names and the types of binds."""
         names = self._names
         if BY_HEADER in variant:
             names = {**names, "key_column": "policy_key", "key_index": names["policy_key_index"]}
@@ -121,10 +122,10 @@ class Statements(dict[str, TextClause]):
 
 @cache
 def read_sources(database: str) -> dict[str, tuple[Source, str]]:
-    """Read the file that makes each statement, by name, and which variant of the file that is.
+    """Read the files of a database: the source and the variant of each statement.
 
-    All files are read at once, and once for a process: one that runs while its package is replaced
-    must not send the statements of another version.
+    All files are read together, once per process. A process that runs while its package is replaced
+    must not mix statements of two versions.
     """
     sources = dict(read_sources(FALLBACKS[database])) if database in FALLBACKS else {}
     for path in FOLDER.joinpath(database).iterdir():
@@ -138,6 +139,7 @@ def read_sources(database: str) -> dict[str, tuple[Source, str]]:
 
 
 def _parse_source(content: str) -> Source:
+    """Parse the content of a file: types of binds, lines with conditions, variants."""
     types = dict[str, str]()
     variants = list[str]()
     lines = list[tuple[str, str]]()
@@ -165,6 +167,7 @@ def _has_word(variant: str, word: str) -> bool:
 
 
 def _create_bind_parameter(name: str, kind: str) -> BindParameter[Any]:
+    """Create a bind of the type `kind`: "in" is a list of any length, "…[]" an array."""
     if kind == "in":
         return bindparam(name, expanding=True)
     if kind.endswith("[]"):

@@ -90,6 +90,10 @@ class _LazyAttribute:
         self._name = name
 
     def __get__(self, store: Any, owner: type | None = None) -> Any:
+        """Import the class, create the instance, and store the instance in the attribute.
+
+        Later accesses find the instance there, and no longer come here.
+        """
         if store is None:
             return self
         module, _, class_name = self._path.rpartition(".")
@@ -160,9 +164,10 @@ class Store:
         listen_engine: AsyncEngine | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare the statements; no connection is made.
+        """Check the engine, and prepare the statements; no connection is made.
 
-        LISTEN uses `listen_engine` if it is set, otherwise `engine`, but never PgBouncer.
+        LISTEN uses `listen_engine` if it is set, otherwise `engine`. With `pgbouncer`, `engine`
+        cannot LISTEN.
         """
         self.engine = engine
         self.tables = tables
@@ -281,7 +286,8 @@ class Store:
     ) -> PollResult:
         """Find the ready pairs of `queues`, and when the first lease in the queues `leased` ends.
 
-        With `sign`, also write a heartbeat of this process's subscribers.
+        A ready pair is a (queue, priority) with claimable messages. With `sign`, also write a
+        heartbeat of this process's subscribers.
         """
         work = self.dialect.build_poll(queues, leased, sign)
         extra_activities = () if sign is None else (Activity.STATE,)
@@ -304,8 +310,8 @@ class Store:
         """Lease up to `limit` due rows of `pairs` for `lease` seconds.
 
         The rows are ordered by pair, due time and id. With `prefetch`, only its first rows get
-        `lease`; the others get `prefetch.lease`. With `suspicion`, suspected poison messages are
-        left out, because they must run alone.
+        `lease`; the others wait for a worker and get `prefetch.lease`. With `suspicion`, suspects
+        (messages that may have killed their process) are skipped, because they must run alone.
         """
         if not pairs or limit < 1:
             return ClaimedMessages()
@@ -326,9 +332,13 @@ class Store:
     ) -> tuple[ClaimedMessages, float | None, Cursors]:
         """Claim the first live message of each key, and only if no message of the key is leased.
 
+        Keeps the order of each key (`ordered`). A scan reads a part of the queue, and continues
+        from `cursors` at the next call.
+
         Returns:
             The rows; the seconds until the next scan (0: there are more rows to scan, None:
-                unknown); and the cursors for that scan.
+            unknown); and
+            the cursors for that scan.
         """
         if not pairs or limit < 1:
             return ClaimedMessages(), None, cursors
@@ -420,7 +430,7 @@ class Store:
     ) -> int:
         """Release up to `limit` rows of `queues` with a lease that expired before `before`.
 
-        Without `before`, the lease must have expired by now.
+        Without `before`, the lease must have expired by now. Their process has probably died.
 
         Returns:
             The number of released rows.
@@ -430,7 +440,10 @@ class Store:
         )
 
     async def end_cancelled(self, queues: Sequence[str], *, archive: bool) -> int:
-        """Discard messages with a cancel request and an expired lease; return the count."""
+        """Discard messages with a cancel request and an expired lease; return the count.
+
+        Their holder, which would have answered the request, has died.
+        """
         activities = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
 
         def work(connection: Connection) -> int:
@@ -449,6 +462,9 @@ class Store:
 
     async def remove_expired_states(self, limit: int) -> int:
         """Check up to `limit` expired policy states, and remove each that is no longer needed.
+
+        A policy state is a row that outlives its message, for example a claimed key. The record of
+        a live message is renewed instead.
 
         Returns:
             The number of checked states.
@@ -480,7 +496,7 @@ class Store:
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
         """Release the rows of a claim whose answer was lost; return the count.
 
-        No delivery is counted.
+        Otherwise the rows would wait until their leases expire. No delivery is counted.
         """
         return await self._database.run(
             lambda c: self.dialect.release_claim(c, queues, token), Activity.CONSUME

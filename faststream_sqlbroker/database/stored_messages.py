@@ -63,7 +63,7 @@ PROGRESS_RETENTION = 86_400.0
 
 @dataclass(slots=True)
 class _DeadLetterCounts:
-    """The counts of a group so far; the newest messages come first."""
+    """The counts of a group of dead letters so far."""
 
     newest_id: int
     first_at: datetime
@@ -73,7 +73,7 @@ class _DeadLetterCounts:
     queues: Counter[str] = field(default_factory=Counter)
 
     def add_row(self, row: Any) -> None:
-        """Add the counts of messages with the same reason and queue."""
+        """Add the counts of messages of the group that have the same reason and queue."""
         self.first_at = min(self.first_at, row.first_at)
         if row.last_at > self.last_at:
             self.last_at = row.last_at
@@ -127,35 +127,39 @@ class StoredMessages:
         limit: int,
         after: str | None,
     ) -> tuple[list[Any], str | None, datetime | None]:
-        """List up to `limit` rows.
+        """List up to `limit` matching rows, from several index ranges in turn.
+
+        At most `MAX_SCANNED` rows are read, however few of them match.
 
         Returns:
-            The rows, the cursor to continue from, and the time of the last scanned row if the page
-            ended there.
+            The rows; the cursor to continue from, None at the end; and the time of the last scanned
+            row if
+            the page ended at that limit.
         """
         name, position = (None, None) if after is None else _load_cursor(after)
         rows: list[Any] = []
         budget = MAX_SCANNED
-        walks = _skip_ranges(list(iter_index_ranges(connection, self._dialect, filters)), name)
-        for walk in walks:
-            start = position if walk.name == name else None
+        ranges = _skip_ranges(list(iter_index_ranges(connection, self._dialect, filters)), name)
+        for index_range in ranges:
+            start = position if index_range.name == name else None
             # Even when the page is full, one more row shows whether there is another page.
             capacity = limit - len(rows)
-            part = RangeReader(self._dialect, walk, start, filters)
-            matches, end = part.read_rows(connection, columns, capacity, budget)
+            reader = RangeReader(self._dialect, index_range, start, filters)
+            matches, end = reader.read_rows(connection, columns, capacity, budget)
             rows += matches[:capacity]
             if matches[:capacity]:
                 after = _dump_cursor(
-                    walk, [getattr(matches[:capacity][-1], str(c.key)) for c in walk.order]
+                    index_range,
+                    [getattr(matches[:capacity][-1], str(c.key)) for c in index_range.order],
                 )
             if len(matches) > capacity:
                 return rows, after, None
             if end is not None:
                 # Continue from the end rather than from the last match: the rows in between have
                 # been scanned.
-                return rows, _dump_cursor(walk, end), part.get_time(connection, end)
-            if walk is not walks[-1]:
-                budget -= part.count_scanned(connection)
+                return rows, _dump_cursor(index_range, end), reader.get_time(connection, end)
+            if index_range is not ranges[-1]:
+                budget -= reader.count_scanned(connection)
         return rows, None, None
 
     async def read_message(self, message_id: int, *, with_hidden: bool) -> StoredMessage | None:
@@ -178,6 +182,7 @@ class StoredMessages:
         return await self._run_read(read_message, with_hidden=with_hidden)
 
     def _to_messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
+        """Convert rows to messages; a leased message gets the name of the holding worker."""
         subscribers = list[LiveSubscriber]()
         if any(getattr(row, "lease_token", None) is not None for row in rows):
             subscribers = read_subscribers(connection, self._table, ended=True)
@@ -186,15 +191,17 @@ class StoredMessages:
     async def group_dead_letters(self, filters: Filters, limit: int) -> DeadLetters:
         """Find the `limit` largest groups of FAILED messages that match `filters`.
 
-        At most `MAX_SCANNED` messages are read, the last archived first.
+        A group has the same error fingerprint or, without an error, the same reason. At most
+        `MAX_SCANNED` messages are read, the last archived first; the result says if that limit was
+        reached.
         """
 
         def count_groups(connection: Connection) -> DeadLetters:
             groups: dict[GroupKey, _DeadLetterCounts] = {}
-            walk = get_archive_range(self._dialect, filters)
-            part = RangeReader(self._dialect, walk, None, filters)
+            index_range = get_archive_range(self._dialect, filters)
+            reader = RangeReader(self._dialect, index_range, None, filters)
             end = None
-            for rows, position in part.iter_steps(connection, MAX_SCANNED):
+            for rows, position in reader.iter_steps(connection, MAX_SCANNED):
                 end = position
                 for row in self._count_by_group(connection, rows):
                     fingerprint = row.error_fingerprint
@@ -221,13 +228,16 @@ class StoredMessages:
                     )
                     for (fingerprint, _), group in largest
                 ),
-                None if end is None else part.get_time(connection, end),
+                None if end is None else reader.get_time(connection, end),
             )
 
         return await self._run_read(count_groups, with_hidden=bool(filters.headers))
 
     def _count_by_group(self, connection: Connection, rows: Any) -> Iterator[Any]:
-        """Count the messages of a range of rows by fingerprint, reason and queue."""
+        """Count the matching messages of a step of the scan by fingerprint, reason and queue.
+
+        `rows` builds a select of the given columns over the step.
+        """
         table = self._dialect.tables.archive
         assert table is not None  # noqa: S101 - the store has checked
         s = rows(*get_readable_columns(table, COUNTED_COLUMNS, self._dialect.name)).subquery().c
@@ -245,6 +255,7 @@ class StoredMessages:
         yield from connection.execute(counting.group_by(*group_columns))
 
     def _read_errors(self, connection: Connection, ids: Sequence[int]) -> dict[int, str | None]:
+        """Return the last error of each archived message of `ids`."""
         if not ids:
             return {}
         c = self._dialect.tables.archive.c  # type: ignore[union-attr]
@@ -304,6 +315,7 @@ def _list_columns(table: Table | None, *, with_hidden: bool) -> list[str]:
 
 
 def _to_message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessage:
+    """Convert a row to a message; `subscribers` tell which worker holds the lease token."""
     fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
     token = fields.pop("lease_token", None)
     payload = fields.pop("payload", None)
@@ -321,7 +333,14 @@ def _to_message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessag
 
 
 def _skip_ranges(walks: list[IndexRange], name: str | None) -> list[IndexRange]:
-    """Return the ranges from `name` on, or the ranges after `name` if it no longer exists."""
+    """Return the ranges from `name`, where the last page ended, on.
+
+    The range of a priority disappears with its last message. Then the ranges of lower priorities
+    follow.
+
+    Raises:
+        InvalidCursorError: no range ever has this name.
+    """
     if name is None:
         return walks
     for position, walk in enumerate(walks):
@@ -340,11 +359,17 @@ def _skip_ranges(walks: list[IndexRange], name: str | None) -> list[IndexRange]:
 
 
 def _dump_cursor(walk: IndexRange, position: Position) -> str:
+    """Return the cursor of a row: the range's name and the position there, as base64."""
     values = [to_microseconds(v) if isinstance(v, datetime) else v for v in position]
     return base64.urlsafe_b64encode(json.dumps([walk.name, *values]).encode()).decode()
 
 
 def _load_cursor(cursor: str) -> tuple[str, Position]:
+    """Parse a cursor of `_dump_cursor`, which comes back from a client.
+
+    Raises:
+        InvalidCursorError: it is not such a cursor.
+    """
     try:
         name, *values = json.loads(base64.urlsafe_b64decode(cursor.encode()))
         *timestamps, message_id = [int(value) for value in values]

@@ -56,15 +56,17 @@ class LiveSubscribers:
     async def write_heartbeat(
         self, descriptions: Descriptions, changed: set[str], lease: float, *, clean: bool
     ) -> OperatorRequests:
-        """Write a heartbeat of the subscribers `descriptions`; return the orders of operators.
+        """Write a heartbeat of this process's subscribers; return the requests of operators.
 
-        The first heartbeat reads the input of correlation ids, too.
+        Requests are pauses, drains and cancels. The first heartbeat also reads the database's part
+        of correlation ids.
 
         Args:
             descriptions: The subscribers of this process, by name.
-            changed: The names of those whose description changed since the last heartbeat.
+            changed: Names of the subscribers whose description has changed since the last
+                heartbeat.
             lease: Seconds for which they count as alive.
-            clean: Remove some rows that are no longer needed, too.
+            clean: Also remove some rows that are no longer needed.
         """
         ids = self._correlation_ids
 
@@ -85,7 +87,7 @@ class LiveSubscribers:
         return orders
 
     def _remove_expired(self, connection: Connection) -> None:
-        """Remove some of the pauses that are over, and of the subscribers that ended long ago."""
+        """Remove some expired pauses, and some subscribers that ended long ago."""
         table = self._table
         is_expired = table.c.expires_at < clock()
         for scope in (PAUSED, SUBSCRIBER):
@@ -93,8 +95,10 @@ class LiveSubscribers:
             if keys := connection.execute(old).scalars().all():
                 # Use one statement per row, by the primary key. For a list of keys MariaDB may scan
                 # the table, and would wait for rows that another transaction has locked.
-                row = and_(table.c.scope == scope, table.c.key == bindparam("name"), is_expired)
-                connection.execute(delete(table).where(row), [{"name": key} for key in keys])
+                condition = and_(
+                    table.c.scope == scope, table.c.key == bindparam("name"), is_expired
+                )
+                connection.execute(delete(table).where(condition), [{"name": key} for key in keys])
 
     async def list_live(self) -> list[LiveSubscriber]:
         """List the live subscribers, latest heartbeat first, with the rights of a subscriber."""
@@ -109,8 +113,8 @@ class LiveSubscribers:
         table = self._table
 
         def remove(connection: Connection) -> None:
-            row = and_(table.c.scope == SUBSCRIBER, table.c.key == bindparam("name"))
-            connection.execute(delete(table).where(row), [{"name": name} for name in names])
+            condition = and_(table.c.scope == SUBSCRIBER, table.c.key == bindparam("name"))
+            connection.execute(delete(table).where(condition), [{"name": name} for name in names])
 
         await self._database.run(remove, Activity.STATE)
 
@@ -157,13 +161,13 @@ class LiveSubscribers:
     async def resume(self, queue: str, channel: str, by: str = "") -> tuple[bool, frozenset[str]]:
         """Resume `queue`; return True after a pause, and the queues still paused."""
         table = self._table
-        row = match_pause(table, queue)
+        condition = match_pause(table, queue)
 
         def resume(connection: Connection) -> tuple[bool, frozenset[str]]:
             # Lock the row: if two operators resume at once, only one of them ends the pause.
-            active_pause = select(table.c.key).where(row, is_active(table)).with_for_update()
+            active_pause = select(table.c.key).where(condition, is_active(table)).with_for_update()
             was_paused = connection.execute(active_pause).first() is not None
-            connection.execute(delete(table).where(row))
+            connection.execute(delete(table).where(condition))
             if was_paused:
                 record_action(connection, self._dialect, "resume", by, {"queue": queue})
             return was_paused, self._notify(connection, channel)
@@ -174,6 +178,8 @@ class LiveSubscribers:
         self, names: Sequence[str], worker: str, channel: str, by: str, *, drained: bool
     ) -> tuple[set[str], frozenset[str]]:
         """Drain the live subscribers `names`, selected as `worker`, or end their drain.
+
+        A drained subscriber finishes its messages and claims no more.
 
         Returns:
             The names that changed, and the queues that are paused.
@@ -186,8 +192,8 @@ class LiveSubscribers:
             changed = set[str]()
             # Use one statement per row, in a fixed order, because heartbeats lock the same rows.
             for name in sorted(names):
-                row = (c.scope == SUBSCRIBER, c.key == name, c.lease_expires_at > clock())
-                statement = update(self._table).where(*row, c.counter == int(not drained))
+                conditions = (c.scope == SUBSCRIBER, c.key == name, c.lease_expires_at > clock())
+                statement = update(self._table).where(*conditions, c.counter == int(not drained))
                 if connection.execute(statement.values(counter=int(drained))).rowcount:
                     changed.add(name)
             if changed:
@@ -209,7 +215,10 @@ class LiveSubscribers:
         return await self._database.run(read_rows, Activity.OPERATE, write=False)
 
     def _notify(self, connection: Connection, channel: str) -> frozenset[str]:
-        """Notify listeners on `channel`; return the names of the queues that are paused now."""
+        """Notify listeners on `channel`; return the names of the queues that are paused now.
+
+        The caller applies these to the subscribers of its own process at once.
+        """
         if self._dialect.can_listen:
             live_subscribers.notify_state_changed(connection, channel)
         table = self._table
@@ -234,9 +243,9 @@ class LiveSubscribers:
         )
 
     async def find_subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
-        """Find the subscriber of this name.
+        """Find the subscriber of this name; the second value is True for a live subscriber.
 
-        The second value is True if it is alive. None if it is unknown.
+        None if the name is unknown.
         """
         c = self._table.c
         lives = (c.lease_expires_at > clock()).label("lives")
@@ -251,11 +260,11 @@ class LiveSubscribers:
         return await self._database.run(read_row, Activity.OPERATE, write=False)
 
     async def release(self, subscriber: LiveSubscriber, limit: int, by: str = "") -> int:
-        """Release up to `limit` messages leased by `subscriber`; return the count.
+        """Release up to `limit` messages leased by `subscriber`, for an operator; return the count.
 
         The delivery is charged, as for an expired lease. Messages with a cancel request are
-        discarded instead. Rows that a handler's transaction has locked are left out. Each call that
-        has released some adds an audit entry.
+        discarded instead. Rows that a handler's transaction has locked are skipped. A call that has
+        released some adds an audit entry.
         """
 
         def release(connection: Connection) -> int:
@@ -274,7 +283,11 @@ class LiveSubscribers:
     def _find_leases(
         self, connection: Connection, subscriber: LiveSubscriber, limit: int
     ) -> list[tuple[int, UUID]]:
-        """Find up to `limit` messages whose lease tokens have the prefix of `subscriber`."""
+        """Find up to `limit` messages that `subscriber` has leased, by their lease tokens.
+
+        Each subscriber draws its tokens with a prefix of its own (`HOLDER_BYTES`), which its name
+        ends with. So its messages are a range of tokens.
+        """
         holder = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1])
         suffix_bytes = 16 - HOLDER_BYTES
         first = UUID(bytes=holder + b"\0" * suffix_bytes)
@@ -301,7 +314,10 @@ class LiveSubscribers:
     def _discard_cancelled(
         self, connection: Connection, leases: Sequence[tuple[int, UUID]], locked: set[int]
     ) -> set[int]:
-        """Discard the `locked` messages of `leases` with a cancel request; return their ids."""
+        """Discard the `locked` messages of `leases` with a cancel request; return their ids.
+
+        Their holder cannot answer the request after the release.
+        """
         requests = cancel_requests.find_requests(
             connection, self._table, [lease for lease in leases if lease[0] in locked]
         )
@@ -315,6 +331,7 @@ class LiveSubscribers:
         return set(requests)
 
     def _release_rows(self, connection: Connection, message_ids: set[int]) -> None:
+        """Return the locked messages to their queues, with the delivery counted as a lost lease."""
         if not message_ids:
             return
         table = self._database.tables.message
@@ -330,5 +347,5 @@ class LiveSubscribers:
         }
         # Use one statement per row, by the primary key. For a list of keys MariaDB may scan the
         # table, and would wait for rows that another transaction has locked.
-        row = update(table).where(table.c.id == bindparam("message_id")).values(values)
-        connection.execute(row, [{"message_id": number} for number in sorted(message_ids)])
+        statement = update(table).where(table.c.id == bindparam("message_id")).values(values)
+        connection.execute(statement, [{"message_id": number} for number in sorted(message_ids)])

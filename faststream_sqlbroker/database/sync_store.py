@@ -79,6 +79,7 @@ class SyncStore:
             ) from error
 
     def _connect(self) -> Connection:
+        """Connect, or raise a `NotConnectedError`, which counts as transient whatever the cause."""
         try:
             return self._engine.connect()
         except SQLAlchemyError as error:
@@ -105,12 +106,18 @@ class SyncStore:
         return engine
 
     def _get_dialect(self, connection: Connection) -> Dialect:
+        """Return the dialect of the connection's database, created on first use."""
         name = connection.dialect.name
         if name not in self._dialects:
             self._dialects[name] = create_dialect(connection.dialect, self._tables)
         return self._dialects[name]
 
     def _convert_error(self, error: SQLAlchemyError, *, inside: bool) -> Exception:
+        """Return `error` as an exception of this package.
+
+        With `inside`, the statement ran in the caller's transaction, which only the caller can
+        repeat.
+        """
         # Without a dialect the first connection has failed, which is possible here only with an
         # engine.
         dialects = [*self._dialects.values()] or [
@@ -124,7 +131,10 @@ class SyncStore:
 
 @contextmanager
 def _preserve_settings(connection: Connection) -> Iterator[None]:
-    """Restore a SQLite connection's settings at the end: the connection is the application's."""
+    """Restore the SQLite connection's settings at the end of the block.
+
+    The broker's transaction changes them, but the connection belongs to the application.
+    """
     if connection.dialect.name != "sqlite":
         yield
         return

@@ -112,9 +112,10 @@ class TokenStore:
         token: str | None = None,
         rotate: bool = False,
     ) -> RegisteredEndpoint | None:
-        """Create or change the channel, or the consumer of the type `kind`.
+        """Create or change the channel, or the `consumer` of the type `kind`.
 
-        Returns None if a consumer's channel does not exist.
+        A consumer that changes from pull to push loses its leases: its clients can no longer end
+        their jobs. Returns None if a consumer's channel does not exist.
         """
         row_key = get_channel_key(channel)
         changes = {}
@@ -153,9 +154,10 @@ class TokenStore:
         token: str | None,
         rotate: bool,
     ) -> RegisteredEndpoint:
-        """Create or change the entry at `row_key` and return the entry.
+        """Create or change the entry at `row_key`; return the entry, with a new token if drawn.
 
-        The row stays locked.
+        The database stores only the hash of a token, so a random token is returned once, here. The
+        row stays locked until the transaction ends.
 
         Raises:
             SetupError: a channel has too many consumers.
@@ -189,10 +191,10 @@ class TokenStore:
         )
 
     def _refuse_too_many(self, connection: Connection, scope: str) -> None:
-        """Refuse a consumer that no broadcast would reach.
+        """Refuse another consumer of a full channel, because no broadcast would reach the consumer.
 
         Raises:
-            SetupError: its channel has the maximum number of consumers.
+            SetupError: the channel has `MAX_CONSUMERS` consumers.
         """
         if not scope.startswith(CONSUMER):
             return
@@ -209,6 +211,7 @@ class TokenStore:
         by: str,
         arguments: Mapping[str, Any],
     ) -> None:
+        """Add an audit entry, if the entry was created or changed."""
         if entry.changed:
             job = Job(action=action, by=by, arguments=arguments, state="ended", expected=1, done=1)
             audit.add_job(connection, self._table, job, self._dialect.now(connection))

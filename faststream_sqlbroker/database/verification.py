@@ -98,7 +98,9 @@ class Verifier:
         lease_over: float,
         limit: int,
     ) -> Verification:
-        """Check at least `rows` rows, unless there are no more or `seconds` have elapsed.
+        """Check the next rows of all tables, at least `rows` unless `seconds` have elapsed.
+
+        Continues from the cursor `after`. Damages are counted, and up to `limit` are returned.
 
         Raises:
             InvalidCursorError: `after` is not a cursor that `verify` returned.
@@ -146,9 +148,10 @@ class Verifier:
 def _check_live(
     connection: Connection, dialect: DialectOperations, after: Position | None, lease_over: float
 ) -> ScanBatch:
-    """Check live messages, by id.
+    """Check the next batch of live messages, by id: states, leases, attempts, duplicates.
 
-    A lease that has been over for `lease_over` seconds has no owner if its holder does not live.
+    A lease is ownerless if it expired `lease_over` seconds ago and no live subscriber holds it:
+    some process should have released it by then.
     """
     table = dialect.tables.message
     c = table.c
@@ -185,8 +188,9 @@ def _find_ownerless(
 ) -> set[int]:
     """Return the messages that meet `condition` and that no live holder and no transaction keeps.
 
-    A handler's transaction keeps its message for as long as it runs, though others see the lease
-    end: its lock lets neither a renewal nor a release pass.
+    The index conditions cannot see the holders. A handler's transaction keeps its message for as
+    long as it runs, though others see the lease end: its lock lets neither a renewal nor a release
+    pass.
     """
     c = dialect.tables.message.c
     holders: dict[int, str] = {}
@@ -202,7 +206,7 @@ def _find_ownerless(
 def _check_archive(
     connection: Connection, dialect: DialectOperations, after: Position | None
 ) -> ScanBatch:
-    """Check archived messages, by end time."""
+    """Check the next batch of archived messages, by end time: states, times, duplicates."""
     table = dialect.tables.archive
     if table is None:
         return ScanBatch((), 0, None)
@@ -228,6 +232,10 @@ def _scan_range(
     position: Position | None,
     conditions: Mapping[str, ColumnElement[bool]],
 ) -> ScanBatch:
+    """Read the rows of the next step of a range that meet any of `conditions`; report each match.
+
+    `conditions` are by kind of damage. Valid rows are not sent to the client.
+    """
     part = RangeReader(dialect, index_range, position, Filters(), [or_(*conditions.values())])
     # Read the first batch only: the next batch needs a transaction of its own.
     rows, end = next(part.iter_steps(connection, STEP_SIZE))
@@ -251,7 +259,10 @@ def _to_json_value(value: Any) -> Any:
 
 
 def _check_jobs(connection: Connection, table: Table, after: Position | None) -> ScanBatch:
-    """Check operators' jobs without a time for their next batch, by id."""
+    """Report running jobs of operators without a time for their next batch, by id.
+
+    No process would ever continue them.
+    """
     c = table.c
     last_key = "" if after is None else str(after[0])
     statement = select(c.key, c.created_at, c.info).where(
@@ -272,7 +283,11 @@ def _check_jobs(connection: Connection, table: Table, after: Position | None) ->
 def _check_windows(
     connection: Connection, dialect: DialectOperations, after: Position | None
 ) -> ScanBatch:
-    """Compare a page of the current window, or select the next; report windows that differ."""
+    """Check the next step of the records of exports: select a window, or compare a page.
+
+    A record says which rows of a window (a day or an hour of `archived_at`) an export has loaded
+    into a lake. Windows that a prune has found to differ are reported as they are.
+    """
     if after is not None and len(after) > WINDOW_KEY_LENGTH:
         return _compare_window(connection, dialect, after)
     c = dialect.tables.policy_state.c
@@ -307,6 +322,11 @@ def _match_prefix(scope: Any, prefix: str) -> Any:
 def _compare_window(
     connection: Connection, dialect: DialectOperations, after: Position
 ) -> ScanBatch:
+    """Compare a page of a window with the record; at the last page, report a difference.
+
+    The position carries the sums of the pages before, so that each page is a transaction of its
+    own.
+    """
     scope, key, version, archived_at, last_id, rows, ids = after
     c = dialect.tables.policy_state.c
     statement = select(c.key, c.info, c.counter).where(c.scope == scope, c.key == key)
@@ -335,7 +355,11 @@ def _compare_window(
 
 
 def _is_unchanged(connection: Connection, dialect: DialectOperations, after: Position) -> bool:
-    """Return True if the record is still the version that the rows were compared with."""
+    """Return True if the record is still the version that the rows were compared with.
+
+    A prune or an export may have changed it, and the rows, between two pages; then the difference
+    means nothing.
+    """
     scope, key, version = after[:3]
     c = dialect.tables.policy_state.c
     current_version = select(func.max(c.counter)).where(c.scope == scope, c.key == key)
@@ -362,11 +386,17 @@ def _find_next(part: str, after: Position | None) -> tuple[str, Position | None]
 
 
 def _dump_cursor(part: str, position: Position | None) -> str:
+    """Return the cursor of a position in a part, as base64 with a checksum."""
     content = json.dumps([part, None if position is None else list(position)]).encode()
     return base64.urlsafe_b64encode(_compute_checksum(content) + content).decode()
 
 
 def _load_cursor(cursor: str) -> tuple[str, Position | None]:
+    """Parse a cursor of `_dump_cursor`, which comes back from a client.
+
+    Raises:
+        InvalidCursorError: the cursor was changed, or is not from `verify`.
+    """
     try:
         data = base64.urlsafe_b64decode(cursor.encode())
     except ValueError as error:

@@ -63,7 +63,11 @@ class LoadedWindows:
     async def list_windows(
         self, lake: str, until: datetime, after: tuple[datetime, str] | None
     ) -> list[LoadedWindow]:
-        """List the next windows that ended by `until` and still have rows, oldest first."""
+        """List the next windows that ended by `until` and still have rows, oldest first.
+
+        A window is an hour or a day of `archived_at` that an export has loaded into the lake.
+        `after` is the end and the name of the last window of the page before.
+        """
         c = self._table.c
         statement = select(c.key, c.info, c.counter).where(
             c.scope == LOADED_SCOPE + lake, c.due_at.is_not(None), c.due_at <= until
@@ -98,9 +102,13 @@ class LoadedWindows:
     ) -> LoadedWindow | None:
         """Remove the page's rows in `states`, and lower the counts in the window's record.
 
+        Both are one transaction, which locks the record first and reads the page again: it was
+        compared in another transaction, and must still be the same.
+
         Returns:
             The window's new record. None, and nothing is removed, if the record or the page has
-            changed since it was compared.
+            changed
+            since it was compared.
         """
 
         def remove(connection: Connection) -> LoadedWindow | None:
@@ -120,19 +128,20 @@ class LoadedWindows:
             for ids in iter_chunks([row.id for row in removed]):
                 connection.execute(delete_rows.where(archive.c.id.in_(ids)))
             remaining = window.remaining - sum_rows(removed)
-            lowered = replace(window, remaining=remaining, version=window.version + 1)
-            values: dict[str, Any] = {"info": lowered.to_json(), "counter": lowered.version}
-            if not lowered.remaining.rows:
+            updated = replace(window, remaining=remaining, version=window.version + 1)
+            values: dict[str, Any] = {"info": updated.to_json(), "counter": updated.version}
+            if not updated.remaining.rows:
                 values["due_at"] = null()
             connection.execute(self._update_record(lake, window).values(**values))
-            return lowered
+            return updated
 
         return await self._database.run(remove, Activity.PRUNE)
 
     async def quarantine(self, lake: str, window: LoadedWindow, actual: RowSum) -> bool:
         """Record that the window's rows differ from the export; return True the first time.
 
-        False also if the record has changed since it was compared.
+        No row of the window is removed until an export has recorded it again. False also if the
+        record has changed since it was compared.
         """
 
         def note(connection: Connection) -> bool:
@@ -147,7 +156,7 @@ class LoadedWindows:
         return await self._database.run(note, Activity.PRUNE)
 
     async def list_differing(self) -> list[tuple[str, str]]:
-        """List up to `MAX_DIFFERING` windows, with lakes, whose rows differ from the record."""
+        """List up to `MAX_DIFFERING` quarantined windows, each with the lake."""
         c = self._table.c
         # Compare with the next character, so that the primary key is used; names of lakes follow
         # the colon.
@@ -158,6 +167,7 @@ class LoadedWindows:
         return [(row.scope.removeprefix(DIFFERING_SCOPE), row.key) for row in rows]
 
     def _update_record(self, lake: str, window: LoadedWindow) -> Any:
+        """Start an UPDATE of the window's record in the policy state."""
         c = self._table.c
         return update(self._table).where(c.scope == LOADED_SCOPE + lake, c.key == window.name)
 
@@ -195,7 +205,9 @@ class LoadedPruner:
     ) -> None:
         """Remove the messages of each state that ended before the state's limit.
 
-        The counts are added to `pruned`. Only windows that ended by then are considered.
+        Works through the windows that an export has loaded into the lake, oldest first, and adds
+        the counts to `pruned`. A window counts only as a whole, once it has ended before the limit.
+        Its rows are removed only if they equal the export's record of them.
         """
         if not limits:
             return
@@ -220,7 +232,12 @@ class LoadedPruner:
         dry_run: bool,
         keep_going: KeepGoing | None,
     ) -> bool:
-        """Prune a window; return False if this process must stop."""
+        """Compare a window with the record, then remove the rows in `due_states`.
+
+        A window that differs is quarantined, and nothing of it is removed. Returns False if this
+        process must stop, or if a page has changed in the meantime; the next pass compares the
+        window again.
+        """
         if await self._loaded.has_any(window, due_states):
             pages = await self._read_pages(window, keep_going)
             if pages is None:
@@ -241,7 +258,10 @@ class LoadedPruner:
     async def _read_pages(
         self, window: LoadedWindow, keep_going: KeepGoing | None
     ) -> list[WindowPage] | None:
-        """Read the window's rows, page by page; return None if this process must stop."""
+        """Sum the window's rows page by page, with a rest after each; return None to stop.
+
+        Each page is a short transaction, because a window may have millions of rows.
+        """
         pages: list[WindowPage] = []
         while not pages or pages[-1].last is not None:
             if keep_going is not None and not await keep_going():
@@ -263,20 +283,24 @@ class LoadedPruner:
         dry_run: bool,
         keep_going: KeepGoing | None,
     ) -> bool:
-        """Remove all pages, or count them; return False to stop, or to compare again."""
+        """Remove the rows in `due_states` of all pages, or only count in a dry run.
+
+        Returns False if this process must stop, or if a page has changed since it was compared.
+        """
         for page in pages:
             if due_states & page.states.keys() and not dry_run:
                 if keep_going is not None and not await keep_going():
                     return False
                 started_at = self._clock.monotonic()
-                lowered = await self._loaded.remove(self._lake, window, page, due_states)
-                if lowered is None:
+                updated = await self._loaded.remove(self._lake, window, page, due_states)
+                if updated is None:
                     return False
-                window = lowered
+                window = updated
                 await self._rest(started_at)
             for state in due_states:
                 pruned.add(state, page.states[state])
         return True
 
     async def _rest(self, started_at: float) -> None:
+        """Sleep `REST_FACTOR` times as long as the step took, for the sake of consumers."""
         await self._clock.sleep(REST_FACTOR * (self._clock.monotonic() - started_at))

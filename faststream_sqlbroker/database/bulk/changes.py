@@ -61,7 +61,8 @@ _RESET_COLUMNS = (
 def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int]) -> ChangeNotes:
     """Discard the messages, with the job's text before the last error of each.
 
-    Notes the time of their archiving, and values that are not in the archive.
+    The notes have the time of archiving, by which an undo recognises the job's own rows, and values
+    that the archive does not store.
     """
     rows = lock_matching(connection, dialect, job, ids, ("id", "queue", "policy_marks"))
     discard(connection, dialect, rows, str(job.arguments["text"]))
@@ -79,7 +80,10 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
 def retry_now(
     connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> ChangeNotes:
-    """Make the messages due now; standby messages stay unchanged."""
+    """Make the messages due now.
+
+    Standby messages stay unchanged: a newer message of their key is to be delivered in their place.
+    """
     names = ("id", "queue", "next_attempt_at", "policy_marks")
     rows = lock_matching(connection, dialect, job, ids, names)
     changeable = [row for row in rows if not is_standby_row(row)]
@@ -89,7 +93,7 @@ def retry_now(
 def move(
     connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> ChangeNotes:
-    """Move the messages to another queue, with new counters."""
+    """Move the messages to the job's queue, due now, with new counters."""
     rows = lock_matching(connection, dialect, job, ids, _list_columns(dialect.tables.message))
     return _update(connection, dialect, rows, {**MOVED_VALUES, "queue": job.arguments["to"]})
 
@@ -97,7 +101,11 @@ def move(
 def redrive(
     connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> ChangeNotes:
-    """Restore messages of the archive under their ids, due now, with new counters."""
+    """Restore messages of the archive to the message table under their ids, due now.
+
+    Their counters start again. The records of their export windows are locked before the messages
+    and lowered: a prune compares the archive with them.
+    """
     records = brought_back.lock_records(connection, dialect, ids)
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -122,6 +130,7 @@ _NULL_COLUMNS = ("first_attempt_at", "last_attempt_at", "acquired_at", "dedup_id
 
 
 def _list_columns(table: Table) -> list[str]:
+    """Return the columns to note that exist in the table."""
     return [name for name in _RESET_COLUMNS.split() if name in table.c]
 
 
@@ -131,6 +140,7 @@ def _update(
     rows: Sequence[Any],
     values: Mapping[str, Any],
 ) -> ChangeNotes:
+    """Set `values` in the locked `rows`, and return the notes for an undo."""
     table = dialect.tables.message
     if rows:
         condition = table.c.id.in_([row.id for row in rows])
@@ -141,8 +151,10 @@ def _update(
 def _build_notes(
     connection: Connection, dialect: DialectOperations, rows: Sequence[Any]
 ) -> ChangeNotes:
-    """Return notes of the messages before and after; reads back the times set by the database's
-    clock.
+    """Return the notes of changed messages: the old columns, and the state that the job has left.
+
+    Reads the messages back, because the database's clock has set some of the times. An undo
+    compares `after` with the message, to see that nothing has touched it.
     """
     if not rows:
         return {}
@@ -182,34 +194,35 @@ them.
 
 
 def undo_change(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
-    """Restore the columns; moved messages take part in bursts again.
+    """Undo a retry or a move: restore the noted columns of untouched messages; return their ids.
 
-    A `dedup_id` stays removed: it may be used again.
+    A moved message takes part in bursts again. Its `dedup_id` stays removed: another message may
+    have it now.
     """
     untouched = _lock_untouched(connection, dialect, notes)
-    for names, rows in _group_by_columns(notes, untouched).items():
+    for names, message_ids in _group_by_columns(notes, untouched).items():
         table = dialect.tables.message
         restored = [name for name in names if name not in _UNRESTORED]
         values: dict[str, Any] = {name: bindparam(f"old_{name}") for name in restored}
         statement = update(table).where(table.c.id == bindparam("of_id")).values(values)
         restored_values = {
-            message_id: _build_restored_values(notes[message_id]) for message_id in rows
+            message_id: _build_restored_values(notes[message_id]) for message_id in message_ids
         }
         connection.execute(
             statement,
             [
                 _build_binds(table, message_id, restored_values[message_id], restored)
-                for message_id in rows
+                for message_id in message_ids
             ],
         )
     return untouched
 
 
 def undo_redrive(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
-    """Put the messages back into the archive with their old values, but archived now.
+    """Put untouched messages back into the archive with their old values, but archived now.
 
     Readers of the archive have passed the time at which a message was first archived, and would
-    never see the row there. The header `ARCHIVED_BEFORE` has that time.
+    never see the row there. The header `ARCHIVED_BEFORE` has that time. Returns the ids.
     """
     untouched = _lock_untouched(connection, dialect, notes)
     message = dialect.tables.message
@@ -217,14 +230,16 @@ def undo_redrive(connection: Connection, dialect: DialectOperations, notes: Note
     assert archive is not None  # noqa: S101 - they came from there
     condition = message.c.id.in_(untouched)
     columns = get_readable_columns(message, ("id", "headers"), dialect.name)
-    stored = {row.id: row.headers for row in connection.execute(select(*columns).where(condition))}
-    returned = {
+    headers_by_id = {
+        row.id: row.headers for row in connection.execute(select(*columns).where(condition))
+    }
+    archive_notes = {
         message_id: {
-            "before": _build_archive_values(notes[message_id]["before"], stored[message_id])
+            "before": _build_archive_values(notes[message_id]["before"], headers_by_id[message_id])
         }
         for message_id in untouched
     }
-    for names, rows in _group_by_columns(returned, untouched).items():
+    for names, message_ids in _group_by_columns(archive_notes, untouched).items():
         copied = [c.name for c in archive.c if c.name not in {*names, "archived_at"}]
         old = [bindparam(f"old_{name}", type_=archive.c[name].type) for name in names]
         copy = select(*(message.c[name] for name in copied), *old, clock())
@@ -232,8 +247,8 @@ def undo_redrive(connection: Connection, dialect: DialectOperations, notes: Note
         connection.execute(
             insert(archive).from_select([*copied, *names, "archived_at"], select_one),
             [
-                _build_binds(archive, message_id, returned[message_id]["before"], names)
-                for message_id in rows
+                _build_binds(archive, message_id, archive_notes[message_id]["before"], names)
+                for message_id in message_ids
             ],
         )
     if untouched:
@@ -242,7 +257,11 @@ def undo_redrive(connection: Connection, dialect: DialectOperations, notes: Note
 
 
 def _build_archive_values(before: Mapping[str, Any], stored: Any) -> dict[str, Any]:
-    """Return the columns to set in the archive; `stored` are the headers as selected."""
+    """Return the columns to set in the archive; `stored` are the headers as selected.
+
+    The header `ARCHIVED_BEFORE` gets the time at which the message ended, unless an earlier undo
+    has stored it for the same end.
+    """
     old = {name: value for name, value in before.items() if name != "archived_at"}
     headers = load_headers(stored)
     archived_at = from_microseconds(before["archived_at"]).isoformat()
@@ -257,9 +276,10 @@ def _build_archive_values(before: Mapping[str, Any], stored: Any) -> dict[str, A
 
 
 def undo_cancel(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
-    """Let the messages wait again, with their attempts and due times, but without a `dedup_id`.
+    """Bring messages that the job discarded back to their queues; return their ids.
 
-    They take part in bursts again.
+    They wait again, with their attempts and due times, but without a `dedup_id`, and take part in
+    bursts again. Only messages that the job has archived, by the noted time, are restored.
     """
     archive = dialect.tables.archive
     if archive is None:
@@ -294,7 +314,10 @@ def undo_cancel(connection: Connection, dialect: DialectOperations, notes: Notes
 
 
 def undo_replay(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
-    """Delete the copies; their originals can be replayed again once the marks are gone."""
+    """Delete untouched copies that the replay has published; return the ids of their originals.
+
+    The caller removes the marks of these, so that they can be replayed again.
+    """
     copies = {note["message"]: note for note in notes.values() if "message" in note}
     # Copies are found by their own ids; the notes are stored by the ids of the originals.
     untouched = _lock_untouched(connection, dialect, copies)
@@ -315,7 +338,10 @@ UNDOS: Mapping[str, Undo] = {
 
 
 def _lock_untouched(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
-    """Lock the messages that wait as left by the job; return the ids."""
+    """Lock the messages that still wait as left by the job; return the ids.
+
+    An undo must not revert later changes, or take a message from a worker.
+    """
     c = dialect.tables.message.c
     columns = c.id, c.queue, c.next_attempt_at, c.deliveries_count, c.priority, c.key
     waiting = select(*columns).where(c.id.in_(list(notes)), *CLAIMABLE)
@@ -324,6 +350,7 @@ def _lock_untouched(connection: Connection, dialect: DialectOperations, notes: N
 
 
 def _is_unchanged(row: Any, after: Mapping[str, Any]) -> bool:
+    """Return True if the message is still as the job left the row, by the note `after`."""
     due: datetime = row.next_attempt_at
     current = {"queue": row.queue, "due": to_microseconds(due), "deliveries": row.deliveries_count}
     # Jobs of an earlier version have no notes of these.
@@ -332,12 +359,19 @@ def _is_unchanged(row: Any, after: Mapping[str, Any]) -> bool:
 
 
 def _remove_burst_flags(before: Mapping[str, Any]) -> int:
-    """Return the flags of a message without the membership in a burst, which has gone on."""
+    """Return the noted flags without the flags of a burst.
+
+    A burst is a series of messages of one key (Debounce). It has gone on without this message.
+    """
     return (before.get("policy_marks") or 0) & ~(BURST | HELD_BURST)
 
 
 def _build_restored_values(note: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the column values to restore."""
+    """Return the column values to restore.
+
+    In its old queue, a message must not stand by again for another that may be gone: it gets its
+    plain due time.
+    """
     old_values: Mapping[str, Any] = note["before"]
     if note["after"]["queue"] == old_values["queue"]:
         return old_values
@@ -351,7 +385,10 @@ def _build_restored_values(note: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _group_by_columns(notes: Notes, ids: set[int]) -> dict[tuple[str, ...], list[int]]:
-    """Group the messages by their noted columns: all of a job have the same."""
+    """Group the messages by noted columns, so that each group takes a single statement.
+
+    All messages of a job have the same columns, unless versions differ.
+    """
     groups: dict[tuple[str, ...], list[int]] = {}
     for message_id in sorted(ids):
         groups.setdefault(tuple(notes[message_id]["before"]), []).append(message_id)
@@ -364,6 +401,7 @@ def _build_binds(
     before: Mapping[str, Any],
     names: Iterable[str],
 ) -> dict[str, Any]:
+    """Build the binds that restore the noted columns `names` of a message."""
     binds: dict[str, Any] = {"of_id": message_id}
     for name in names:
         value = before[name]

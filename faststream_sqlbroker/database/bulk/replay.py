@@ -53,7 +53,11 @@ def get_scope(job: Job) -> str:
 def replay(
     connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int], now: datetime
 ) -> int:
-    """Publish the archived messages `ids` again, unless replayed before; return their number."""
+    """Publish the archived messages `ids` again, unless replayed before; return their number.
+
+    A mark in the policy state for each name and message keeps a message from being replayed twice,
+    here or by Spark. Marks come first: only messages whose mark this run inserted are published.
+    """
     copies = _build_copies(list_matching(connection, dialect, job, ids, _SOURCE_COLUMNS), job)
     # A replay by Spark may insert the same marks now: the run whose token is in the row publishes.
     token = uuid.uuid4()
@@ -98,7 +102,10 @@ def _lock(connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 
 
 def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, ReplayCopy]:
-    """Return the messages to publish by id, without rows that cannot be converted to a message."""
+    """Return the messages to publish by the id of the original.
+
+    A row that cannot be converted to a message is missing, and counts as skipped.
+    """
     plan = ReplayPlan(str(job.arguments["name"]), job.arguments.get("to"), {})
     copies = {}
     for row in rows:
@@ -111,6 +118,7 @@ def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, ReplayCopy]:
 
 
 def _build_mark(copy: ReplayCopy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, Any]:
+    """Build the mark of a replayed message; `token` shows which run has inserted the mark."""
     return {
         "scope": get_scope(job),
         "key": str(copy.origin),
@@ -124,6 +132,7 @@ def _build_mark(copy: ReplayCopy, job: Job, token: uuid.UUID, now: datetime) -> 
 def _publish(
     connection: Connection, dialect: DialectOperations, job: Job, copies: Sequence[ReplayCopy]
 ) -> None:
+    """Insert the copies, with bodies copied inside the database, and add their ids to the marks."""
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -153,7 +162,11 @@ def _load_published(
     copies: Sequence[ReplayCopy],
     last: int,
 ) -> Sequence[Any]:
-    """Return the inserted messages: their ids are above `last`, the highest id before."""
+    """Return the inserted messages, found by their originals and the name of the replay.
+
+    The INSERT … SELECT does not return ids on every database. Their ids are above `last`, the
+    highest id before.
+    """
     c = dialect.tables.message.c
     name: Any = c.headers[REPLAY_JOB_HEADER].as_string()
     if dialect.name == "sqlite":
@@ -171,7 +184,7 @@ def _load_published(
 def _save_new_ids(
     connection: Connection, dialect: DialectOperations, job: Job, published: Sequence[Any]
 ) -> None:
-    """Add the new messages to their marks, for an undo."""
+    """Add the ids of the new messages to the marks of their originals, for an undo."""
     c = dialect.tables.policy_state.c
     statement = update(dialect.tables.policy_state).where(
         c.scope == get_scope(job), c.key == bindparam("of_key")

@@ -105,7 +105,9 @@ class _BatchState:
 
 
 def _split_part(state: _BatchState, part: _BatchPart, error: StoreError) -> list[_BatchPart]:
-    """Split `part`, which the database has refused.
+    """Split `part`, which the database has refused, to find the refused message.
+
+    A part of one message becomes a part that only records the failure, and the job continues.
 
     Raises:
         StoreError: `error`, which no message has caused.
@@ -131,9 +133,11 @@ class JobStore:
         self._table = database.tables.policy_state
 
     async def plan(self, job: Job) -> Job:
-        """Count the messages that `job` would visit, exactly, and fix the end; writes nothing.
+        """Return `job` with the exact number of messages to visit; writes nothing.
 
-        For a job with ids, its note says why it does not visit some of them.
+        The dry run of a job. It also fixes the last message to visit, so that messages which come
+        later are not visited, and turns ages into times. For a job with ids, the note says why some
+        are not visited.
         """
 
         def begin(connection: Connection) -> Job:
@@ -144,28 +148,28 @@ class JobStore:
 
         planned = await self._run_read(begin)
         queues: Counter[str] = Counter()
-        position = planned
+        progress = planned
         has_more = planned.bound is not None
         while has_more:
             rows, after, bound = await self._run_read(
                 partial(
                     visits.read_next,
                     dialect=self._dialect,
-                    job=position,
+                    job=progress,
                     size=COUNT_SIZE,
                     names=["queue"],
                 )
             )
             queues.update(row.queue for row in rows)
-            position = replace(
-                position,
+            progress = replace(
+                progress,
                 cursor=after,
-                done=position.done + len(rows),
-                bound=bound or position.bound,
+                done=progress.done + len(rows),
+                bound=bound or progress.bound,
             )
             has_more = after is not None
         planned = replace(
-            planned, bound=position.bound, queues=dict(queues), expected=position.done
+            planned, bound=progress.bound, queues=dict(queues), expected=progress.done
         )
         if planned.filters is None or not planned.filters.ids:
             return planned
@@ -174,7 +178,7 @@ class JobStore:
         )
 
     def _describe_unmatched(self, connection: Connection, job: Job) -> str | None:
-        """Describe why the job does not visit some ids, or return None if all are visited."""
+        """Describe why the job does not visit some requested ids; None if all are visited."""
         assert job.filters is not None  # noqa: S101 - `plan` has looked
         ids = job.filters.ids
         rows = visits.list_matching(connection, self._dialect, job, ids, ("id",))
@@ -186,7 +190,10 @@ class JobStore:
         return job.note_unmatched(states, missing, replayed) if missing else None
 
     async def start(self, job: Job, channel: str) -> Job:
-        """Store the planned job, whose first batch is due at once, and notify `channel`."""
+        """Store the planned job, whose first batch is due immediately, and notify `channel`.
+
+        A job without messages has ended already.
+        """
 
         def work(connection: Connection) -> Job:
             now = self._dialect.now(connection)
@@ -200,7 +207,10 @@ class JobStore:
         return await self._database.run(work, Activity.OPERATE)
 
     async def start_undo(self, job_id: str, by: str, channel: str) -> Job | None:
-        """Store a job that undoes the job; return None if no such job exists or can be undone."""
+        """Store a job that undoes the job `job_id`; return None if no such job can be undone.
+
+        The undone job ends: a stopped job must not be resumed while it is undone.
+        """
 
         def work(connection: Connection) -> Job | None:
             job = audit.find_job(connection, self._table, job_id, lock=True)
@@ -262,8 +272,11 @@ class JobStore:
         pause: float | None,
         audit_entry: tuple[str, str],
     ) -> Job | None:
-        """Change the state if it is in `allowed`, and record the action and its operator in the
-        audit log.
+        """Change the job's state if allowed, and record the operator in the audit.
+
+        The current state must be in `allowed`. `audit_entry` is the action and the operator. The
+        next batch is due in `pause` seconds, or never. Returns the job, unchanged in another state;
+        None if it does not exist.
         """
 
         def work(connection: Connection) -> Job | None:
@@ -306,7 +319,11 @@ class JobStore:
         return state.step
 
     async def _run_part(self, state: _BatchState, job_id: str | None, part: _BatchPart) -> None:
-        """Run a part of a batch in a transaction."""
+        """Run a part of a batch in a transaction, and store the result in `state`.
+
+        Several processes may run the same job: each locks its row for a batch, and continues from
+        the position stored there.
+        """
         # The rest of a halved batch belongs to the same job.
         part_job_id = job_id if state.job is None else state.job.id
 
@@ -345,7 +362,7 @@ class JobStore:
     def _save_progress(
         self, connection: Connection, job: Job, moved_job: Job, job_id: str | None
     ) -> StepResult:
-        """Write the progress of the locked job."""
+        """Write the position and counts of the locked job, and when the next batch is due."""
         # The rate counts visited messages of all processes: the pause is stored in the row.
         pause = 0.0 if job.rate is None else (moved_job.visited - job.visited) / job.rate
         ended = moved_job.state in ("ended", "failed")
@@ -357,9 +374,10 @@ class JobStore:
         return StepResult(moved_job, None if ended and job_id is not None else pause)
 
     async def _defer(self, job_id: str, error: Exception) -> None:
-        """Pause the job: another process may have the right that this process lacks.
+        """Pause the job after an error that no message has caused, such as a missing right.
 
-        The job fails if it has paused for such an error before.
+        Another process may have the right that this process lacks. The job fails if it has paused
+        for such an error before.
         """
         message = clean_text(str(error) or repr(error), limit=MAX_ERROR_BYTES)
 
@@ -375,8 +393,9 @@ class JobStore:
         await self._database.run(work, Activity.OPERATE)
 
     def _lock_due(self, connection: Connection, job_id: str | None) -> Job | None:
-        """Lock the job, or the first due job, if its next batch is due and no other process has
-        locked it.
+        """Lock the job `job_id`, or the first due job; return None if none is due and free.
+
+        A job whose row another process has locked is skipped: that process runs its batch.
         """
         c = self._table.c
         due = select(c.key, c.created_at, c.info).where(c.scope == JOB, c.due_at <= clock())
@@ -389,6 +408,10 @@ class JobStore:
     def _apply_change(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
     ) -> Job:
+        """Change the messages `ids`, store the notes for an undo, and return the updated job.
+
+        A message that has a note was changed by this job before, and is skipped.
+        """
         if job.action == UNDO:
             return self._undo(connection, job, ids, cursor)
         now = self._dialect.now(connection)
@@ -419,7 +442,11 @@ class JobStore:
     def _find_next(
         self, connection: Connection, job: Job, size: int
     ) -> tuple[list[int], Position | None]:
-        """Return the messages of the next batch, and the next position, or None at the end."""
+        """Return the messages of the next batch, and the next position, or None at the end.
+
+        An undo visits the messages that the undone job has notes of. For a replay these are marks,
+        which also exist for other runs of the same name: those are skipped.
+        """
         if job.action != UNDO:
             return visits.find_next(connection, self._dialect, job, size)
         after = "" if job.cursor is None else str(job.cursor[0])
@@ -438,6 +465,7 @@ class JobStore:
     def _undo(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
     ) -> Job:
+        """Revert the changes of the messages `ids`, and remove the notes of reverted messages."""
         scope = str(job.arguments["scope"])
         notes = self._load_notes(connection, scope, ids)
         undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, notes)
@@ -450,7 +478,7 @@ class JobStore:
     def _load_notes(
         self, connection: Connection, scope: str, ids: Sequence[int]
     ) -> dict[int, Mapping[str, Any]]:
-        """Return the notes of the messages `ids`."""
+        """Return the notes that the job of `scope` has stored about the messages `ids`."""
         notes: dict[int, Mapping[str, Any]] = {}
         c = self._table.c
         for part in iter_chunks([str(message_id) for message_id in ids]):
@@ -463,12 +491,12 @@ class JobStore:
 
 
 def _get_list_scope(job: Job) -> str:
-    """Return the scope of the job's notes about messages."""
+    """Return the scope of the job's notes about messages; a replay's notes are the marks."""
     return replay.get_scope(job) if job.action == REPLAY else LIST_SCOPE + job.id
 
 
 def _resolve_ages(filters: Filters, now: datetime) -> Filters:
-    """Return the filters with timestamps in place of ages."""
+    """Return the filters with timestamps in place of ages, so that all batches use the same."""
     since, until = (
         now - timedelta(seconds=value) if isinstance(value, int | float) else value
         for value in (filters.since, filters.until)

@@ -32,7 +32,10 @@ CLAIMABLE = to_unindexed([text("state IN ('PENDING', 'RETRYABLE')")])
 def find_last_position(
     connection: Connection, dialect: DialectOperations, action: str
 ) -> Position | None:
-    """Return the position of the current last row in the order of the job, or None without rows."""
+    """Return the position of the last row that a job may visit, or None without rows.
+
+    Read at the dry run: rows that come later are not visited.
+    """
     table = _get_table(dialect, action)
     column = table.c.archived_at if action in ARCHIVE_ACTIONS else table.c.id
     maximum = connection.execute(select(func.max(column))).scalar_one()
@@ -42,7 +45,7 @@ def find_last_position(
 def load_states(
     connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 ) -> dict[int, MessageState]:
-    """Return the states of the messages, live or archived."""
+    """Return the states of the messages `ids`, live or archived; unknown ids are missing."""
     states: dict[int, MessageState] = {}
     for table in (dialect.tables.archive, dialect.tables.message):
         if table is not None:
@@ -72,10 +75,9 @@ def read_next(
     size: int,
     names: Sequence[str] = (),
 ) -> tuple[Sequence[Any], Position | None, Position | None]:
-    """Read the positions and the columns `names` of the next `size` messages, up to the job's
-    limit.
+    """Read the next `size` messages up to the job's limit: positions and columns `names`.
 
-    Scans 20 000 rows at most.
+    Scans 20 000 rows at most, so fewer messages may be returned although more follow.
 
     Returns:
         The rows; the position to continue after, or None at the end; and the position of the last
@@ -102,9 +104,10 @@ def lock_matching(
     ids: Sequence[int],
     names: Sequence[str],
 ) -> Sequence[Any]:
-    """Lock the messages that still match and read the columns `names`, by id.
+    """Lock the messages among `ids` that still match; return the columns `names`, by id.
 
-    Messages locked by another transaction are skipped.
+    Called before a change: a message may have changed since the dry run. Messages locked by another
+    transaction are skipped.
     """
     statement = _select_matching(dialect, job, ids, names).with_for_update(skip_locked=True)
     return connection.execute(statement).all()
@@ -117,13 +120,14 @@ def list_matching(
     ids: Sequence[int],
     names: Sequence[str],
 ) -> Sequence[Any]:
-    """Return the columns `names` of the messages that still match, by id."""
+    """Return the columns `names` of the messages among `ids` that still match, by id."""
     return connection.execute(_select_matching(dialect, job, ids, names)).all()
 
 
 def _select_matching(
     dialect: DialectOperations, job: Job, ids: Sequence[int], names: Sequence[str]
 ) -> Select[Any]:
+    """Select the messages `ids` that still match the filters of the job, by id."""
     table = _get_table(dialect, job.action)
     columns = get_readable_columns(table, names, dialect.name)
     statement = select(*columns).where(table.c.id.in_(ids), *_build_conditions(dialect, job))
@@ -134,12 +138,14 @@ def _select_matching(
 
 
 def _build_conditions(dialect: DialectOperations, job: Job) -> list[Any]:
+    """Return the conditions of messages that the job may change; live messages must wait."""
     assert job.filters is not None  # noqa: S101 - only an undo has none
     conditions = build_conditions(_get_table(dialect, job.action), job.filters, dialect.name)
     return conditions if job.action in ARCHIVE_ACTIONS else [*conditions, *CLAIMABLE]
 
 
 def _create_reader(dialect: DialectOperations, job: Job) -> RangeReader:
+    """Create a reader of the messages that the job has not visited yet, in the order of visits."""
     assert job.filters is not None  # noqa: S101 - only an undo has none
     index_range = _build_range(dialect, job, job.filters)
     conditions: list[Any] = [] if job.action in ARCHIVE_ACTIONS else [*CLAIMABLE]
@@ -149,6 +155,7 @@ def _create_reader(dialect: DialectOperations, job: Job) -> RangeReader:
 
 
 def _build_range(dialect: DialectOperations, job: Job, filters: Filters) -> IndexRange:
+    """Return the index range of the job's messages, up to the last row of the dry run."""
     bound = job.bound or [None]
     if job.action in ARCHIVE_ACTIONS:
         index_range = replace(get_archive_range(dialect, filters), descending=False)
@@ -188,4 +195,5 @@ def find_replayed(
 
 
 def _get_table(dialect: DialectOperations, action: str) -> Any:
+    """Return the table whose messages jobs of `action` visit: the archive or the live messages."""
     return dialect.tables.archive if action in ARCHIVE_ACTIONS else dialect.tables.message

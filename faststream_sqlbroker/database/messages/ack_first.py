@@ -59,9 +59,11 @@ class AckFirstStarts:
         holder: UUID,
         lease: float,
     ) -> SettleResult:
-        """Write `settlements` of `rows` and the starts of written rows in the same transaction.
+        """Write `settlements` of `rows`, and record the start of each removed row.
 
-        If `holder` neither ends nor renews a start for `lease` seconds, `list_unknown` returns it.
+        Both are one transaction, so no removed message is without a record. If `holder` neither
+        ends nor renews a start for `lease` seconds, its process may have died before or after the
+        handler ran, and `list_unknown` returns the message.
         """
         remove = self._dialect.settle_ack_first
         worker = self._worker
@@ -90,15 +92,16 @@ class AckFirstStarts:
         """Remove starts of `holder`, whose handlers have ended."""
 
         def remove(connection: Connection) -> None:
-            owned = match_key(self._table), self._table.c.lease_token == holder
-            connection.execute(delete(self._table).where(*owned), _build_keys(started))
+            conditions = match_key(self._table), self._table.c.lease_token == holder
+            connection.execute(delete(self._table).where(*conditions), _build_keys(started))
 
         await self._database.run(remove, Activity.CONSUME, Activity.STATE)
 
     async def list_unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
-        """Return up to `limit` starts that their holder stopped renewing, or that came back.
+        """Return up to `limit` messages whose handler may or may not have run, oldest first.
 
-        The oldest come first. Without `queue`, starts of all queues.
+        Their starts have an expired lease: the holder has stopped renewing them. Without `queue`,
+        starts of all queues.
         """
         c = self._table.c
         statement = self._select_overdue(queue).order_by(c.created_at, c.key).limit(limit)
@@ -109,21 +112,21 @@ class AckFirstStarts:
         return sorted(outcomes, key=lambda outcome: (outcome.started_at, outcome.message_id))
 
     async def forget(self, ids: Sequence[int], by: str = "") -> int:
-        """Remove messages from that list and record who did; return the number of removed messages.
+        """Remove messages from the unknown outcomes, and record the operator; return the count.
 
-        A key that is handled once stays claimed.
+        A key of the policy `Once` stays claimed: only the lease of its record is removed.
         """
         forgotten = set(ids)
 
         def forget(connection: Connection) -> int:
             overdue = connection.execute(self._select_overdue(None)).all()
             rows = [row for row in overdue if _to_outcome(*row).message_id in forgotten]
-            at_row = and_(match_key(self._table), self._table.c.lease_expires_at <= clock())
+            condition = and_(match_key(self._table), self._table.c.lease_expires_at <= clock())
             if binds := _filter_keys(rows, ACK_FIRST):
-                connection.execute(delete(self._table).where(at_row), binds)
+                connection.execute(delete(self._table).where(condition), binds)
             if binds := _filter_keys(rows, ONCE):
-                unmark = update(self._table).where(at_row).values(lease_expires_at=None)
-                connection.execute(unmark, binds)
+                statement = update(self._table).where(condition).values(lease_expires_at=None)
+                connection.execute(statement, binds)
             count = len(rows)
             if count:
                 options = {"message_ids": list(ids[:MAX_AUDIT_IDS])}
@@ -133,7 +136,10 @@ class AckFirstStarts:
         return await self._database.run(forget, Activity.OPERATE)
 
     def _select_overdue(self, queue: str | None) -> Select[Any]:
-        """Select the starts whose lease has expired; without `queue`, of all queues."""
+        """Select the starts that are no longer renewed; without `queue`, of all queues.
+
+        A start is a row of its own, or part of the record of a key that is handled once.
+        """
         c = self._table.c
         scopes = [
             c.scope.startswith(prefix, autoescape=True)
@@ -146,6 +152,7 @@ class AckFirstStarts:
 
 
 def _to_outcome(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
+    """Convert the row of a start; the row of a `Once` key has the id in the column `info`."""
     if scope.startswith(ONCE):
         return UnknownOutcome(
             info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"]
@@ -156,12 +163,14 @@ def _to_outcome(scope: str, key: str, info: Any, started_at: datetime) -> Unknow
 
 
 def _build_keys(started: Sequence[Started]) -> list[dict[str, Any]]:
+    """Build the binds that `match_key` expects for the rows of starts."""
     return [
         {"of_scope": ACK_FIRST + queue, "of_key": str(message_id)} for queue, message_id in started
     ]
 
 
 def _filter_keys(rows: Sequence[Row[Any]], prefix: str) -> list[dict[str, Any]]:
+    """Build the binds of the `rows` whose scope begins with `prefix`."""
     return [
         {"of_scope": row.scope, "of_key": row.key} for row in rows if row.scope.startswith(prefix)
     ]

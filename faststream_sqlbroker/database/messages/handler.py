@@ -48,11 +48,11 @@ _PUBLISHED_LATE = (
 
 
 def get_joinable_transaction(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
-    """Return the transaction of the calling handler that a publish to `engine` belongs to.
+    """Return the transaction of the calling handler that a publish to `engine` belongs to, or None.
 
-    Tasks started by the handler belong to it, too; the transaction may have ended. The transaction
-    of another engine is not joined, as equal URLs may lead to different databases. On SQLite it is,
-    as the publish would wait for it.
+    A context variable has it, so tasks started by the handler get it, too; the transaction may have
+    ended. The transaction of another engine is not joined, because equal URLs may lead to different
+    databases. On SQLite it is joined, because the publish would wait for the handler's write lock.
     """
     handler = current_transaction.get()
     if handler is None:
@@ -65,7 +65,10 @@ def get_joinable_transaction(dialect: Dialect, engine: AsyncEngine) -> "HandlerT
 
 
 def get_only_writer(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
-    """Return the transaction of the calling handler if all other writers are kept out."""
+    """Return the calling handler's open transaction if no other writer can enter, or None.
+
+    That is so only on SQLite, where another write of the same handler would wait for itself.
+    """
     handler = get_joinable_transaction(dialect, engine) if dialect.one_writer else None
     return None if handler is None or not handler.is_active else handler
 
@@ -73,7 +76,10 @@ def get_only_writer(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransactio
 def refuse_in_handler(
     dialect: Dialect, engine: AsyncEngine, name: str, remedy: str = _REMEDY
 ) -> None:
-    """Refuse `name`, which writes in a separate transaction, where that would wait for itself.
+    """Refuse the operation `name` in a handler whose transaction would block it for ever.
+
+    On SQLite the handler's transaction keeps all other writers out, also this operation, which
+    writes in a separate transaction.
 
     Raises:
         NotSupportedError: the caller is a handler with transactional=True on SQLite.
@@ -167,10 +173,13 @@ class HandlerTransaction:
         return self.locked.locked_ids
 
     async def publish(self, insert: Callable[[AsyncConnection], Awaitable[Ids]]) -> Ids:
-        """Insert messages in this transaction, in the turn of the calling task.
+        """Insert messages in this transaction, after statements that other tasks are sending.
+
+        `insert` gets the connection. A driver takes one statement at a time, so the handler's tasks
+        wait for each other here.
 
         Raises:
-            PublishError: it has ended.
+            PublishError: the transaction has ended.
             TransientStoreError: the database does not answer; this cannot be committed any more.
         """
         async with self._errors.convert_errors(), asyncio.timeout(self._timeout), self._turn:
@@ -181,12 +190,19 @@ class HandlerTransaction:
             return ids
 
     async def stop_publishing(self) -> None:
-        """Wait for publishes of the handler's remaining tasks, and refuse later publishes."""
+        """Wait for publishes of the handler's remaining tasks, and refuse later publishes.
+
+        Called when the handler has ended, before the broker sends its own statements.
+        """
         async with self._turn:
             self._is_shut = True
 
     async def prove(self) -> None:
-        """Set `proven` if this is still the transaction that has locked the rows; raise nothing."""
+        """Set `proven` if this is still the transaction that has locked the rows; raise nothing.
+
+        For messages that the handler did not ack: if it has not ended the transaction itself, the
+        rollback undoes all of its writes.
+        """
         if not self.is_active:
             return
         with contextlib.suppress(SqlBrokerError):
@@ -198,6 +214,8 @@ class HandlerTransaction:
 
     async def hold(self, leases: Leases, seconds: float) -> set[int]:
         """Allow the handler to send nothing for `seconds`; return the ids of `leases` still held.
+
+        Called while the handler runs, to renew its leases: the server would end the idle session.
 
         Raises:
             TransientStoreError: the database does not answer.
@@ -262,6 +280,10 @@ class HandlerTransaction:
             raise
 
     async def _flush(self, session: AsyncSession) -> None:
+        """Flush the handler's session; convert only errors after which a repeat may succeed.
+
+        Other errors of the flush, such as a violated constraint, are the handler's own.
+        """
         try:
             async with asyncio.timeout(self._timeout):
                 await session.flush()
@@ -272,7 +294,10 @@ class HandlerTransaction:
             raise
 
     async def reset(self) -> None:
-        """Prepare the connection for the pool, whatever state the handler has left."""
+        """Prepare the connection for the pool, whatever state the handler has left.
+
+        A connection on which a task of the handler is still sending is closed instead.
+        """
         if not self._is_shut and self._turn.locked() and not self.connection.closed:
             # The handler was cancelled while one of its tasks publishes: nothing else may be sent
             # now.
@@ -294,7 +319,7 @@ class HandlerTransaction:
     def was_silent(self, error: StoreError) -> bool:
         """Return True if `commit` raised `error` because the handler sent nothing for too long.
 
-        The server had ended the session then.
+        The server had then ended the idle session, and with it the transaction.
         """
         return self._silence >= self._idle_limit and not self._errors.was_rolled_back(error)
 
@@ -327,6 +352,9 @@ class HandlerTransactions:
 
     async def was_committed(self, lock: HandlerLock) -> bool:
         """Return True if the ended transaction that held `lock` was committed.
+
+        Asked about a transaction that ended before its ack: the handler may have committed it, or
+        the server may have ended it.
 
         Raises:
             StoreError: the database did not answer.

@@ -37,7 +37,10 @@ class Inserts:
         self._coalescer: PublishCoalescer | None = None
 
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
-        """Insert `rows` in a transaction, which rows of other publishes may share.
+        """Insert `rows` in a transaction of the broker, which rows of other publishes may share.
+
+        Messages with a lookup value or a `dedup_id`, and very large calls, get a transaction of
+        their own.
 
         Raises:
             MessageTooLargeError: a row exceeds the database's limit; nothing was sent.
@@ -78,14 +81,18 @@ class Inserts:
         self._check_size(rows)
 
     def _check_size(self, rows: Sequence[NewMessage]) -> int:
-        """Return the bytes of `rows`, and refuse rows known to be too large."""
+        """Return the bytes of `rows`; raise `MessageTooLargeError` for a row over the known limit.
+
+        The limit is known once a connection was made. Before that, the insert itself checks the
+        rows.
+        """
         size = count_bytes(rows)
         if (limit := self._dialect.known_size_limit) is not None:
             limit.check(rows, size)
         return size
 
     async def run(self, query: Query[None]) -> None:
-        """Run `query` on the connection for publishing, after earlier inserts."""
+        """Run `query` (a wake-up) on the connection for publishing, after earlier inserts."""
         if self._shortcut.is_possible:
             await self._loop_coalescer.run(query)
         else:
@@ -102,6 +109,10 @@ class Inserts:
 
     @property
     def _loop_coalescer(self) -> PublishCoalescer:
+        """The running event loop's coalescer, which merges concurrent publishes into statements.
+
+        A coalescer of another event loop can be neither used nor closed here, so it is replaced.
+        """
         # A coalescer belongs to one event loop: a coalescer of another loop can be neither used nor
         # closed.
         coalescer = self._coalescer

@@ -31,7 +31,7 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class PendingPublish:
-    """A publish that waits for the commit, or another `query`.
+    """A call of `insert` that waits for the commit, or a call of `run` with a `query`.
 
     `deadline` is in the event loop's time.
     """
@@ -43,9 +43,10 @@ class PendingPublish:
 
 
 def split_group(calls: list[PendingPublish]) -> list[PendingPublish]:
-    """Remove and return the first of `calls` that fit into a statement.
+    """Remove and return the first of `calls` that fit into a single statement.
 
-    Calls whose callers were cancelled are dropped.
+    A call is never split, and a `query` is sent alone. Calls whose callers were cancelled are
+    dropped.
     """
     rows = size = count = 0
     for call in calls:
@@ -62,7 +63,7 @@ def split_group(calls: list[PendingPublish]) -> list[PendingPublish]:
 
 
 def set_results(group: list[PendingPublish], result: Any) -> None:
-    """Set the result of each call to a part of `result`."""
+    """Give each call of `group` a part of `result`, the ids of all rows in order."""
     start = 0
     for call in group:
         end = start + len(call.rows)
@@ -74,7 +75,7 @@ def set_results(group: list[PendingPublish], result: Any) -> None:
 def set_error(
     group: list[PendingPublish], error: Exception, cause: BaseException | None = None
 ) -> None:
-    """Raise `error` in each call that still waits."""
+    """Raise `error`, caused by `cause`, in each call of `group` that still waits."""
     for n, call in enumerate(group):
         if call.done.done():
             continue
@@ -96,7 +97,13 @@ T = TypeVar("T")
 
 
 class PublishCoalescer:
-    """The publishing connection of an event loop, guarded by `connection_slot`."""
+    """The publishing connection of an event loop, guarded by `connection_slot`.
+
+    Calls are queued in `_calls`. A background task, the pump, checks a connection out and writes
+    group after group (`_group`), so concurrent publishes share statements. When no call waits, the
+    pump parks the connection for a moment: it sets `_idle`, and a single publisher sends on it
+    directly, without a switch of tasks. The pump continues when the connection is unparked.
+    """
 
     def __init__(self, database: Database) -> None:
         """Write to `database`, each call within the time limit."""
@@ -122,7 +129,11 @@ class PublishCoalescer:
         """Deadline of the statement that is in flight on the connection."""
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows`; return their ids in order, after the commit."""
+        """Insert `rows`; return their ids in order, after the commit.
+
+        If the pump has parked its connection, this task sends the statement itself. Otherwise the
+        pump does.
+        """
         driver = self._idle
         if driver is not None and not self._calls and not driver.is_closed():
             # In the caller's own task: a single publisher waits for no other task.
@@ -141,7 +152,7 @@ class PublishCoalescer:
         return cast("T", await self._add_call((), query))
 
     async def close(self) -> None:
-        """Release the connection now; waiting calls are written first."""
+        """Release the connection to the pool now; waiting calls are written first."""
         # While a publisher sends on the connection, the pool would lend it to another task: it is
         # released when that publisher parks it.
         self._release_at = 0.0
@@ -153,6 +164,7 @@ class PublishCoalescer:
     def _add_call(
         self, rows: Sequence[NewMessage], query: Query[Any] | None = None
     ) -> "asyncio.Future[Any]":
+        """Queue a call and start or resume the pump; return the future of the call's result."""
         call = PendingPublish(
             rows, self.loop.create_future(), self.loop.time() + self._timeout, query
         )
@@ -165,8 +177,9 @@ class PublishCoalescer:
         return call.done
 
     async def _fetch(self, driver: Any, query: Query[T], timeout: float) -> T:
-        """Send `query` and classify its failures; every statement on the kept connection is sent
-        here.
+        """Send `query` on the kept connection within `timeout` seconds, and classify its failures.
+
+        Every statement on that connection is sent here.
 
         Raises:
             DBAPIError: the server has refused it, or the driver has not sent it; nothing was
@@ -195,8 +208,9 @@ class PublishCoalescer:
         return result
 
     def _park(self, driver: Any) -> None:
-        """Keep `driver` for the next publish, if soon, while the pump keeps the
-        connection.
+        """Offer the connection to the next publisher for a moment, while the pump waits.
+
+        If the connection must be released or calls wait, resume the pump instead.
         """
         if self._parked is None or self._parked.done():
             return
@@ -210,6 +224,10 @@ class PublishCoalescer:
             self._timer = self.loop.call_later(LINGER, self._unpark_unused)
 
     def _unpark_unused(self) -> None:
+        """Resume the pump if the parked connection was unused for `LINGER` seconds.
+
+        The timer is not restarted for each publish, but for the remaining time when it ends.
+        """
         self._timer = None
         if self._idle is None:
             return
@@ -219,12 +237,17 @@ class PublishCoalescer:
             self._unpark()
 
     def _unpark(self) -> None:
+        """Take the connection back from publishers, and resume the pump."""
         self._idle = None
         if self._parked is not None and not self._parked.done():
             self._parked.set_result(None)
 
     async def _run_pump(self) -> None:
-        """Write groups until no call waits."""
+        """Write group after group until no call waits; the body of the background task.
+
+        Without the shortcut to the driver, or if it has failed, a group is written in a
+        transaction.
+        """
         try:
             while await self._load_next_group():
                 if self._shortcut.is_possible:
@@ -237,6 +260,7 @@ class PublishCoalescer:
             self._group = []
 
     def _handle_pump_end(self, pump: "asyncio.Task[None]") -> None:
+        """Cancel the waiting calls if the pump was cancelled, because no task would write."""
         # The pump was cancelled, maybe before its first step: with the event loop, or by a test.
         if pump is self._pump:
             for call in self._calls:
@@ -244,7 +268,7 @@ class PublishCoalescer:
             self._calls = []
 
     async def _load_next_group(self) -> bool:
-        """Set the calls to write together; return False if none waits."""
+        """Set `_group` to the calls to write together; return False if no call waits."""
         self._group = []
         # Callers that just got their result may publish again, and join the next statement.
         await asyncio.sleep(0)
@@ -253,18 +277,17 @@ class PublishCoalescer:
         return bool(self._group)
 
     def _fail_overdue(self, group: list[PendingPublish]) -> list[PendingPublish]:
-        """Fail calls that have waited for too long, of which nothing was sent; return the other
-        calls.
-        """
+        """Fail the calls of `group` that waited past the deadline; return the remaining calls."""
         now = self.loop.time()
         overdue = [call for call in group if call.deadline <= now]
         set_error(overdue, TransientStoreError(f"no answer within {self._timeout} seconds"))
         return [call for call in group if call.deadline > now] if overdue else group
 
     async def _run_on_connection(self) -> None:
-        """Write group after group on a connection for a while.
+        """Check a connection out, and write group after group for a while.
 
-        Calls that are still in `_group` afterwards were not written.
+        Calls that are still in `_group` afterwards were not written: no shortcut, or a refused
+        statement.
         """
         try:
             async with (
@@ -295,6 +318,12 @@ class PublishCoalescer:
                 self._timer = None
 
     async def _write_groups(self, connection: AsyncConnection, driver: Any) -> None:
+        """Write groups on the connection until the time is up, or no call comes.
+
+        After a group of one call, with none waiting, the connection is parked for that publisher.
+        Returns after `MAX_CONNECTION_TIME`, so that others get the connection slot, or if a
+        statement was refused.
+        """
         self._release_at = self.loop.time() + MAX_CONNECTION_TIME
         while not driver.is_closed():
             is_shared = len(self._group) > 1
@@ -311,9 +340,10 @@ class PublishCoalescer:
                 return
 
     async def _send(self, connection: AsyncConnection, driver: Any) -> bool:
-        """Write the group; return False if nothing was written.
+        """Write the group on the kept connection; return False if nothing was written.
 
-        True means that the group is dealt with, also by an error.
+        Then the group can be written in another way. True means that each call has its result or
+        error, also if the outcome is unknown.
         """
         group = self._group
         remaining = group[0].deadline - self.loop.time()
@@ -336,11 +366,13 @@ class PublishCoalescer:
         return True
 
     def _create_unknown(self, error: BaseException) -> UnknownOutcomeError:
+        """Create the error of calls that may have been written, although their answer was lost."""
         return UnknownOutcomeError(
             f"the answer to the INSERT was lost: {self._errors.to_store_error(error) or error}"
         )
 
     def _build_query(self, group: list[PendingPublish]) -> Any:
+        """Build the statement of `group`: an INSERT of all rows, or the only call's `query`."""
         first = group[0]
         if first.query is not None:
             return first.query
@@ -349,6 +381,11 @@ class PublishCoalescer:
         return self._dialect.build_insert([row for call in group for row in call.rows])
 
     async def _run_in_transaction(self, group: list[PendingPublish]) -> None:
+        """Write `group` in an ordinary transaction, with repeats and exact errors.
+
+        If the database refuses a shared statement, one of the calls is the cause: each is written
+        alone.
+        """
         deadline = group[0].deadline
         try:
             query = self._build_query(group)
@@ -390,7 +427,10 @@ class Deadline:
         self._is_over = False
 
     def start(self, seconds: float) -> None:
-        """Start the deadline of the current task."""
+        """Start the deadline of the current task, `seconds` from now.
+
+        A running timer that ends earlier is kept: it starts again for the remaining time.
+        """
         self._task = task = asyncio.current_task(self._loop)
         self._cancelling = 0 if task is None else task.cancelling()
         self._is_over = False
@@ -403,7 +443,7 @@ class Deadline:
     def end(self) -> bool:
         """End the wait of the task; return True if only the deadline has cancelled the task.
 
-        That cancellation is withdrawn.
+        That cancellation is then withdrawn, so that the task can raise a `TimeoutError` instead.
         """
         task, self._task = self._task, None
         if not self._is_over or task is None:
@@ -417,6 +457,7 @@ class Deadline:
             self._timer = None
 
     def _check(self) -> None:
+        """Cancel the waiting task if the deadline has passed, otherwise restart the timer."""
         self._timer = None
         if self._task is None:
             return

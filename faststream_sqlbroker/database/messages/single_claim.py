@@ -97,13 +97,13 @@ class DirectClaims:
         """Lease up to `limit` of the first due messages of `queues` that `judge` accepts.
 
         Queues are searched in their order; paused queues are skipped. Fewer messages may be leased
-        than there are.
+        than are due.
 
-        A settlement that `judge` returns is written in the same transaction. `judge` may be called
-        twice for a row, if the database makes the broker repeat the transaction. Expired leases of
-        `queues` are released if nothing is due, and always with `release`: there may be no
-        subscriber to do it. Messages with a cancel request are discarded instead, and archived if
-        `archive`.
+        `judge` decides about each leased message; a settlement that it returns is written in the
+        same transaction. It may be called twice for a row, if the database makes the broker repeat
+        the transaction. Expired leases of `queues` are released if nothing is due, and always with
+        `release`: there may be no subscriber to do it. Messages with a cancel request are discarded
+        instead, and archived if `archive`.
         """
         ids = self._correlation_ids
         now = self._database.clock.monotonic()
@@ -142,7 +142,13 @@ class DirectClaims:
         release_expired: Callable[[], int] | None,
         result: DirectClaim,
     ) -> None:
-        """Lease and judge until a message is accepted; call `release_expired` if nothing is due."""
+        """Lease due messages and let `judge` decide, until a message is accepted or none is due.
+
+        `judge` refuses messages that must not be delivered, for example expired ones, with a
+        settlement. If nothing is due, `release_expired` is called once: no subscriber may be there
+        to release expired leases. After `MAX_REFUSED` refusals the caller retries in another
+        transaction.
+        """
         pairs = self._dialect.find_ready_pairs(connection, queues, only_open=True)
         while len(result.refused) < MAX_REFUSED:
             rows = lease_due(pairs)
@@ -164,7 +170,11 @@ class DirectClaims:
     def _release_expired(
         self, connection: Connection, queues: Sequence[str], *, archive: bool
     ) -> int:
-        """End the expired leases of `queues`; return their number."""
+        """Release the expired leases of `queues`, or discard messages with a cancel request.
+
+        Returns:
+            The number of ended leases.
+        """
         cancel_requests = list_requests(connection, self._state)
         # Leases that end after this time are left: they may have a new request.
         before = self._dialect.now(connection) if cancel_requests else None
@@ -181,6 +191,7 @@ class DirectClaims:
         token: UUID,
         pairs: Sequence[ReadyPair],
     ) -> Sequence[ClaimedMessage]:
+        """Lease up to `limit` messages of the due pairs among `pairs`."""
         due = [pair for pair in pairs if pair.due_in <= 0]
         return self._dialect.build_claim(due, limit, lease, token)(connection) if due else []
 
@@ -191,7 +202,7 @@ class DirectClaims:
         judge: Judge,
         result: DirectClaim,
     ) -> None:
-        """Write the settlements by `judge` of rows that were just leased, and extend `result`."""
+        """Let `judge` decide about the leased `rows`, write the settlements, extend `result`."""
         settlements: list[Settlement] = []
         for row in rows:
             settlement, accepted = judge(row)
@@ -218,17 +229,17 @@ class DirectClaims:
     ) -> SettleResult:
         """Write the row's new body and `settlement`, if the lease is still held.
 
-        The body is written first, so an archived row has the new one.
+        The body is written first, because settling copies the row into the archive.
         """
         self._dialect.get_size_limit(connection).check_parts(replacement.payload)
         table = self._dialect.tables.message
-        leased = update(table).where(
+        statement = update(table).where(
             table.c.id == settlement.id, table.c.lease_token == settlement.lease_token
         )
         values: dict[str, Any] = {"payload": replacement.payload}
         if replacement.headers is not None:
             values["headers"] = replacement.headers or None
-        if not connection.execute(leased.values(values)).rowcount:
+        if not connection.execute(statement.values(values)).rowcount:
             return SettleResult(lost_ids={settlement.id})
         return self._dialect.settle(connection, [settlement])
 
@@ -240,11 +251,12 @@ class DirectClaims:
         decide: Callable[[ClaimedMessage, float], Settlement],
         replace: Callable[[ClaimedMessage], Replacement] | None = None,
     ) -> Settlement | None:
-        """Write the settlement by `decide` of a message leased with `token`.
+        """Lock the message leased with `token`, and write the settlement by `decide`.
 
-        Returns None, with nothing written, if another delivery has the lease. `decide` gets the
-        message and the seconds since its claim; it may be called twice, if the database makes the
-        broker repeat the transaction. `replace` returns a new body.
+        For clients that name a lease but do not have its message. `decide` gets the message and the
+        seconds since its claim; it may be called twice, if the database makes the broker repeat the
+        transaction, or if an operator has cancelled the message. `replace` returns a new body.
+        Returns None, with nothing written, if another delivery has the lease.
         """
         written: list[Settlement] = []
 
@@ -268,24 +280,22 @@ class DirectClaims:
                 result = self._settle_replacement(connection, settlement, replace(row))
             return settlement if result.settled_ids else None
 
-        doing = {Activity.TAKE, Activity.ARCHIVE}
+        extra_activities = {Activity.TAKE, Activity.ARCHIVE}
         return await self._database.run(
             lock_and_settle,
-            activity_source=lambda: frozenset(get_required_activities(written) | doing),
+            activity_source=lambda: frozenset(get_required_activities(written) | extra_activities),
             replan=True,
         )
 
     def _lock(
         self, connection: Connection, queue: str, message_id: int, token: UUID
     ) -> ClaimedMessage | None:
-        """Lock and read a message leased with `token`, or return None if another delivery has the
-        lease.
-        """
+        """Lock and read the message leased with `token`; None if another delivery has the lease."""
         table = self._dialect.tables.message
         c = table.c
         columns = get_readable_columns(table, CLAIMED_COLUMNS, self._dialect.name)
-        leased = (c.id == message_id, c.queue == queue, c.lease_token == token)
-        row = connection.execute(select(*columns).where(*leased).with_for_update()).first()
+        conditions = (c.id == message_id, c.queue == queue, c.lease_token == token)
+        row = connection.execute(select(*columns).where(*conditions).with_for_update()).first()
         return None if row is None else _to_claimed(row, token)
 
     async def extend_held(
@@ -314,6 +324,7 @@ class DirectClaims:
 
 
 def _to_claimed(row: Any, token: UUID) -> ClaimedMessage:
+    """Convert a row of the message table, leased with `token`, to a claimed message."""
     return ClaimedMessage(
         id=row.id,
         queue=row.queue,
