@@ -79,6 +79,7 @@ class Explanations:
         condition = table.c.id == message_id
 
         def explain(connection: Connection) -> Explanation:
+            """Read the message and its reasons in one snapshot."""
             _start_snapshot(connection)
             # First the two columns that are always readable, whatever another program has stored in
             # the others.
@@ -99,6 +100,7 @@ class Explanations:
         return await self._database.run(explain, Activity.OPERATE, write=False)
 
     def _list_reasons(self, connection: Connection, row: Any) -> list[Reason]:
+        """Return the reasons of a live message, by the subscribers and policies of its queue."""
         subscribers = read_subscribers(connection, self._tables.policy_state, ended=True)
         alive = [
             subscriber
@@ -109,6 +111,7 @@ class Explanations:
         return LiveMessage(details, subscribers, row).list_reasons()
 
     def _explain_ended(self, connection: Connection, message_id: int) -> Explanation:
+        """Explain a message that is not live: how it ended, or that it is unknown."""
         archive = self._tables.archive
         row = None
         if archive is not None:
@@ -172,6 +175,7 @@ class Explanations:
         """
 
         def load(connection: Connection) -> list[PoliciedQueue]:
+            """Count the queues that have a policy or ordered=True, in one snapshot."""
             _start_snapshot(connection)
             now = connection.execute(select(clock())).scalar_one()
             subscribers = read_subscribers(connection, self._tables.policy_state)
@@ -252,6 +256,7 @@ class _QueueCounter:
         return messages, len(rows) > MAX_SCANNED
 
     def _to_message(self, row: Any) -> WaitingMessage:
+        """Convert a row of the statements `policy_waits_…`."""
         return WaitingMessage(
             id=row[0],
             queue=self._details.queue,
@@ -266,6 +271,7 @@ class _QueueCounter:
         )
 
     def _iter_due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[MessageWait]:
+        """Yield the first reason of each due message that the order or a policy holds back."""
         blocked = self._find_blocked(due) if self._details.is_ordered else set()
         for message in due:
             if message.expired:
@@ -302,6 +308,7 @@ class _QueueCounter:
         firsts = {as_key(key): first for key, first in rows if first is not None}
 
         def is_blocked(message: WaitingMessage) -> bool:
+            """Return True if an earlier message of the key waits, or any of them is leased."""
             key = message.key
             return key is not None and (
                 firsts.get(key, message.id) < message.id or bool(self._details.load_leases(key))
@@ -365,6 +372,7 @@ def _has_counts(values: Mapping[str, Any]) -> bool:
 
 
 def _explain_invalid_times(names: Sequence[str]) -> list[Reason]:
+    """Explain the columns `names`, in which another program has stored an invalid time."""
     if not names:
         return []
     due = ", so it is due now" if "next_attempt_at" in names else ""

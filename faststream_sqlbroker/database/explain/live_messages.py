@@ -84,6 +84,11 @@ class LiveMessage:
         return [*self._list_own_reasons(), *self._explain_mixed()]
 
     def _list_own_reasons(self) -> list[Reason]:
+        """Return the reasons that concern this message, in the order in which they are shown.
+
+        A leased message has only reasons about its lease. Without any reason, it waits for a
+        worker.
+        """
         if self._row.state == "PROCESSING":
             return [*self._explain_cancel(), *self._explain_lease()]
         reasons = [
@@ -99,6 +104,7 @@ class LiveMessage:
         return reasons or [self._explain_capacity()]
 
     def _to_waiting(self) -> WaitingMessage:
+        """Convert the row to the form that the functions for policies read."""
         row = self._row
         return WaitingMessage(
             id=row.id,
@@ -117,11 +123,13 @@ class LiveMessage:
         return format_timestamp(timestamp, self._row.now)
 
     def _find_worker(self, token: UUID | None) -> str | None:
+        """Return the name of the subscriber that leased with `token`, even if it has crashed."""
         return next(
             (subscriber.worker for subscriber in self._subscribers if subscriber.holds(token)), None
         )
 
     def _explain_cancel(self) -> list[Reason]:
+        """Explain that an operator has requested to cancel the message under this lease."""
         row = self._row
         if row.lease_token is None:
             return []
@@ -138,6 +146,7 @@ class LiveMessage:
         return [Reason("cancel_requested", description)]
 
     def _explain_lease(self) -> list[Reason]:
+        """Explain a PROCESSING message: a worker holds it, or its lease has expired."""
         row = self._row
         worker = self._find_worker(row.lease_token)
         until = row.lease_expires_at
@@ -198,6 +207,7 @@ class LiveMessage:
         return None
 
     def _explain_expiry(self) -> list[Reason]:
+        """Explain that the message has expired."""
         expires_at = self._row.expires_at
         if expires_at is None or expires_at > self._row.now:
             return []
@@ -209,6 +219,7 @@ class LiveMessage:
         ]
 
     def _explain_pauses(self) -> list[Reason]:
+        """Explain a pause of the queue, or of all its live subscribers in their own processes."""
         reasons = []
         table = self._dialect.tables.policy_state
         statement = select_pauses(table).where(table.c.key == self._row.queue)
@@ -234,6 +245,7 @@ class LiveMessage:
         return reasons
 
     def _explain_drain(self) -> list[Reason]:
+        """Explain that no live subscriber claims because operators have drained some."""
         drained = [subscriber.worker for subscriber in self._live_subscribers if subscriber.drained]
         if not drained or self._claiming:
             return []
@@ -252,6 +264,7 @@ class LiveMessage:
         return [Reason("mixed_subscribers", description)]
 
     def _explain_due_time(self) -> list[Reason]:
+        """Explain a later due time, by the policy, publish or retry that has set it."""
         row = self._row
         due_at = row.next_attempt_at
         if due_at <= row.now:
@@ -273,6 +286,7 @@ class LiveMessage:
         return [Reason("retrying", description, until=due_at)]
 
     def _explain_no_subscriber(self) -> list[Reason]:
+        """Explain that the queue has no live subscriber, and name the last."""
         if self._live_subscribers:
             return []
         description = "the queue has no live subscriber"
@@ -291,6 +305,7 @@ class LiveMessage:
         return [Reason("no_live_subscriber", description, worker=last.worker)]
 
     def _explain_suspect(self) -> list[Reason]:
+        """Explain that the message runs alone, because it may have killed its process."""
         lost_deliveries = self._row.deliveries_count - self._row.attempts_count
         if lost_deliveries < SUSPECT_AFTER:
             return []
@@ -301,6 +316,7 @@ class LiveMessage:
         return [Reason("suspect", description)]
 
     def _explain_order(self) -> list[Reason]:
+        """Explain that an earlier or a leased message of the key goes first under ordered=True."""
         row = self._row
         expired = row.expires_at is not None and row.expires_at <= row.now
         if (
@@ -311,9 +327,9 @@ class LiveMessage:
             return []
         c = self._table.c
         columns = c.id, c.state, c.next_attempt_at, c.lease_token, c.lease_expires_at
-        live = or_(c.expires_at.is_(None), c.expires_at > clock())
+        unexpired = or_(c.expires_at.is_(None), c.expires_at > clock())
         of_key = and_(c.queue == row.queue, c.key == row.key)
-        first = select(*columns).where(of_key, c.id < row.id, live).order_by(c.id).limit(1)
+        first = select(*columns).where(of_key, c.id < row.id, unexpired).order_by(c.id).limit(1)
         running = self._use_index(select(*columns), "leased")
         running = running.where(of_key, c.id != row.id, _LEASED).limit(1)
         for statement in (self._use_index(first, "key"), running):
@@ -357,6 +373,7 @@ class LiveMessage:
         )
 
     def _explain_capacity(self) -> Reason:
+        """Explain that only messages before this message, or busy workers, keep it waiting."""
         ahead = self._count_ahead()
         workers = sum(subscriber.max_workers for subscriber in self._claiming)
         busy = self._count_rows(
@@ -409,6 +426,7 @@ class LiveMessage:
         return _CLAIMABLE_MYSQL if self._connection.dialect.name in MYSQL else _CLAIMABLE
 
     def _count_rows(self, rows: Select[Any], maximum: int = MAX_COUNTED) -> int:
+        """Count the rows up to `maximum`: the queue may be large."""
         subquery = rows.select_from(self._table).limit(maximum).subquery()
         return int(
             self._connection.execute(select(func.count()).select_from(subquery)).scalar_one()

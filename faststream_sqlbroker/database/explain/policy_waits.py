@@ -143,18 +143,20 @@ class PolicyDetails:
 
     @cached_property
     def closed_window(self) -> tuple[Window, int] | None:
-        """The window that opens first, and the time (microseconds); None if a subscriber may claim
-        now.
+        """The Window that opens first, and when; None if a subscriber may claim now.
+
+        Of a subscriber with several closed windows, the last to open counts. In microseconds since
+        1970.
         """
         now = to_microseconds(self.now)
-        first: list[tuple[Window, int]] = []
+        last_openings: list[tuple[Window, int]] = []
         for subscriber in self.subscribers:
             windows = [item for item in subscriber.rules if isinstance(item, Window)]
             closed = [(window, opens) for window in windows if (opens := window.span(now)[0]) > now]
             if not closed:
                 return None
-            first.append(max(closed, key=lambda item: item[1]))
-        return min(first, key=lambda item: item[1], default=None)
+            last_openings.append(max(closed, key=lambda item: item[1]))
+        return min(last_openings, key=lambda item: item[1], default=None)
 
     def count_leases(self, maximum: int) -> int:
         """Count the leases of the queue, up to `maximum`."""
@@ -242,6 +244,7 @@ class PolicyDetails:
 
     @property
     def _select_leased(self) -> Select[Any]:
+        """The leased messages of the queue, with the keys that policies use, by id."""
         table = self.dialect.tables.message
         columns = table.c.id, self._key_column.label("key"), table.c.lease_token.label("token")
         statement = select(*columns)
@@ -306,14 +309,18 @@ def explain_window(details: PolicyDetails, message: WaitingMessage) -> list[Reas
 
 
 def explain_burst(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that the burst goes on, or that another message of the key comes first."""
+    """Explain that the burst goes on, or that another message of the key comes first.
+
+    A burst is a series of messages of one key. Debounce delivers one of them, when the burst has
+    ended or, with the leading edge, at its start.
+    """
     debounces = details.list_policies(Debounce)
     if message.key is None or not message.policy_marks & BURST or not debounces:
         return []
     bursts, queued = details.load_bursts(message.key)
-    turn = bursts.find_next(set(queued))
-    if turn is not None and turn != message.id:
-        return [_build_key_held(details, message.key, turn, queued[turn], debounces[0])]
+    other = bursts.find_next(set(queued))
+    if other is not None and other != message.id:
+        return [_build_key_held(details, message.key, other, queued[other], debounces[0])]
     if message.id == bursts.newest and message.next_attempt_at > message.now:
         description = (
             "it is the newest message of a burst of its key, which ends at "
@@ -364,7 +371,11 @@ def _build_key_held(
 
 
 def explain_throttle(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that there is no slot yet; the throttle with the latest slot comes first."""
+    """Explain that there is no slot yet; the throttle with the latest slot comes first.
+
+    A slot is a time at which a throttle lets one message start. A refusing throttle has given the
+    message the due time of its next request for a slot.
+    """
     throttles = details.list_policies(Throttle)
     if not throttles:
         return []
@@ -389,7 +400,7 @@ def explain_throttle(details: PolicyDetails, message: WaitingMessage) -> list[Re
 
 
 def _format_rate_loss(throttle: Throttle, lag: int) -> str:
-    """Format the remaining rate under late starts if noticeably lower."""
+    """Describe the rate that late starts leave; empty if they cost less than 5 % of the period."""
     if lag * 20 < throttle.per:
         return ""
     remaining_rate = throttle.rate * throttle.per / (throttle.per + lag)

@@ -185,6 +185,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         return ids
 
     def _insert_by_first_id(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
+        """Insert the rows, and compute their ids from the first id and the server's step."""
         first: int = connection.execute(
             self.get_insert_statement(len(rows)), self.build_insert_binds(rows)
         ).lastrowid
@@ -231,6 +232,8 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """
 
         def claim(connection: Connection) -> ClaimedMessages:
+            """Lock the first due rows of the pairs, then lease them by id."""
+
             def lock_pair(pair: ReadyPair, max_rows: int) -> ClaimedMessages:
                 return self._lock_pair(connection, pair, max_rows, token, suspicion)
 

@@ -89,6 +89,10 @@ class PairsClaim:
         pairs: Sequence[ReadyPair],
         first_rows: list[tuple[int, list[int]]],
     ) -> None:
+        """Lock the `first_rows` of `pairs`, in the order of the pairs.
+
+        `first_rows` are positions in `pairs` and the ids found there.
+        """
         pending_ids: list[int] = []
         queues: dict[str, None] = {}
         for position, ids in first_rows:
@@ -105,6 +109,7 @@ class PairsClaim:
         self._lock_rows(connection, pending_ids, queues)
 
     def _lock_pair(self, pair: ReadyPair) -> None:
+        """Lock the first due rows of a pair, up to the remaining capacity."""
         if self._capacity > 0:
             claimed = self.lock_first(pair, self._capacity)
             self._add(claimed, claimed)

@@ -102,7 +102,7 @@ def record_action(
     """Record who did what with how many messages, in the same transaction, so that the audit is
     true.
 
-    Options that are None are left out.
+    Options that are None are omitted.
     """
     from faststream_sqlbroker.core.bulk_jobs import Job  # noqa: PLC0415
 

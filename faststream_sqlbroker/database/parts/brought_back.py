@@ -41,7 +41,9 @@ def lock_records(
 ) -> list[LockedRecord]:
     """Lock the records of the windows in which the archived messages `ids` ended.
 
-    Call it before locking the messages. Most databases have no records: that is one statement.
+    A record says how many rows of a window (a day or an hour of `archived_at`) an export has copied
+    to a lake. Call this before locking the messages. Most databases have no records: that is one
+    statement.
     """
     archive = dialect.tables.archive
     scopes = _list_scopes(connection, dialect.tables.policy_state) if ids else []
@@ -66,6 +68,10 @@ def lock_records(
 
 
 def _list_scopes(connection: Connection, table: Table) -> list[str]:
+    """Return the scopes of all records, one for each lake.
+
+    Steps from scope to scope in the primary key: DISTINCT would read every record.
+    """
     scopes: list[str] = []
     while True:
         after = table.c.scope > scopes[-1] if scopes else table.c.scope >= LOADED_SCOPE
@@ -117,9 +123,9 @@ def restore_messages(
     """
     tables = dialect.tables
     assert tables.archive is not None  # noqa: S101 - the store has looked
-    left_out = {name for name, value in new_values.items() if value is None}
+    omitted = {name for name, value in new_values.items() if value is None}
     shared_names = [c.name for c in tables.archive.c if c.name in tables.message.c]
-    names = [name for name in shared_names if name not in left_out]
+    names = [name for name in shared_names if name not in omitted]
     columns = [new_values.get(name, tables.archive.c[name]) for name in names]
     condition = tables.archive.c.id.in_(ids)
     if ids:
@@ -138,7 +144,11 @@ def _lower_records(
     records: Iterable[LockedRecord],
     rows: Sequence[Any],
 ) -> None:
-    """Subtract messages that leave the archive, given by id and `archived_at`, from the windows."""
+    """Subtract messages that leave the archive from the records of their windows.
+
+    `rows` have the id and `archived_at` of each. A record without remaining rows loses its
+    `due_at`.
+    """
     table: Table = dialect.tables.policy_state
     for record in records:
         row_sum = sum_rows([row for row in rows if record.has(row.archived_at)])

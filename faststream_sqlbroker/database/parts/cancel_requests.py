@@ -45,7 +45,7 @@ def save_request(connection: Connection, table: Table, request: CancelRequest) -
 
 def list_requests(connection: Connection, table: Table) -> tuple[CancelRequest, ...]:
     """Return all requests, including obsolete requests (removed within a minute or two)."""
-    # No limit: requests left out by it would be ignored while the others are open.
+    # No limit: requests beyond it would be ignored while the others are open.
     c = table.c
     rows = connection.execute(select(c.key, c.info).where(c.scope == CANCEL))
     return tuple(parse_request(row.key, row.info) for row in rows)
@@ -82,7 +82,7 @@ def discard_expired(
 ) -> int:
     """Discard messages of `queues` whose expired lease is in `requested`; return their number.
 
-    Rows locked by another transaction are left out.
+    Rows locked by another transaction are skipped.
     """
     requests = {request.message_id: request for request in requested}
     if not requests:

@@ -56,6 +56,11 @@ class ClaimedRows:
         return [self._to_message(row, token) for row in rows]
 
     def _to_message(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
+        """Convert a row to a message, whatever another program has stored in it.
+
+        Invalid times are replaced, with a warning. A row with any other invalid value becomes a
+        message that is rejected without a handler.
+        """
         try:
             return self._build_message(values, token)
         except READ_ERRORS:
@@ -108,6 +113,7 @@ class ClaimedRows:
         """Record that the columns `names` of a message that was just claimed hold invalid times."""
 
     def _is_time(self, value: Any, *, required: bool) -> bool:
+        """Return True if the value can be read as a time, or is None and not `required`."""
         if value is None:
             return not required
         try:
@@ -117,6 +123,11 @@ class ClaimedRows:
         return True
 
     def _build_message(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
+        """Build a message from the values of `CLAIMED_COLUMNS`.
+
+        Raises:
+            READ_ERRORS: a value is not of the type of its column.
+        """
         to_time = self.time
         return ClaimedMessage(
             values[0],
@@ -163,7 +174,11 @@ def get_statement_suffix(suspicion: SuspectRule | None) -> str:
 def split_suspects(
     rows: Iterable[Sequence[Any]], suspicion: SuspectRule | None
 ) -> tuple[list[Sequence[Any]], dict[int, Suspect]]:
-    """Return the leased rows, and by id the suspects, which have no `acquired_at`."""
+    """Return the leased rows, and by id the suspects, which have no `acquired_at`.
+
+    A suspect may have killed its process. The claim reports it without a lease, and another claim
+    leases it alone.
+    """
     if suspicion is None:
         return list(rows), {}
     leased: list[Sequence[Any]] = []
@@ -177,6 +192,7 @@ def split_suspects(
 
 
 def _find_suspect(row: Sequence[Any], suspicion: SuspectRule) -> Suspect | None:
+    """Return the row as a suspect, by the number of its lost leases, or None."""
     try:
         return suspicion.classify(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
     except (TypeError, ValueError):  # SQLite stores any value that another program writes

@@ -22,7 +22,7 @@ class LiveQueues(NamedTuple):
     """Number of live subscribers by queue."""
     ended_per_minute: dict[str, float]
     """Ended messages a minute by queue, as reported by live subscribers. Queues with a subscriber
-    that reports no rate are left out.
+    that reports no rate are omitted.
     """
     drained: Counter[str]
     """Number of live subscribers by queue that an operator has drained."""
@@ -33,7 +33,7 @@ def read_live_queues(
 ) -> LiveQueues:
     """Return up to `MAX_QUEUES` queues; without `walk`, only queues with a live subscriber.
 
-    Reply queues are left out.
+    Reply queues are omitted.
     """
     registered = read_subscribers(connection, dialect.tables.policy_state)
     subscribers = Counter(queue for subscriber in registered for queue in subscriber.queues)
@@ -52,7 +52,7 @@ def read_queue_names(
 ) -> set[str]:
     """Return the first `MAX_QUEUES` queues after `after` that have a message, by name.
 
-    Reply queues are left out.
+    Reply queues are omitted.
     """
     # Step from each name to the next in an index: DISTINCT would read every message.
     names = set[str]()

@@ -119,6 +119,7 @@ class IndexRange:
 
 
 def _compare(column: Any, value: Any, *, descending: bool, inclusive: bool) -> Any:
+    """Return the condition that `column` comes after `value` in the order of the index."""
     if descending:
         return column <= value if inclusive else column < value
     return column >= value if inclusive else column > value
@@ -135,6 +136,7 @@ def get_readable_columns(table: Table, names: Sequence[str], database: str) -> l
 
 
 def _get_readable_column(column: Any, database: str) -> Any:
+    """Return the column as an expression that gives a readable value for every row."""
     if column.name == "headers":
         # asyncpg and psycopg would decode jsonb with the engine's own `json_deserializer`.
         as_text = database == "postgresql"
@@ -198,10 +200,10 @@ class RangeReader:
     def iter_steps(
         self, connection: Connection, budget: int
     ) -> Iterator[tuple[Callable[..., Select[Any]], Position | None]]:
-        """Yield steps of the range, `budget` rows in all: a select of matching rows and the last
-        position.
+        """Yield steps of the range, `budget` rows in all, as a select and the step's last position.
 
-        The position is None where the range ends.
+        The select finds the matching rows of the step; a step has at most `STEP_SIZE` rows, so that
+        no statement lasts long. The position is None where the range ends.
         """
         remaining = max(budget, 1)
         while True:
@@ -313,6 +315,7 @@ def match_ended_state(dialect: DialectOperations, state: MessageState) -> Column
 
 
 def _iter_time_conditions(column: Any, filters: Filters) -> Iterator[Any]:
+    """Yield the conditions of the filters `since` and `until` on `column`."""
     if filters.since is not None:
         yield column >= _to_timestamp(filters.since)
     if filters.until is not None:
@@ -320,6 +323,7 @@ def _iter_time_conditions(column: Any, filters: Filters) -> Iterator[Any]:
 
 
 def _to_timestamp(value: datetime | float) -> Any:
+    """Return a time; a number is that many seconds ago by the database's clock."""
     if isinstance(value, datetime):
         return value
     return later(literal_column(str(-round(value * 1_000_000))))
@@ -351,6 +355,7 @@ def to_unindexed(conditions: list[Any]) -> list[Any]:
 
 
 def _list_conditions(index_range: IndexRange, filters: Filters, database: str) -> list[Any]:
+    """Return the conditions of the filters that the index range does not contain already."""
     c = index_range.table.c
     conditions = list(_iter_equal_conditions(index_range, filters))
     if filters.reason is not None and database in MYSQL:
@@ -382,6 +387,7 @@ def _iter_equal_conditions(index_range: IndexRange, filters: Filters) -> Iterato
 
 
 def _is_state_covered(index_range: IndexRange, state: MessageState) -> bool:
+    """Return True if the index range contains only messages in `state`."""
     return index_range.name == "ended" or (
         index_range.name == "leased" and state is MessageState.PROCESSING
     )

@@ -53,6 +53,7 @@ def insert_for_caller(
 def _insert_or_delete(
     dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
+    """Insert in the caller's SQLite transaction; delete the messages if a mirror row is refused."""
     # No savepoint: before the transaction's first write, the savepoint would be the transaction,
     # and its release the COMMIT. SQLite has no rights, so deleting is always allowed.
     ids = dialect.insert(connection, rows)
@@ -70,6 +71,10 @@ def _insert_or_delete(
 def _insert_or_roll_back(
     dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
+    """Insert in the caller's MySQL or MariaDB transaction, within a savepoint.
+
+    If a mirror row is refused, the messages are rolled back, and the caller may go on.
+    """
     # A producer may have no right to delete. Without a transaction, in autocommit mode, there is no
     # savepoint to roll back or release, and the server reports that.
     connection.exec_driver_sql("SAVEPOINT sqlbroker_mirror")
@@ -90,6 +95,10 @@ def _insert_records(
     rows: Sequence[NewMessage],
     ids: Sequence[int | None],
 ) -> None:
+    """Insert the mirror row of each inserted message with a lookup value.
+
+    `expires_at` is the first check that the message still lives, after its delay.
+    """
     binds = [
         {
             "scope": MIRROR + row.lookup,
@@ -132,7 +141,8 @@ def renew_living(
 ) -> list[Any]:
     """Renew the expired mirror rows whose messages live; return the other `rows`.
 
-    A mirror row is renewed for as long as it has existed.
+    Called before expired rows of the policy state are removed. A mirror row is renewed for as long
+    as it has existed, so long-lived messages are checked rarely.
     """
     mirror_rows = [row for row in rows if row.scope.startswith(MIRROR)]
     if not mirror_rows:

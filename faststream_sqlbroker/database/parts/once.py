@@ -54,7 +54,7 @@ def claim_keys(
     ttl: float,
     worker: str,
 ) -> dict[int, tuple[OnceStatus, int | None]]:
-    """Claim the keys of `rows` for `ttl` seconds.
+    """Claim the keys of `rows` for `ttl` seconds before their handlers start.
 
     Returns:
         By id, the status of each row and the message that has its key.
@@ -99,7 +99,11 @@ class _StoredClaim:
     """True if its time to live is over."""
 
     def get_status(self, row: ClaimedMessage) -> tuple[OnceStatus, int | None]:
-        """Return the status of a message of the key, and the message that has the key."""
+        """Return the status of a message of the key, and the message that has the key.
+
+        If an earlier delivery of the message claimed the key, its handler may have run: the outcome
+        is unknown, and the handler does not start again.
+        """
         if self.token == get_delivery_token(row):
             return OnceStatus.START, row.id
         is_redelivery = row.deliveries_count > 1
@@ -141,6 +145,7 @@ def _insert(
 def _load_claims(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage]
 ) -> dict[tuple[str, str | None], _StoredClaim]:
+    """Return the stored claims by queue and key; each key has one since `_insert`."""
     c = table.c
     claims: dict[tuple[str, str | None], _StoredClaim] = {}
     for queue, queue_rows in groupby(rows, key=lambda row: row.queue):
@@ -185,6 +190,7 @@ def _mark_unknown(connection: Connection, table: Table, rows: Sequence[ClaimedMe
 def _update_claims(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage], ttl: float, worker: str
 ) -> None:
+    """Give the keys of expired claims to `rows`, for `ttl` seconds from now."""
     if not rows:
         return
     values = {

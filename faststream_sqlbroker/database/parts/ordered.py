@@ -91,7 +91,9 @@ class OrderedClaims:
     ) -> tuple[ClaimedMessages, float | None]:
         """Lease up to `limit` heads of `pairs`, and expired messages among all scanned messages.
 
-        A message without a key is its own head. `cursors` is read and written.
+        A head is the first message of its key, and no other message of the key is leased; a message
+        without a key is its own head. `cursors`, where the next search goes on, is read and
+        written.
 
         Returns:
             The rows, and the seconds until the next claim: 0 if another claim is running or more
@@ -142,9 +144,9 @@ class OrderedClaims:
         lease: float,
         token: UUID,
     ) -> ClaimedMessages:
-        """Lease the message if due in any of `queues`, not locked, and the head of the key.
+        """Lease the message if it is due in any of `queues`, not locked, and first of its key.
 
-        An expired message need not be the head: it will not be handled.
+        An expired message need not be the first: it will not be handled.
         """
         row = connection.execute(self._dialect.sql["ordered_one"], {"id": message_id}).one_or_none()
         if row is None or row[0] not in queues:
@@ -214,7 +216,12 @@ class HeadSearch:
         return self._heads >= self._limit
 
     def scan(self, pairs: Sequence[ReadyPair], cursors: Cursors) -> bool:
-        """Search for heads of `pairs`; return True if there may be more."""
+        """Search for heads of `pairs`; return True if there may be more.
+
+        A head is a message that may run next of its key. Reads the oldest due messages of each pair
+        (queue and priority); only if those were too many and gave too few heads, also a page of
+        keys and a page of messages without a key.
+        """
         full_pairs = [
             pair for pair in pairs if not self.is_full and self._scan_window(pair, cursors)
         ]
@@ -245,7 +252,7 @@ class HeadSearch:
         return is_first and not self._count_busy_keys(queue)[key]
 
     def may_start(self, queue: str, message_id: int) -> bool:
-        """Return True if this due message of `queue` could be in `ids`."""
+        """Return True if this due message may be leased, by the order and the limits of its key."""
         heads = self._load_heads([message_id])
         if not heads:
             return False
@@ -259,7 +266,11 @@ class HeadSearch:
         return self._reserve_lease(queue, key)
 
     def _scan_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
-        """Add heads of the oldest due messages of `pair`; return True if there may be more."""
+        """Add heads among the oldest due messages of `pair`; return True if there may be more.
+
+        These messages are the window. If an earlier message of the key comes first, the id of that
+        head goes to `_waiting`.
+        """
         binds = {"queue": pair.queue, "priority": pair.priority, "size": self._size}
         rows = self._execute(
             f"ordered_window{self._suffix}", **binds, **self._binds, mask=self._mask
@@ -285,7 +296,10 @@ class HeadSearch:
         return self._scan_keys(queue, cursors)
 
     def _scan_keys(self, queue: str, cursors: Cursors) -> bool:
-        """Add the due heads of the next keys; return True if keys follow."""
+        """Add the due heads of the next page of keys; return True if keys follow.
+
+        Called if the window was full: many messages of few keys may hide the heads of other keys.
+        """
         binds = {"queue": queue, "start": cursors.keys.get(queue, ""), "size": self._size}
         keys = self._load_next_keys(binds)
         names = [name for key, _ in keys if (name := _decode_key(key)) is not None]
@@ -295,8 +309,10 @@ class HeadSearch:
         return has_more
 
     def _scan_due_keys(self, queue: str, cursors: Cursors, gate: KeyGate) -> bool:
-        """Add the heads of the keys that are due by the states of `gate`; return True if there are
-        more.
+        """Add the heads of keys that are due for a check; return True if there are more.
+
+        `gate`, a policy by key, stores when each key may start its next message. Also adds messages
+        that have become due since, and from time to time checks all keys.
         """
         gate.use_index()
         binds = {"queue": queue, "scope": gate.scope, "size": self._size, "mask": self._mask}
@@ -344,6 +360,7 @@ class HeadSearch:
         return True
 
     def _add_head(self, queue: str, message_id: int, key: Key | None) -> None:
+        """Add the message, unless the limit is reached or its key may start no other."""
         if self.is_full or message_id in self._used_ids:
             return
         if key is not None and not self._reserve_lease(queue, key):
@@ -357,7 +374,10 @@ class HeadSearch:
             self._gate.load_keys(key for key in keys if key is not None)
 
     def _reserve_lease(self, queue: str, key: Key) -> bool:
-        """Count another lease of the key; return False if none is allowed."""
+        """Count another lease of the key; return False if none is allowed.
+
+        A message that would wait for a worker needs a key without a lease.
+        """
         if self._per_key != UNLIMITED:
             max_leases = self._per_key if self._heads < self._starting else 1
             if self._count_busy_keys(queue)[key] >= (max_leases or 1):
@@ -375,11 +395,16 @@ class HeadSearch:
         return self._busy[queue]
 
     def _load_next_keys(self, binds: dict[str, Any]) -> Any:
+        """Return a page of keys with the first message of each.
+
+        Without an order, as for limits of each key, this is the first message that can be claimed.
+        """
         if self._per_key is None:
             return self._execute("ordered_keys", **binds).all()
         return self._execute("ordered_keys_ready", **binds, mask=self._mask).all()
 
     def _load_heads(self, ids: Sequence[int]) -> Any:
+        """Return the id and key of the messages in `ids` that can be claimed now."""
         return self._execute(
             f"ordered_heads{self._suffix}", ids=ids, **self._binds, mask=self._mask
         ).all()

@@ -55,6 +55,7 @@ def lock_order(
     in_scope = table.c.scope == scope
 
     def select_keys(names: Sequence[str], *, lock: bool) -> set[str]:
+        """Return the keys of `names` that exist; with `lock`, those that could be locked."""
         keys = set[str]()
         for part in iter_chunks(names):
             statement = select(table.c.key).where(in_scope, table.c.key.in_(part))
@@ -198,6 +199,7 @@ def get_or_create_database_id(connection: Connection, table: Table) -> str | Non
 
 
 def _read_id(connection: Connection, table: Table, *, lock: bool) -> str | None:
+    """Return the stored bits of this database; None if missing or invalid."""
     row = select(table.c.info).where(table.c.scope == DATABASE, table.c.key == DATABASE_KEY)
     info = connection.execute(row.with_for_update() if lock else row).scalar()
     value = info.get("id") if isinstance(info, dict) else None

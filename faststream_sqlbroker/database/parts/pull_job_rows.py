@@ -152,7 +152,7 @@ def list_queued(
         next_cursor = build_page_cursor(last.priority, last.next_attempt_at, last.id)
     ids = [row.id for row in page if not row.gone]
     rows_by_id = {row.id: row for row in connection.execute(select_bodies(dialect), {"ids": ids})}
-    # Jobs claimed since are left out.
+    # Jobs claimed since are omitted.
     jobs = [
         _to_job(rows_by_id[job_id], PullJobState.QUEUED) for job_id in ids if job_id in rows_by_id
     ]
@@ -187,6 +187,7 @@ def _list_due(
 
 
 def _limit_size(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return the first rows whose bodies fit into a page together; at least one."""
     size = 0
     for number, row in enumerate(rows):
         size += row.size or 0
@@ -196,6 +197,7 @@ def _limit_size(rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def _to_job(row: Any, state: PullJobState, **lease: Any) -> PullJob:
+    """Build the job of a row; `lease` has the values that only a job in flight has."""
     return PullJob(
         id=row.id,
         state=state,
@@ -214,6 +216,7 @@ def select_job(dialect: DialectOperations, *, is_live: bool) -> Select[Any]:
     """Select the `job` of `queue`, live or archived."""
 
     def build() -> Select[Any]:
+        """Build the select, which the dialect keeps."""
         table = dialect.tables.message if is_live else dialect.tables.archive
         assert table is not None  # noqa: S101 - without an archive there are no channels
         c = table.c
@@ -233,6 +236,7 @@ def select_due_jobs(dialect: DialectOperations) -> Select[Any]:
     """
 
     def build() -> Select[Any]:
+        """Build the select, which the dialect keeps."""
         index_range = get_due_range(dialect)
         c = index_range.table.c
         names = ("priority", "next_attempt_at", "id")
@@ -253,6 +257,7 @@ def get_due_range(dialect: DialectOperations) -> IndexRange:
     """Return the index range of due jobs of `queue` and `priority`."""
 
     def build() -> IndexRange:
+        """Build the range, which the dialect keeps."""
         table = dialect.tables.message
         c = table.c
         claimable = text("claimable = 1" if dialect.name in MYSQL else _CLAIMABLE)
@@ -267,6 +272,7 @@ def select_bodies(dialect: DialectOperations) -> Select[Any]:
     """Select the jobs in `ids` that are not in flight."""
 
     def build() -> Select[Any]:
+        """Build the select, which the dialect keeps."""
         table = dialect.tables.message
         condition = table.c.id.in_(bindparam("ids", expanding=True))
         columns = get_readable_columns(table, _JOB_COLUMNS, dialect.name)

@@ -41,6 +41,7 @@ def find_locked(
 def _find_locked_postgresql(
     connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 ) -> set[int] | None:
+    """Return the locked messages of `ids`; None on a standby, which does not show locks."""
     if connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one():
         return None
     locked: set[int] = set()

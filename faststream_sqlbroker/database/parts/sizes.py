@@ -69,6 +69,7 @@ class SizeLimit:
         return self._count_bytes(text.encode()) + ROW_OVERHEAD <= self.max_bytes
 
     def _estimate_size(self, row: NewMessage) -> int:
+        """Return an upper bound of the bytes that the row takes in a statement."""
         names = (
             len(row.queue) + len(row.key or "") + len(row.dedup_id or "") + len(row.headers or "")
         )

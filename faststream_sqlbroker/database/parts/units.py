@@ -28,9 +28,10 @@ def settle_units(
 ) -> SettleResult:
     """Settle complete units, and insert the messages published with each.
 
-    If a lease of a unit is lost, its rows that are still held are in neither set of the result.
-    With `skip_locked`, the same holds for rows that another transaction has locked and for all
-    rows of their units, and no lock is waited for longer than `LOCK_WAIT` seconds. `settle`
+    A unit is a group of outcomes, with the messages to publish on ack, that is written as a whole
+    or not at all. If a lease of a unit is lost, its rows that are still held are in neither set of
+    the result. With `skip_locked`, the same holds for rows that another transaction has locked and
+    for all rows of their units, and no lock is waited for longer than `LOCK_WAIT` seconds. `settle`
     replaces the dialect's own method.
 
     Raises:

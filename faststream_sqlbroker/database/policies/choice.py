@@ -29,7 +29,7 @@ class NextScan:
     delays: list[float] = field(default_factory=list)
     """Seconds until each requested scan."""
     has_more: bool = False
-    """True if more remains to be scanned at once."""
+    """True if more remains to be scanned immediately."""
 
     def get_delay(self, at: int) -> float:
         """Return the seconds from now to `at`, at least a millisecond."""
@@ -57,7 +57,11 @@ class MessageSelection:
     """Maximum leases of a key."""
 
     def select(self, limit: int, *, skip_suspects: bool = False) -> list[int]:
-        """Return the messages to lease, in order; with `skip_suspects` no suspects."""
+        """Return up to `limit` messages to lease, in the order of their starts.
+
+        A claim calls this after all policies have seen the due messages. With `skip_suspects`, no
+        suspects: messages that may have killed their process.
+        """
         if limit < 1:
             return []
         suspicion = self.suspicion
@@ -76,6 +80,11 @@ class MessageSelection:
         return self.request.ordered or (limited and self.bursts is None)
 
     def _list_due(self, size: int, excluded: SuspectRule | None) -> list[Due]:
+        """Return up to `size` due messages that all policies have passed so far.
+
+        Each policy flags the messages that it has seen; a message without the flags waits for the
+        next claim. `excluded` are suspects, which may have killed their process and run alone.
+        """
         intake = self.intake
         due: list[Due] = []
         for pair in intake.pairs:
@@ -93,6 +102,12 @@ class MessageSelection:
     def _select_from_bursts(
         self, bursts: BurstHeads | LatestHeads, limit: int, excluded: SuspectRule | None
     ) -> list[int]:
+        """Select the messages that Debounce or KeepLast delivers now, one of each key.
+
+        Reads more than `limit` due messages, as several may have one key. An incomplete policy has
+        not seen all arrivals, so those of the keys read here join their bursts first. If the page
+        was full but gave too few messages, the claim is repeated soon.
+        """
         size = max(100, 2 * limit)
         due = self._list_due(size, excluded)
         has_more_due = len(due) == size
@@ -106,7 +121,12 @@ class MessageSelection:
         return selected
 
     def _filter_by_slot(self, keys: KeySlots, due: list[Due], *, has_more_due: bool) -> list[Due]:
-        """Return messages whose key has a slot now; shift the remaining ones if `has_more_due`."""
+        """Return the messages of `due` whose key has a free slot of the Throttle now.
+
+        A slot is a time at which the Throttle lets one message start. If more messages are due than
+        were read (`has_more_due`), the messages without a slot get a later due time: they would
+        fill the next page, too.
+        """
         keys.load_keys(key for _, key, _ in due if key is not None)
         open_messages = [message for message in due if keys.is_open(message[1])]
         if has_more_due:
@@ -121,6 +141,11 @@ class MessageSelection:
         return open_messages
 
     def _select_by_key(self, limit: int, excluded: SuspectRule | None) -> list[int]:
+        """Select messages key by key, for ordered=True or limits of each key.
+
+        Schedules the next scan for when the next head, the first message of its key, is due. With
+        `request.only`, checks that message alone.
+        """
         heads = HeadSearch(
             self.intake.rows.connection,
             self.intake.rows.dialect.sql,
@@ -137,7 +162,7 @@ class MessageSelection:
                 i for i, _, _ in self._list_due(1, None) if heads.may_start(self.intake.queue, i)
             ]
         if heads.scan(self.intake.pairs, self.cursors):
-            # Not at once: all keys may be busy, and there may be many.
+            # With a pause: all keys may be busy, and there may be many.
             self.next_scan.delays.append(0.0)
         elif not heads.is_full and (next_wait := heads.get_next_due_in()) is not None:
             self.next_scan.delays.append(next_wait)

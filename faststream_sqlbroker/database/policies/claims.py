@@ -1,6 +1,6 @@
 """Claims under scheduling policies: one claim of a queue at a time, in one transaction.
 
-The race: two claims that read before either has committed could each find room for one more
+The race: two claims that read before either has committed could each find capacity for one more
 message. So a claim first locks the queue's row of the policy state, and then reads (READ COMMITTED)
 what the claim before it has committed. A claim that finds the row locked does not wait; it is
 repeated soon. Running messages are counted by their leases: there is no counter that a crash could
@@ -67,8 +67,11 @@ class PolicyClaims:
     def claim(
         self, connection: Connection, request: PolicyClaimRequest, position: ScanPosition
     ) -> PolicyClaim:
-        """Lease the messages that the policies let start; the `slot` of a row says when. Updates
-        `position`.
+        """Lease the messages that the policies let start; updates `position`.
+
+        Reads the pairs of queue and priority with waiting messages, locks the queues that no other
+        claim has locked, and decides by what it reads under the locks. The `slot` of a row says
+        when its handler may start. `position` is where this process's next scans begin.
         """
         # Correctness depends on the order of the reads before and after the lock, so all of it is
         # in this function.
@@ -195,6 +198,7 @@ class PolicyClaims:
     def _build_rows(
         self, connection: Connection, request: PolicyClaimRequest, queue: str
     ) -> PolicyRows:
+        """Return the policy statements for `queue`, with keys of the request's header if any."""
         by_header = request.header is not None
         target = self._dialect, connection, queue
         return PolicyRows(*target, by_header=by_header, on_decision=self.on_decision)
@@ -206,6 +210,10 @@ class PolicyClaims:
         position: ScanPosition,
         read: ReadTime,
     ) -> None:
+        """Read the throttle rates of all live subscribers again if the known rates are old.
+
+        The lowest rate applies. Reading takes time under the lock, so not every claim does it.
+        """
         throttled = any(isinstance(policy, Throttle) for policy in request.policies)
         if throttled and position.is_old(position.intake.rates.read_at, read.requested_at):
             position.intake.rates = read_rates(
@@ -215,7 +223,8 @@ class PolicyClaims:
     def _lock(self, connection: Connection, due: list[str], scopes: list[str]) -> set[str]:
         """Lock the claims of the `due` queues that no other claim has locked, then `scopes`.
 
-        Waits for no lock: without all of `scopes` no queue counts as locked.
+        A scope is the name of a budget that several queues share. Waits for no lock: without all of
+        `scopes` no queue counts as locked.
         """
         locked = self._dialect.lock_order(connection, due) if due else set()
         if locked and scopes:
@@ -257,7 +266,9 @@ class _QueueClaim:
     def run(self, limit: int, starts: int, seconds_behind: float) -> list[ClaimedMessage]:
         """Lease up to `limit` messages, of which the first `starts` find a free worker.
 
-        The others wait `seconds_behind` behind those that wait already.
+        The others wait `seconds_behind` behind those that wait already. The order matters:
+        policies, free leases, slots, leases. Slots and bursts are stored last, for the rows that
+        were really leased.
         """
         self._slots.wait_seconds = seconds_behind
         self._selection.immediate_starts = min(limit, starts)
@@ -298,6 +309,7 @@ class _QueueClaim:
         leased: list[ClaimedMessage],
         refused: list[ClaimedMessage],
     ) -> None:
+        """Record which messages of bursts were delivered, and which a throttle refused."""
         # Messages claimed only to be discarded or rejected are not handled: another message takes
         # their place.
         bursts.handle_delivered([row for row in leased if may_start(row)])
@@ -307,13 +319,18 @@ class _QueueClaim:
         self.next_scan.has_more |= bursts.has_more
 
     def _read_header_keys(self, rows: list[ClaimedMessage]) -> None:
+        """Set the keys of leased rows that were read from a header, if the policies use one."""
         if self._rows.by_header:
             queued = self._rows.load_messages([row.id for row in rows])
             for row in rows:
                 row.header_key = (queued[row.id].key,)
 
     def _schedule_slot_scan(self, rows: list[ClaimedMessage], starting: int) -> None:
-        """Schedule the next scan for slots, after `rows` have taken some."""
+        """Schedule the next scan for slots, after `rows` have taken some.
+
+        `starting` of the rows start; the others only end. Without another slot the queue is gated:
+        nothing can start before that scan, whatever arrives.
+        """
         keys = self._slots.keys
         if keys is not None and keys.has_selected and (at := keys.find_next_check()) is not None:
             self.next_scan.delays.append(self.next_scan.get_delay(at))
@@ -324,7 +341,11 @@ class _QueueClaim:
             self.next_scan.delays.append(0.0)  # rows that only end have left capacity for others
 
     def _select_starting(self, limit: int) -> list[int]:
-        """Return up to `limit` messages whose handlers may start."""
+        """Return up to `limit` messages whose handlers may start.
+
+        Under a throttle more are read, as some may have no slot of their key. Suspects, which may
+        have killed their process, are removed first: checking them must not take slots.
+        """
         if not self._slots.spent or limit < 1:
             return self._selection.select(limit)
         size = max(MIN_SCAN, 2 * limit)
@@ -345,7 +366,11 @@ class _QueueClaim:
         size: int,
         suspicion: SuspectRule,
     ) -> tuple[list[int], dict[int, QueuedMessage]]:
-        """Record the suspects among `selected` and return the other messages."""
+        """Record the suspects among `selected` and return the other messages.
+
+        A suspect may have killed its process, so it is claimed alone. Under a throttle by key, the
+        selection is repeated without suspects.
+        """
         self.suspects = {
             message: suspect
             for message in selected
@@ -360,7 +385,7 @@ class _QueueClaim:
         return [message for message in selected if message not in self.suspects], queued
 
     def _count_free_leases(self, limit: int) -> int:
-        """Return how many of `limit` leases the policies allow."""
+        """Return how many of `limit` leases the policies allow; counted once in a claim."""
         if self._free is None:
             self._free = limit
             for policy in self._request.policies:
@@ -373,7 +398,7 @@ class _QueueClaim:
         return self._free
 
     def _count_leases(self, policy: Concurrency) -> tuple[int, int]:
-        """Return the current leases and their maximum."""
+        """Return the current leases, and their maximum, of the queue or of the policy's scope."""
         if policy.scope is None:
             max_leases = self._get_lowest_limit(policy)
             return self._rows.count_leases(self._rows.queue, max_leases), max_leases
@@ -427,6 +452,10 @@ class _QueueClaim:
         return True
 
     def _apply_limit(self, policy: Policy, limit: int) -> None:
+        """Apply a throttle that refuses messages, or a limit of leases of each key.
+
+        Waiting throttles and limits of the queue take no part: slots and leases are counted later.
+        """
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
             capacity = self._slots.compute_capacity(
                 self._count_free_leases(limit), self._selection.immediate_starts
@@ -445,6 +474,7 @@ class _QueueClaim:
 def _create_heads(
     policy: Debounce | KeepLast, rows: PolicyRows, now: int, *, keep: bool
 ) -> BurstHeads | LatestHeads:
+    """Create the selection of one message of each key that the policy needs."""
     heads_class = LatestHeads if isinstance(policy, KeepLast) else BurstHeads
     return heads_class(policy, rows, now, keep=keep)
 

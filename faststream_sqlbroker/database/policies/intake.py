@@ -119,8 +119,10 @@ class Intake:
         return self.rows.queue
 
     def note_holds(self, policies: Sequence[Policy]) -> None:
-        """Store that `policies` may put messages of the queue off; at most every `NOTE_RENEWAL`
-        seconds.
+        """Store that `policies` may give messages of the queue later due times.
+
+        Writes at most every `NOTE_RENEWAL` seconds. The note allows `PolicyHolds` to free these
+        messages after a deployment without the policy.
         """
         noted_at = self.position.noted_at
         now = self.clock.monotonic()
@@ -157,7 +159,10 @@ class Intake:
         return is_complete
 
     def apply_delay(self, policy: Delay) -> bool:
-        """Shift messages that are due for the first time; return True if all were scanned."""
+        """Postpone new messages by the delay; return True if all were scanned.
+
+        A message that was delivered before keeps its due time: its retries are not delayed again.
+        """
         arrivals, is_complete = self.scan_arrivals(DELAYED)
         due = {
             arrival.id: None
@@ -212,7 +217,12 @@ class Intake:
     def _join(
         self, policy: Debounce | KeepLast, arrivals: Sequence[Arrival]
     ) -> tuple[dict[int, int | None], set[int]]:
-        """Let `arrivals` join; return their new due times and the messages not to deliver now."""
+        """Let `arrivals` join the bursts of their keys, and store the effects.
+
+        A burst is a series of messages of one key, of which only one is delivered. Messages that
+        were delivered before, or have no key, take no part. Returns the new due times, and the
+        messages not to deliver now: they have ended or stand by for another message.
+        """
         due: dict[int, int | None] = {}
         discarded: dict[int, Discard] = {}
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -256,7 +266,8 @@ class Intake:
     ) -> dict[int, str | None]:
         """Return the current keys of messages that two keys refer to, without `known_keys`.
 
-        Such a message got another key.
+        That happens to a message whose key was changed while it waited. Only its current key may
+        change it.
         """
         counts = Counter(
             message
@@ -284,15 +295,23 @@ class Intake:
         hold_flag: int = 0,
         keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
+        """Set `flag`, and new due times; None leaves a due time unchanged.
+
+        `hold_flag` says which policy set the due time; the hold flags of other policies are
+        cleared. Times later than now go to `later`: the queue is scanned again then.
+        """
         flags = flag | hold_flag, ~HELD_MASK | hold_flag
         self.rows.shift(due, *flags, keys=keys)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
     def scan_arrivals(self, flag: int) -> tuple[list[Arrival], bool]:
-        """Return the messages that miss `flag`, and True if the result is complete.
+        """Return the due messages that miss `flag`, and True if the result is complete.
 
-        If not, they are all that were due before some time. Within a priority, messages that were
-        delivered before come first, except those that waited for another message of their key.
+        A policy sets its flag on each message that it has seen. So a scan reads only from a little
+        before the end of the last scan; every few seconds it reads everything, to find late
+        commits. If a page was full, the result ends at the horizon, the due time up to which all
+        priorities were read. Within a priority, messages that were delivered before come first,
+        except those that waited for another message of their key.
         """
         arrivals: list[Arrival] = []
         horizon: int | None = None
@@ -337,6 +356,7 @@ def _filter_by_key(
 
 
 def _must_sort_last(arrival: Arrival) -> bool:
+    """Return True for new messages, and for those that waited for a message of their key."""
     # A message that waited for another message of its key comes at its due time, which is not
     # before that of the other. If the other message lost its slot to it, neither would ever start.
     return not arrival.delivered or bool(arrival.flags & HELD_BURST)
@@ -353,7 +373,10 @@ def load_burst_states(
     keys: Iterable[str],
     now: int,
 ) -> dict[str, Any]:
-    """Return the stored burst states of `keys`; needs the queue's lock."""
+    """Return the stored burst states of `keys`; needs the queue's lock.
+
+    Times from before the database's clock was set back are corrected.
+    """
     scope = get_burst_scope(rows.queue)
     states = rows.load_states(scope, keys)
     corrected = {key: repair_clock(info, now) for key, info in states.items()}

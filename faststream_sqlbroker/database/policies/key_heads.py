@@ -73,10 +73,15 @@ class KeyHeads:
     next_checks: list[int] = field(default_factory=list)
     """Times at which messages are checked again."""
     has_more: bool = False
-    """True if more messages remain to be checked at once."""
+    """True if more messages remain to be checked immediately."""
 
     def check_standby(self, priorities: Iterable[int]) -> None:
-        """Check the standby messages that are due for a check."""
+        """Check the standby messages that are due for a check.
+
+        A message stands by while another message of its key is to be delivered in its place. If
+        that message is gone, the check promotes a standby message; otherwise it sets the next
+        check.
+        """
         messages: list[StandbyMessage] = []
         for priority in priorities:
             messages += self.rows.list_due_standby(priority, now=self.now, size=SCAN_SIZE)
@@ -101,6 +106,11 @@ class KeyHeads:
         self.rows.shift(released, 0, PERSISTENT_MASK & ~BURST)
 
     def _get_next_check(self, key: str, message: StandbyMessage) -> int:
+        """Return when to check a standby message again (microseconds since 1970).
+
+        The owner is the message for which it stands by. A message whose owner waits long is checked
+        less often.
+        """
         owner = self._find_owner(key, message.id)
         waits_for = None if owner is None else self.queued[key].get(owner)
         if owner is None or waits_for is None:
@@ -138,6 +148,11 @@ class KeyHeads:
         return promoted | expired.keys()
 
     def _load_queued(self) -> None:
+        """Load the messages that the loaded states refer to, and that are still in the queue.
+
+        Sets `key_of` for all of them, and `queued` without standby messages: those are not
+        delivered.
+        """
         ids = {i for state in self.states.values() for i in state.list_messages()}
         messages = self.rows.load_messages(ids)
         self.key_of = {i: message.key for i, message in messages.items() if message.key is not None}
@@ -157,6 +172,10 @@ class KeyHeads:
         self.states = {key: self.policy.load(stored.get(key)) for key in keys}
 
     def _find_expired(self) -> dict[int, Discard]:
+        """Return the waiting messages of the loaded keys that have expired, with their outcome.
+
+        Leased messages are not among them: their handlers run.
+        """
         return {
             message: Discard(EXPIRED)
             for key, queued in self.queued.items()
@@ -167,6 +186,11 @@ class KeyHeads:
         }
 
     def _needs_replacement(self, key: str, standby: Sequence[StandbyMessage]) -> bool:
+        """Return True if a standby message of `key` may have to be promoted or discarded.
+
+        That is so if a message to deliver is gone, or if a message in `standby` has expired, or its
+        owner (the message for which it stands by) was delivered or is unknown.
+        """
         state = self.states[key]
         state.standby |= bool(standby)
         finished_owners = None, state.over
@@ -183,6 +207,7 @@ class KeyHeads:
     def _fill_vacancies(self, keys: Sequence[str], discarded: dict[int, Discard]) -> set[int]:
         """Promote standby messages in place of messages that are gone; return the promoted ids.
 
+        A vacancy is a message that was to be delivered, and has expired or was cancelled or moved.
         Adds messages that end to `discarded`.
         """
         if not keys:
@@ -234,9 +259,12 @@ class KeyHeads:
         *,
         complete: bool,
     ) -> None:
-        """Promote standby messages of the key.
+        """Promote or supersede standby messages of `key`, and record this in its state.
 
-        `standby` has the standby messages that were read: all of the key if `complete`.
+        Messages that stood by for the delivered message are superseded. A message that is gone is
+        replaced by the newest (leading edge: oldest) message that stood by for it. Adds promoted
+        messages to `due` and others to `discarded`. `standby` has the standby messages that were
+        read: all of the key if `complete`.
         """
         state = self.states[key]
         leading = self.policy.leading
@@ -259,6 +287,11 @@ class KeyHeads:
             due[successor] = max(self.now, self._get_due(state, successor))
 
     def _get_due(self, state: Bursts | Latest, message: int) -> int:
+        """Return the due time of `message` as the next delivery of its key; 0 means now.
+
+        Only the newest message of a key waits: until its burst (Debounce) or window (KeepLast)
+        ends.
+        """
         if message != state.newest:
             return 0
         if isinstance(state, Bursts):
@@ -266,7 +299,10 @@ class KeyHeads:
         return state.get_opening_time(self.policy) if isinstance(self.policy, KeepLast) else 0
 
     def _defer(self, due: Sequence[Due], waiting: Mapping[int, int | None]) -> None:
-        """Set the due times of the `waiting` messages of `due`."""
+        """Set the due times of the `waiting` messages of `due`.
+
+        A message waits while another message of its key goes first, or until its window ends.
+        """
         # A deferred message gives up its slot, which would be for another time.
         flags = HELD_BURST, PERSISTENT_MASK | HELD_BURST
         keys = {message: key for message, key, _ in due}
@@ -289,7 +325,11 @@ class KeyHeads:
         self._save_states({key for key, _ in waiting.values()})
 
     def _supersede(self, delivered: Mapping[str, int]) -> None:
-        """Discard the messages that stood by for `delivered`, the starting messages by key."""
+        """Discard the messages that stood by for `delivered`, the starting messages by key.
+
+        If a key has more than one statement reads, one of them is left for the next claim, which
+        then discards the others.
+        """
         discarded: dict[int, Discard] = {}
         ranges = {
             key: self._get_standby_range(self.states[key], message)
@@ -320,6 +360,11 @@ class KeyHeads:
     def _update_standby_flags(
         self, delivered: Mapping[str, int], unfinished_keys: Iterable[str]
     ) -> None:
+        """Record for the delivered keys whether standby messages remain, after `_supersede`.
+
+        Of a key in `unfinished_keys` not all were read: its state keeps the delivered message as
+        `over`, so that the next claim supersedes the others.
+        """
         unfinished_keys = set(unfinished_keys)
         for key, message in delivered.items():
             state = self.states[key]
@@ -343,6 +388,7 @@ class KeyHeads:
         return [(message.id, key) for message, key in self._filter_keyed(messages)]
 
     def _filter_keyed(self, messages: Iterable[StandbyMessage]) -> list[tuple[StandbyMessage, str]]:
+        """Return the messages that have a key, with it, and remember the keys in `key_of`."""
         keyed = [(message, message.key) for message in messages if message.key is not None]
         self.key_of |= {message.id: key for message, key in keyed}
         return keyed
@@ -363,6 +409,7 @@ class KeyHeads:
         return low, min((other for other in other_owners if other > message), default=MAX_ID)
 
     def _save_states(self, keys: Iterable[str]) -> None:
+        """Store the states of `keys`, with their expiries."""
         states: dict[str, tuple[Any, int]] = {}
         for key in keys:
             state = self.states[key]
@@ -376,16 +423,20 @@ class BurstHeads(KeyHeads):
     """Debounce: delivers a single message of each key at a time, in the order of bursts."""
 
     def select(self, due: Sequence[Due], limit: int) -> list[int]:
-        """Return up to `limit` of the `due` messages to deliver now; defer all other messages."""
+        """Return up to `limit` of the `due` messages to deliver now; defer all other messages.
+
+        A key has one message at a time: its next message waits until that one has settled.
+        """
         due = self._load_due(due)
         selected: list[int] = []
         used_keys: set[str] = set()
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
             queued = {} if key is None else self.queued[key]
-            turn = None if key is None else self.states[key].find_next(set(queued))
-            if key in used_keys or (turn is not None and turn != message):
-                waiting[message] = self.now + compute_recheck_delay(queued.get(turn or 0), self.now)
+            next_message = None if key is None else self.states[key].find_next(set(queued))
+            if key in used_keys or (next_message is not None and next_message != message):
+                delay = compute_recheck_delay(queued.get(next_message or 0), self.now)
+                waiting[message] = self.now + delay
             elif len(selected) < limit:
                 selected.append(message)
                 if key is not None:
@@ -394,7 +445,10 @@ class BurstHeads(KeyHeads):
         return selected
 
     def handle_delivered(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Remove the leased `rows` from their bursts."""
+        """Remove the leased `rows` from their bursts, and discard the superseded messages.
+
+        A retry of the current message supersedes none.
+        """
         started: dict[str, int] = {}
         keys: set[str] = set()
         for row in rows:
@@ -418,18 +472,18 @@ class LatestHeads(KeyHeads):
         defer them.
         """
         due = self._load_due(due)
-        turns = self._compute_turns()
+        deliveries = self._compute_turns()
         selected: list[int] = []
         waiting: dict[int, int | None] = {}
-        older = _find_superseded(turns)
+        older = _find_superseded(deliveries)
         for message, key, _ in due:
-            turn = turns.get(key or "", NextDelivery(message))
-            if (wait_end := self._get_wait_end(turn, key, message)) is not None:
+            delivery = deliveries.get(key or "", NextDelivery(message))
+            if (wait_end := self._get_wait_end(delivery, key, message)) is not None:
                 waiting[message] = wait_end
-            elif key is not None and turn.message is not None and turn.message != message:
+            elif key is not None and delivery.message is not None and delivery.message != message:
                 # The state may not contain this message: another policy, or an operator, has left
                 # it.
-                older[message] = key, turn.message
+                older[message] = key, delivery.message
             elif len(selected) < limit:
                 selected.append(message)
         self._set_older_standby(older)
@@ -457,15 +511,20 @@ class LatestHeads(KeyHeads):
         self._save_states(started)
 
     def _compute_turns(self) -> dict[str, NextDelivery]:
+        """Decide for each loaded key which message KeepLast delivers next, and when."""
         assert isinstance(self.policy, KeepLast)  # noqa: S101 - only its heads are these
-        turns: dict[str, NextDelivery] = {}
+        deliveries: dict[str, NextDelivery] = {}
         for key, latest in self.states.items():
             states = {message: queued.state for message, queued in self.queued[key].items()}
-            turns[key] = find_next_delivery(self.policy, latest, states, self.now)
-        return turns
+            deliveries[key] = find_next_delivery(self.policy, latest, states, self.now)
+        return deliveries
 
     def _get_wait_end(self, turn: NextDelivery, key: str | None, message: int) -> int | None:
-        """Return when to check the due `message` again, or None without a wait."""
+        """Return when to check the due `message` of `key` again, or None without a wait.
+
+        `turn` is the decision about its key. The message waits for a running message of the key,
+        for the end of the window, or for an older message that goes first.
+        """
         if turn.waits_for is not None and key is not None:
             return self.now + compute_recheck_delay(self.queued[key].get(turn.waits_for), self.now)
         if turn.message == message:
@@ -476,7 +535,11 @@ class LatestHeads(KeyHeads):
 
 
 def compute_recheck_delay(previous: QueuedMessage | None, now: int) -> int:
-    """Return for how long to defer a message that waits for `previous` (microseconds)."""
+    """Return for how long to defer a message that waits for `previous` (microseconds).
+
+    `previous` is the message of its key that goes first; None if it is gone. The delay is as long
+    as `previous` has been running, so that waiting messages do not fill every claim.
+    """
     if previous is None:
         return MIN_BURST_RECHECK
     pause = previous.due - now if previous.acquired is None else now - previous.acquired

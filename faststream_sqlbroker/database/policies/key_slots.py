@@ -55,7 +55,7 @@ class MessageSlots:
     _stored: dict[str, int | None] = field(default_factory=dict, init=False)
 
     def load_keys(self, keys: Iterable[Key]) -> None:
-        """Load the slot logs of `keys`."""
+        """Load the slot logs of `keys`: the recent starts, from which the next slot follows."""
         names = {name for key in keys if (name := as_key(key)) is not None}
         missing = names - self._logs.keys()
         states = self.intake.rows.load_states(self.scope, missing)
@@ -67,8 +67,10 @@ class MessageSlots:
     def select_on_time(
         self, selected: Sequence[int], queued: Mapping[int, QueuedMessage], limit: int
     ) -> list[int]:
-        """Return up to `limit` of `selected` that expire, have no key, or take a slot of their key
-        now.
+        """Return up to `limit` of `selected` that may start now.
+
+        Each takes a slot of its key, a time at which the Throttle lets one message start, unless
+        the message has expired or has no key.
         """
         keys = {
             message: self._get_key(queued[message].key) for message in selected if message in queued
@@ -109,7 +111,7 @@ class MessageSlots:
         raise NotImplementedError
 
     def _record_starts(self, started: Mapping[int, int]) -> tuple[dict[str, list[int]], set[str]]:
-        """Add the start times of `started` to their logs.
+        """Add the start times of `started`, the leased messages, to the logs of their keys.
 
         Returns:
             The added times by key, and the keys with uses to report.
@@ -153,7 +155,11 @@ class KeySlots(MessageSlots):
         return False
 
     def admit(self, key: Key) -> bool:
-        """Admit another message of the key; return False without a slot now."""
+        """Admit another message of the key; return False without a slot now.
+
+        `HeadSearch` counts the messages that it finds by this. The slots themselves are taken
+        later, by `select_on_time`.
+        """
         if (name := as_key(key)) is None:
             return True
         if not self.is_open(name):
@@ -179,7 +185,11 @@ class KeySlots(MessageSlots):
         self.next_slot = slot if self.next_slot is None else min(self.next_slot, slot)
 
     def use_index(self) -> None:
-        """From now on, store the time of the next check of each loaded key."""
+        """From now on, store the time of the next check of each loaded key.
+
+        A claim calls this when the oldest due messages have no slot: it then finds keys by that
+        time, instead of the same messages again.
+        """
         if self._indexed:
             return
         self._indexed = True
@@ -212,9 +222,9 @@ class KeySlots(MessageSlots):
             is_complete = len(rows) < SCAN_SIZE
             # If more messages than a scan reads have the same due time, the pass over all keys
             # finds the rest.
-            is_incomplete = not is_complete and rows[-1].due - OVERLAP > since
-            intake.position.ended_at[position_key] = rows[-1].due if is_incomplete else intake.now
-            has_more = has_more or is_incomplete
+            must_continue = not is_complete and rows[-1].due - OVERLAP > since
+            intake.position.ended_at[position_key] = rows[-1].due if must_continue else intake.now
+            has_more = has_more or must_continue
         return ids, has_more
 
     def start_full_pass(self) -> bool:

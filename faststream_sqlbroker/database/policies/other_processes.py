@@ -59,10 +59,11 @@ def get_lowest_limit(
 
 
 def count_shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
-    """Return the leases of the queues of the budget, and their maximum.
+    """Return the leases of the queues of the budget, and their maximum; needs the budget's lock.
 
-    Needs the budget's lock. A claim adds its queue to the list before it leases anything, and a
-    queue is removed only while it has no lease: so leases of a process that dies are counted.
+    A budget is a limit that several queues share under a name. A claim adds its queue to the list
+    before it leases anything, and a queue is removed only while it has no lease: so leases of a
+    process that dies are counted.
     """
     rows = intake.rows
     now = intake.now
@@ -88,9 +89,9 @@ def read_rates(dialect: Dialect, connection: Connection, now: int, read_at: floa
     for subscriber in read_subscribers(connection, dialect.tables.policy_state):
         if subscriber.stopping:
             continue
-        is_old = to_microseconds(subscriber.lease_expires_at) > now + OTHER_LIMITS_LIFETIME
+        may_be_dead = to_microseconds(subscriber.lease_expires_at) > now + OTHER_LIMITS_LIFETIME
         for slot_key, throttle in _iter_throttles(subscriber):
-            if is_old:
+            if may_be_dead:
                 rates.uncertain.add(slot_key)
             else:
                 limits[slot_key].add(throttle.limit)
@@ -100,6 +101,7 @@ def read_rates(dialect: Dialect, connection: Connection, now: int, read_at: floa
 
 
 def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[SlotLogKey, Throttle]]:
+    """Yield the throttles of a subscriber for each of its queues, with the keys of their logs."""
     throttles = [policy for policy in subscriber.rules if isinstance(policy, Throttle)]
     for queue in subscriber.queues:
         for n, throttle in enumerate(throttles):
@@ -107,6 +109,10 @@ def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[SlotLogKey, Th
 
 
 def _get_slot_key(queue: str, number: int, throttle: Throttle) -> SlotLogKey:
+    """Return scope and key of a throttle's slot log: its budget's, or its queue's.
+
+    `number` is the throttle's position among those of the subscriber.
+    """
     if throttle.scope is not None:
         return SHARED_SLOTS, throttle.scope
     return get_slot_scope(queue, None if throttle.key else number), ""

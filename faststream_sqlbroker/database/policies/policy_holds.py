@@ -103,6 +103,7 @@ class PolicyHolds:
         """Return the policies that may have put messages of `queues` off, by queue and name."""
 
         def load(connection: Connection) -> list[Hold]:
+            """Read the notes of all `queues`, some scopes at a time."""
             return [
                 _to_hold(row)
                 for scopes in iter_chunks([HOLDS + queue for queue in queues])
@@ -112,6 +113,7 @@ class PolicyHolds:
         return await self._database.run(load, Activity.CONSUME, Activity.STATE, write=False)
 
     def _build_select(self, scopes: Sequence[str]) -> Select[Any]:
+        """Select the notes of `scopes`, by scope and name, with the database's time."""
         c = self._table.c
         statement = select(c.scope, c.key, c.info, clock().label("now"))
         return statement.where(c.scope.in_(scopes)).order_by(c.scope, c.key)
@@ -144,8 +146,9 @@ class PolicyHolds:
     async def free_removed(self, hold: Hold) -> int | None:
         """Free the messages that wait for a removed policy; return their number.
 
-        Does nothing if a subscriber has the policy again. None means that a claim of the queue is
-        running: try again.
+        A freed message is due now, or by the Delay that a live subscriber has instead. Does nothing
+        if a subscriber has the policy again. None means that a claim of the queue is running: try
+        again.
         """
         flag = get_hold_flag(hold.name)
         # If the policy returns, the message takes part again.
@@ -155,12 +158,14 @@ class PolicyHolds:
         )
 
         def free(connection: Connection, search: FreeProgress) -> FreeProgress:
+            """Free the next messages, and remove the note after the last."""
             live_policies = self._load_live_policies(connection).get(hold.queue, [])
             if hold.name in build_holds(live_policies):
                 return replace(search, done=True)
             now = read_now(self._dialect, connection, self._database.clock).now
 
             def compute_due(row: DelayedMessage) -> int | None:
+                """Return the due time without the policy; None if another policy set it."""
                 if not row.flags & flag:
                     return None
                 return compute_release_time(hold.name, hold.info, live_policies, row.due, now)
@@ -184,6 +189,7 @@ class PolicyHolds:
         """
 
         def repair(connection: Connection, search: FreeProgress) -> FreeProgress:
+            """Move back the next due times, and correct the notes after the last."""
             now = read_now(self._dialect, connection, self._database.clock).now
             holds = [
                 _to_hold(row) for row in connection.execute(self._build_select([HOLDS + queue]))
@@ -194,6 +200,7 @@ class PolicyHolds:
             max_wait = max(MAX_BURST_WAIT, *(int(hold.info.get("length", 0)) for hold in holds))
 
             def compute_due(row: DelayedMessage) -> int | None:
+                """Return the corrected due time; None if it can be right by the current clock."""
                 if row.flags & POSTPONED:
                     return now  # a throttle can be checked at any time
                 # For a standby message, this is the time of its next check.

@@ -92,7 +92,7 @@ class PolicyClaim:
     gated: bool
     """True if nothing more can start before that time, whatever arrives."""
     has_more: bool = False
-    """True if more remains to be scanned at once."""
+    """True if more remains to be scanned immediately."""
     suspects: Mapping[int, Suspect] = field(default_factory=dict)
     """By id, messages that could start and were left for a claim of their own."""
     read: ReadTime | None = None

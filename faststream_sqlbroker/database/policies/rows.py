@@ -97,6 +97,7 @@ class PolicyRows:
     """Called with decisions about messages without a lease, before they are written."""
 
     def _run(self, name: str, **binds: Any) -> Any:
+        """Execute the statement `name`, in its variant for keys of a header if those are used."""
         statements = self.dialect.sql
         statement = statements.get_by_header(name) if self.by_header else statements[name]
         return self.connection.execute(statement, binds)
@@ -113,7 +114,7 @@ class PolicyRows:
             priority: Only messages of this priority.
             required_flags: Flags of the earlier policies, which the messages must have.
             missing_flag: The flag that they must not have.
-            since: Messages that were due before are left out.
+            since: Skip messages that were due before.
         """
         rows = self._run_for_queue(
             "policy_arrivals",
@@ -256,6 +257,7 @@ class PolicyRows:
         self._run_for_queue("policy_drop", rows=rows)
 
     def _report_decisions(self, decisions: Mapping[int, str]) -> None:
+        """Pass decisions to the debug log, with the headers that request the log."""
         if self.on_decision is not None:
             stored = self.read_headers(list(decisions))
             self.on_decision(self.queue, decisions, stored)
@@ -364,6 +366,10 @@ class PolicyRows:
 
 
 def _to_standby_messages(rows: Iterable[Sequence[Any]]) -> list[StandbyMessage]:
+    """Convert rows of standby messages; `due` becomes the time of the next check.
+
+    A standby message is stored with a due time `STANDBY` later, so that no claim finds it.
+    """
     return [
         StandbyMessage(row[0], as_key(row[1]), int(row[2]) - STANDBY, bool(row[3]), int(row[4]))
         for row in rows
@@ -371,6 +377,7 @@ def _to_standby_messages(rows: Iterable[Sequence[Any]]) -> list[StandbyMessage]:
 
 
 def _describe_shift(due: int | None) -> str:
+    """Describe a new due time for the debug log; None means that it stays."""
     if due is not None and due >= STANDBY:
         return "stands by for another message of its key"
     return "accepted" if due is None else f"due at {from_microseconds(due).isoformat()}"
@@ -379,6 +386,7 @@ def _describe_shift(due: int | None) -> str:
 def _format_discards(
     ends: Mapping[int, Discard], keys: Mapping[int, str | None] = MappingProxyType({})
 ) -> str:
+    """Return `ends` as the JSON array that the statements bind; `keys` as for `discard`."""
     return json.dumps(
         [
             {

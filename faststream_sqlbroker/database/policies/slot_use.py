@@ -175,6 +175,11 @@ class SlotUse:
             self._record_outcome("unused" if row.slot_started is None else "started", row)
 
     def _record_outcome(self, outcome: str, row: ClaimedMessage) -> None:
+        """Record once how the slot of `row` ended, for the next claim to store.
+
+        "started" and "missed" say whether the handler started in time; "unused" is a row that did
+        not start. The delay of the start after the slot widens later deadlines.
+        """
         slot = row.slot
         if slot is None or slot.granted_at is None or slot.deadline is None or row.report_slot:
             return
@@ -238,6 +243,11 @@ class SlotUse:
 
 
 def _compute_bounds(read: ReadTime, at: float) -> tuple[float, float]:
+    """Return the bounds of the difference between both clocks at `at`, by one reading.
+
+    The database read its clock at some time between request and answer. Since then the clocks may
+    have drifted apart, so the bounds widen. In microseconds.
+    """
     low = read.now - read.answered_at * MICROSECONDS
     high = read.now - read.requested_at * MICROSECONDS
     if not read.duration:  # the clock of a test is the database's clock

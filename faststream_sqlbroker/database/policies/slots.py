@@ -127,10 +127,12 @@ class QueueSlots:
         return self._now + self._reach + SLOT_LEAD
 
     def compute_capacity(self, limit: int, starts: int) -> int:
-        """Return how many messages may start within a short time, with `starts` free workers.
+        """Grant slots and return how many of `limit` messages may start soon.
 
-        A message that waits for a worker gets a slot for the time at which it is likely to have
-        one.
+        A slot is a time at which the throttles let one message start. `starts` messages find a free
+        worker now. Later messages start in waves, so each gets a slot for the time at which it is
+        likely to have a worker. The slots are stored only by `store_slots`, when the number of
+        messages is known.
         """
         if not self._throttles:
             return limit
@@ -154,7 +156,10 @@ class QueueSlots:
         return len(granted)
 
     def find_next_scan(self, taken: int) -> int | None:
-        """Return when to scan again if all granted slots were taken and stored."""
+        """Return when to scan again if all granted slots were taken and stored.
+
+        None means that slots remain: then the throttles do not delay the next scan.
+        """
         if self._granted is None or taken < len(self._granted):
             return None
         # The messages granted now will have started at their slots or shortly after; the next claim
@@ -168,7 +173,11 @@ class QueueSlots:
         return next_slot - self.lead - (self._reach + SLOT_LEAD) // 2
 
     def store_slots(self, starting: int) -> bool:
-        """Store the slots of `starting` messages and reports of other slots; return True if any."""
+        """Store the first `starting` granted slots; return True if anything was stored.
+
+        Also stores how the slots of earlier claims ended. A slot is stored with the latest time at
+        which its message may start, so a process that dies cannot exceed the rate.
+        """
         granted = (self._granted or [])[:starting]
         stored = False
         for policy, slot_key, log in zip(self._throttles, self._slot_keys, self._logs, strict=True):
@@ -269,6 +278,7 @@ class Slots(QueueSlots):
         return len(starting)
 
     def _get_start(self, number: int, row: ClaimedMessage) -> tuple[int, SlotLogKey | None]:
+        """Return the later of the slots of the queue and of the row, and the key of the latter."""
         at, _ = super()._get_start(number, row)
         if (message_slots := self.keys or self.refusing) is None or (
             slot := message_slots.get_slot(row.id)
@@ -291,8 +301,9 @@ class RefusingSlots(MessageSlots):
     def admit_arrivals(self, limit: int) -> bool:
         """Admit or refuse new messages; return True if all were checked.
 
-        At most `limit` are admitted now, as no more could start; messages above the limit wait for
-        the next claim. Expired messages need no slot.
+        A refused message is dropped, made a dead letter or postponed (backoff). At most `limit` are
+        admitted now, as no more could start; messages above the limit wait for the next claim.
+        Expired messages need no slot.
         """
         intake = self.intake
         arrivals, is_complete = intake.scan_arrivals(SLOT)
@@ -337,7 +348,7 @@ class RefusingSlots(MessageSlots):
         for count, due in deferred.items():
             self._defer(due, count)
         # The selection, which may be by keys or bursts, uses this flag. The flag promises no slot:
-        # a message left out by the selection must not hold one.
+        # a message skipped by the selection must not hold one.
         intake.set_flag(admitted, SLOT | ADMITTED)
         intake.rewind_scan(SLOT, min(remaining_due, default=intake.now))
         return is_complete and (limit < 1 or len(remaining_due) == len(intake.dead))
@@ -352,6 +363,7 @@ class RefusingSlots(MessageSlots):
         return starting
 
     def _record_wait(self, slot: int, message: int | None = None) -> None:
+        """Remember when to check an admitted message again that has no slot now."""
         # A message admitted earlier, which could not be leased then, has taken the slot.
         if message is not None:
             self._late_until[message] = min(slot, self.intake.now + MAX_SLOT_WAIT)
@@ -393,6 +405,7 @@ def _compute_reach(
 
 
 def _find_latest_by_key(arrivals: Iterable[Arrival], ids: Collection[int]) -> dict[str, int]:
+    """Return the greatest of `ids` for each key; messages without a key are skipped."""
     keyed = (
         (arrival.id, arrival.key)
         for arrival in arrivals

@@ -87,6 +87,7 @@ class PolicyStore:
         new_position = position
 
         def claim(connection: Connection) -> PolicyClaim:
+            """Claim under the locks; also called for a repeat of the transaction."""
             nonlocal new_position
             # A copy: the transaction may be repeated, and must start at the same position.
             new_position = position.copy()
@@ -106,7 +107,11 @@ class PolicyStore:
     async def _claim_by_swap(
         self, request: PolicyClaimRequest, position: ScanPosition
     ) -> tuple[PolicyClaim, ScanPosition] | None:
-        """Claim without a lock; return None, with nothing written, if a lock is needed."""
+        """Claim by compare and swap; return None, with nothing written, if a lock is needed.
+
+        Reads without a lock, decides, and writes only if no other claim of the queue has written
+        since. Each queue is one write.
+        """
         scan = build_scan(self._dialect, request) if can_swap(request) else None
         if scan is None:
             return None
@@ -212,7 +217,7 @@ class SwapClaim:
 
     @property
     def needs_lock(self) -> bool:
-        """True if something has to be done first that takes more than the two statements."""
+        """True if the claim has work to do under the lock first, such as an exchange of rates."""
         delayed = any(isinstance(policy, Delay) for policy in self._request.policies)
         return any(
             queue.version is None
@@ -240,11 +245,11 @@ class SwapClaim:
 
     @property
     def has_leases(self) -> bool:
-        """True if any message is leased by now."""
+        """True if any message is leased already."""
         return bool(self._rows)
 
     def build_next_swap(self) -> CompareAndSwap | None:
-        """Return the next write, or None at the end."""
+        """Return the write for the next queue with messages that may start; None after the last."""
         while self._remaining and len(self._rows) < self._request.limit:
             queue = self._remaining.pop(0)
             if (swap := self._build_swap(queue)) is not None:
@@ -330,6 +335,7 @@ class SwapClaim:
         )
 
     def _is_window_open(self, queue: str) -> bool:
+        """Return True if all Windows are open; otherwise close the queue until the next opens."""
         self._closes_at = None
         for policy in self._request.policies:
             if isinstance(policy, Window):
@@ -340,6 +346,7 @@ class SwapClaim:
         return True
 
     def _count_free_leases(self, queue: QueueSnapshot, limit: int, starts: int) -> int:
+        """Return how many of `limit` leases the Concurrency policies allow."""
         limits = [p for p in self._request.policies if isinstance(p, Concurrency)]
         # The lowest limit of all processes, as read by the last claim under the lock.
         _, lowest_limit = self._position.intake.limits.get((queue.queue, False), (0.0, None))
@@ -390,13 +397,14 @@ class _SwapStates:
 
 
 def can_swap(request: PolicyClaimRequest) -> bool:
-    """Return True if two statements are enough for the request."""
+    """Return True if a compare and swap, which takes two statements, is enough for the request."""
     # Header keys must be read first, under the lock.
     simple = request.only is None and not request.ordered and request.header is None
     return simple and all(map(_can_swap_policy, request.policies))
 
 
 def _can_swap_policy(policy: Policy) -> bool:
+    """Return True if the policy decides by due messages, leases and slots of the queue alone."""
     if isinstance(policy, Throttle):
         return policy.gates and policy.scope is None
     if isinstance(policy, Concurrency):
@@ -405,7 +413,7 @@ def _can_swap_policy(policy: Policy) -> bool:
 
 
 def build_scan(dialect: Dialect, request: PolicyClaimRequest) -> Work[QueueSnapshots] | None:
-    """Return the first statement, or None if the database has none."""
+    """Build the statement that reads the queues for a compare and swap; None if there is none."""
     limits = [policy.limit for policy in request.policies if isinstance(policy, Concurrency)]
     throttles = sum(isinstance(policy, Throttle) for policy in request.policies)
     suspicion = request.suspicion

@@ -67,6 +67,7 @@ def build_insert(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
 
 
 def _build_single_insert(sql: Statements, row: NewMessage) -> Query[list[int | None]]:
+    """Build the insert of one message; without options, by the statement with fewest binds."""
     body = {"queue": row.queue, "payload": row.payload, "headers": row.headers}
     if _get_options(row) == _NO_OPTIONS:
         return Query(sql["insert_now"], body, _read_first_column)
@@ -74,6 +75,7 @@ def _build_single_insert(sql: Statements, row: NewMessage) -> Query[list[int | N
 
 
 def _build_common_binds(row: NewMessage) -> dict[str, Any]:
+    """Build the binds that all rows of an insert share: queue and options, not the body."""
     return {
         "queue": row.queue,
         "priority": row.priority,
@@ -149,6 +151,7 @@ def build_settle_on_ack(
     owners = [owner for owner, _ in published]
 
     def read_rows(rows: Iterable[Sequence[Any]]) -> SettleResult:
+        """Check that the messages of each acked row were inserted, and build the result."""
         counts = dict(tuple(row) for row in rows)
         expected = sum(owner in counts for owner in owners)
         if any(count != expected for count in counts.values()):
@@ -183,6 +186,7 @@ def _build_removal(
 
 
 def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage]) -> bool:
+    """Return True if one statement can settle all rows and insert all `messages`."""
     units = [s.unit for s in settlements if s.unit is not None]
     are_single = len(set(units)) == len(units) and len({s.id for s in settlements}) == len(
         settlements
@@ -219,6 +223,7 @@ def _select_variant(inside: str | None, *, replan: bool) -> tuple[str, dict[str,
 
 
 def _count_new_bytes(settlement: Settlement) -> int:
+    """Count the bytes that a settlement writes into its row, for the size of a statement."""
     return (
         len(settlement.payload or b"") + len(settlement.headers or "") + len(settlement.error or "")
     )
@@ -261,6 +266,7 @@ def _build_acked_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def _build_archive_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    """Build the arrays of the statement `archive`, for rows other than plain acks."""
     return {
         **_build_ended_binds(settlements),
         "reasons": [s.reason for s in settlements],
@@ -270,6 +276,7 @@ def _build_archive_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def _build_update_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    """Build the arrays of the statement `update`, for rows that stay in the message table."""
     return {
         **_build_ended_binds(settlements),
         "delays": _to_floats(s.delay for s in settlements),
@@ -283,6 +290,7 @@ def _build_update_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def _build_ended_binds(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+    """Build the arrays that the statements `archive` and `update` share."""
     return {
         **_build_lease_binds(settlements),
         "states": [s.state and s.state.name for s in settlements],
@@ -303,6 +311,11 @@ def _read_first_column(rows: Iterable[Sequence[Any]]) -> list[Any]:
 
 
 def _read_sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the ids in the order of the inserted rows, for which ids rise.
+
+    Raises:
+        StoreError: a trigger has skipped rows, so the ids cannot be assigned.
+    """
     ids = sorted([row[0] for row in rows])
     if len(ids) != count:
         msg = (

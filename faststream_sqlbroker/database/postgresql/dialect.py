@@ -148,7 +148,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def build_poll(
         self, queues: Sequence[str], leased: Sequence[str], sign: HeartbeatData | None
     ) -> Query[PollResult]:
-        """Build a poll of a single statement."""
+        """Build a poll of a single statement.
+
+        `sign` is a heartbeat to write with it; None only reads.
+        """
         binds: dict[str, Any] = {"queues": list(queues), "leased": list(leased)}
         if sign is None:
             return Query(self.sql["look_around"], binds, read_around)
@@ -193,6 +196,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             binds["lease"] = prefetch.lease
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> ClaimedMessages:
+            """Convert the leased rows in the order of the pairs; mark prefetched rows."""
             leased, suspects = split_suspects(rows, suspicion)
             leased = sort_by_due_time(leased)
             claimed = ClaimedMessages(self.to_messages(leased, token), suspects)
@@ -265,7 +269,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         scopes: Sequence[str],
         suspicion: SuspectRule | None,
     ) -> Query[QueueSnapshots]:
-        """Build a read of a single statement, which locks nothing."""
+        """Build the read of a claim by compare and swap: one statement, which locks nothing."""
         binds: dict[str, Any] = {
             "queues": list(queues),
             "scopes": list(scopes),
@@ -385,6 +389,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
 
 def _build_settle(settlements: Sequence[Settlement], query: Query[set[int]]) -> Query[SettleResult]:
+    """Return `query` with the result that a settlement has: written and lost ids."""
     read = query.read
     return Query(
         query.clause, query.binds, lambda rows: build_settle_result(settlements, read(rows))
@@ -420,6 +425,7 @@ class NumberedLocks(HandlerLocks):
         dialect = self._dialect
 
         def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+            """Write within the numbered transaction; if nothing was written, check its number."""
             result = dialect.settle(connection, settlements, inside=lock.number)
             if not result.settled_ids:
                 self.prove(connection, lock)

@@ -38,6 +38,7 @@ class SingleStatementJobs:
         """
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> JobsPage:
+            """Build the page; a row without a body is beyond the page's limit of bytes."""
             answer = list(rows)
             overdue = bool(answer[0][6])
             job_rows = [row for row in answer if row[0] is not None]
@@ -92,6 +93,7 @@ class SingleStatementJobs:
 
 
 def _to_pull_job(row: Sequence[Any]) -> PullJob:
+    """Convert a row of `first_jobs`: a job that waits for a consumer."""
     return PullJob(
         id=row[0],
         state=PullJobState.QUEUED,

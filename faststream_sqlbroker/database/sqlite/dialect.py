@@ -186,6 +186,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         self._invalid_times.append((message_id, names))
 
     def _repair_times(self, connection: Connection) -> None:
+        """Replace the invalid times of the rows just claimed: by now if required, else by NULL."""
         invalid_times, self._invalid_times = self._invalid_times, []
         c = self.tables.message.c
         for message_id, names in invalid_times:
@@ -223,6 +224,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         """
 
         def claim(connection: Connection) -> ClaimedMessages:
+            """Lease in one UPDATE; then extend the leases of rows that start immediately."""
             self.repair_due_times(connection, pairs)
             ranked = json.dumps([(p.queue, p.priority) for p in pairs])
             binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
