@@ -293,8 +293,10 @@ class Consumer:
             )
 
     def _start_life(self, *, pauses_known: bool) -> None:
-        """Start a life; `pauses_known` is True if the paused queues are known, or nothing reports
-        them.
+        """Start a new life of the subscriber, with new parts that hold nothing of an earlier one.
+
+        `pauses_known` is True if the paused queues are known, or if no heartbeat reports them; else
+        the first claim waits for the heartbeat.
         """
         self.registration.start(pauses_known=pauses_known)
         self._build()
@@ -327,6 +329,7 @@ class Consumer:
                 self._handle_worker_death(number, worker, error, deaths)
 
     async def _pause_after(self, deaths: int) -> None:
+        """Pause after `deaths` of a worker in a row; until then the subscriber is unhealthy."""
         self._dead_workers += 1
         try:
             await self._wakeups.clock.sleep(backoff(deaths, self._wakeups.clock))
@@ -336,6 +339,11 @@ class Consumer:
     def _handle_worker_death(
         self, number: int, worker: Worker, error: BaseException, deaths: int
     ) -> None:
+        """Clean up after `error` has ended worker `number`, whose task goes on with a new worker.
+
+        Clear the task's cancellations, which would end the new worker too, and release the messages
+        that have no outcome.
+        """
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()
@@ -359,8 +367,8 @@ class Consumer:
     def _must_end_worker(self, task: "asyncio.Task[Any] | None") -> bool:
         """Return True if the cancellation of `task` is meant to end the worker.
 
-        Any other cancellation comes from its handler. The end of the event loop cancels all tasks
-        together.
+        Then the consumer has cancelled it, or the event loop ends, which cancels all tasks. Any
+        other cancellation comes from the handler, and the worker goes on.
         """
         if task in self._cancelled_workers:
             return True
@@ -368,6 +376,7 @@ class Consumer:
         return end is not None and (end.cancelled() or end.cancelling() > 0)
 
     def _make_worker(self) -> Worker:
+        """Create a worker; each replacement of a dead worker is a new object without its state."""
         return Worker(
             self._store,
             self.inflight,
@@ -413,6 +422,11 @@ class Consumer:
         self._fetch_loop.wake()
 
     def _on_released(self) -> None:
+        """Poll and claim soon, after expired leases were released or open queues have changed.
+
+        While polls are slow, claims begin at the last claimed row, so only a poll finds released
+        rows, whose due times are older.
+        """
         self._fetcher.ready.scan_soon()
         self._scan_loop.wake()
         self._on_hint()
@@ -425,18 +439,25 @@ class Consumer:
         self._on_released()
 
     async def _leave(self) -> None:
+        """Remove the subscriber from the fleet, after its workers have ended."""
         if self._rights is not None:
             self._rights.leave(self.registration)
         if self._heartbeat is not None:
             await self._heartbeat.leave(self.registration)
 
     async def _flush(self) -> float | None:
+        """Write a batch of outcomes if due; return the seconds until the next tick."""
         wait = await self._flusher.tick()
         # Claims pause while too many outcomes wait; this tick may have written some.
         self.inflight.on_capacity()
         return wait
 
     async def _stop(self, graceful_timeout: float | None) -> None:
+        """Stop in this order: end claims and workers, then write the remaining outcomes.
+
+        Each phase has a time limit. Handlers that go on all the same are abandoned, and closed
+        while the last outcomes are written.
+        """
         self._wakeups.unregister(self._on_hint)
         self._poller.leave(self._fetcher)
         self._release_input()
@@ -451,6 +472,7 @@ class Consumer:
         )
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
+        """Stop the loops that claim, poll and release, then release the last claimed rows."""
         # Wait for a claim in progress, so that its rows are known and can be released.
         limit = get_grace_timeout(graceful_timeout)
         # A poll only reads: nothing is lost if it is cut off, and it may be slow.
@@ -463,7 +485,11 @@ class Consumer:
         self._release_input()
 
     def _release_input(self) -> None:
-        """Release unstarted rows; each worker ends when it reaches its sentinel."""
+        """Release unstarted rows, and wake every worker to end.
+
+        A worker ends when it takes the sentinel None from the buffer; a running handler ends
+        before.
+        """
         self.inflight.release_waiting()
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
@@ -474,6 +500,7 @@ class Consumer:
         return await self._shutdown.stop(workers, graceful_timeout)
 
     async def _end_writes(self) -> None:
+        """Write everything that is still pending in this process, within a time limit."""
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
         # Each has its own time limit: a part that hangs, or is refused, does not keep the others
         # from being written.
@@ -485,6 +512,10 @@ class Consumer:
         )
 
     async def _end_outcomes(self, limit: float) -> None:
+        """Write the remaining outcomes within `limit` seconds; log those that could not be written.
+
+        Their messages are delivered again when their leases expire.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + limit
         # Wait for a cancelled loop, or it would outlive the stop.
@@ -503,6 +534,7 @@ class Consumer:
             )
 
     async def _flush_remaining(self) -> None:
+        """Write queued and quarantined outcomes until none is left."""
         wait: float | None = 0.0
         while wait is not None or self.inflight.queued:
             await self.inflight.clock.sleep(wait or 0.0)
@@ -510,12 +542,14 @@ class Consumer:
             wait = await self._flusher.quarantine.tick()
 
     async def _end_starts(self, limit: float) -> None:
+        """Record, under ACK_FIRST, which handlers have ended; the rest is listed as unknown."""
         deadline = asyncio.get_running_loop().time() + limit
         if self._ack_first_tracker is not None and self._starts_loop is not None:
             await self._starts_loop.stop(limit)
             await self._ack_first_tracker.stop(deadline)
 
     async def _end_unanswered(self, limit: float) -> None:
+        """Release rows of claims without an answer within `limit` seconds; no worker has them."""
         deadline = asyncio.get_running_loop().time() + limit
         if not await retry_until(self._fetcher.release_unanswered, deadline, self.inflight.clock):
             self._log(

@@ -108,6 +108,10 @@ class DebugLog:
         return bool(load_headers(stored).get(self._header))
 
     def _watch(self, message_id: int, queue: str, stored: Any) -> bool:
+        """Start to log the steps of a message; return False if too many messages request it.
+
+        Steps of messages that are not watched are skipped. A message is watched once per process.
+        """
         if message_id in self._watched:
             return True
         if not self._limit.is_admitted():
@@ -126,6 +130,7 @@ class DebugLog:
 
     @_suppress_errors
     def _log_step(self, message_id: int, text: str, queue: str = "") -> None:
+        """Log a step of a watched message, with the milliseconds since its last step."""
         watched = self._watched.get(message_id)
         if watched is None:
             return
@@ -177,8 +182,9 @@ class DebugLog:
     def log_decisions(
         self, queue: str, decisions: Mapping[int, str], stored: Mapping[int, Any]
     ) -> None:
-        """Log the decisions of policies on messages without a lease; the claim is not committed
-        yet.
+        """Log the decisions of policies on messages of `queue` that a claim has not leased.
+
+        The claim is not committed yet, so a rollback may still undo them.
         """
         for message_id, text in decisions.items():
             headers = stored.get(message_id)
@@ -263,6 +269,7 @@ def validate_debug_header(name: object) -> str:
 
 
 def _format_settlement(settlement: Settlement) -> str:
+    """Format the state and the details of `settlement` for a log line."""
     state = "as before the claim" if settlement.state is None else settlement.state.name
     details = [
         None if settlement.reason is None else f"reason {_format_name(settlement.reason)}",

@@ -127,6 +127,7 @@ class Outages:
                 self._end(kind, part, is_stopped=True)
 
     def _end(self, kind: str, part: Hashable, *, is_stopped: bool = False) -> None:
+        """Remove `part` from the outage; if it was the last, end the outage and log its summary."""
         outage = self._outages[kind]
         del outage.failing[part]
         if outage.failing:
@@ -239,6 +240,7 @@ class Loop:
             self._outages.remove_part(self)
 
     async def _run(self, stop_event: asyncio.Event) -> None:
+        """Call the tick and pause, until stopped."""
         while not stop_event.is_set():
             # Cleared before the tick, so that a wake-up during the tick makes the next one come at
             # once.
@@ -248,6 +250,7 @@ class Loop:
                 await self._pause(wait)
 
     async def _run_tick(self, stop_event: asyncio.Event) -> float | None:
+        """Call the tick; return its pause, or 0 after a failure and the pause that follows it."""
         started_at = self._clock.monotonic()
         try:
             wait = await self._tick()
@@ -265,6 +268,7 @@ class Loop:
         return wait
 
     def _report(self, error: Exception, pause: float, started_at: float) -> None:
+        """Report a failed tick: a database error to the outages, a bug to the log."""
         if isinstance(error, StoreError) and self._outages is not None:
             self._outages.record_failure(self, f"{self.name} loop", error, started_at)
             return
@@ -275,12 +279,14 @@ class Loop:
         self._log(logging.CRITICAL, text, exc_info=error)
 
     async def _sleep_unless_stopping(self, seconds: float, stop_event: asyncio.Event) -> None:
+        """Sleep for `seconds`, or until the loop is stopped."""
         # A wake-up must not cut a back-off short: it would hammer a failing database.
         with suppress(TimeoutError):
             async with self._clock.timeout(seconds):
                 await stop_event.wait()
 
     async def _pause(self, wait: float | None) -> None:
+        """Wait for `wait` seconds (None: no limit), or until `wake`."""
         if wait is not None and wait <= 0:
             # A loop that always has work must let other tasks run.
             await asyncio.sleep(0)

@@ -95,6 +95,7 @@ class GuardedRecorder:
         self._call(self._recorder.gauge, metric, values)
 
     def _call(self, method: Callable[..., None], metric: Metric, *values: Any) -> None:
+        """Call the recorder; log an error, which must not stop the delivery of messages."""
         try:
             method(metric, *values)
         except Exception as error:  # noqa: BLE001 - an application's own recorder
@@ -245,6 +246,7 @@ def create_metrics(recorder: Recorder | None, queues: Sequence[str]) -> Subscrib
 
 
 def _find_queue(settlement: Settlement, held: HeldRows) -> str:
+    """Return the queue of the message of `settlement`; empty if the message is not held."""
     # A later delivery of the same message may be held instead: it has the same queue.
     row = held.get(settlement.id)
     return "" if row is None else row.queue

@@ -73,6 +73,7 @@ class Publisher:
         return self._write_limited(self._limits, rows, connection=transaction, droppable=droppable)
 
     def _find_transaction(self, *, at_once: bool) -> HandlerTransaction | None:
+        """Return the handler's transaction to publish in; None to write in a separate one."""
         store = self._store
         if at_once:
             refuse_in_handler(store.dialect, store.engine, "with_ack=False", _OR_JOIN)
@@ -87,6 +88,11 @@ class Publisher:
         connection: Any,
         droppable: bool,
     ) -> list[int | None]:
+        """Insert the rows that the publish limits admit; the other ids are None.
+
+        In a handler's transaction a publish may wait for capacity only where other transactions can
+        write meanwhile, which is not so on SQLite.
+        """
         if not rows:
             return []
         limits.check_payload(rows)
@@ -111,6 +117,7 @@ class Publisher:
         return connection
 
     async def _write(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
+        """Insert `rows`, and log those that request the debug log."""
         if self._debug is None:
             return await self._insert_rows(rows, connection=connection)
         started_at = self._wakeups.clock.monotonic()
@@ -122,6 +129,10 @@ class Publisher:
     async def _insert_rows(
         self, rows: Sequence[NewMessage], *, connection: Any
     ) -> list[int | None]:
+        """Insert `rows` and send hints to subscribers of queues in which a message is due now.
+
+        In a caller's transaction the hints are sent after it has ended.
+        """
         if not rows:
             return []
         due = get_due_queues(rows)
@@ -169,6 +180,7 @@ class Publisher:
         self._check_sizes([row])
 
     def _check_sizes(self, rows: Sequence[NewMessage]) -> None:
+        """Raise MessageTooLargeError if a row exceeds `max_payload` or the database's limits."""
         if self._limits is not None:
             self._limits.check_payload(rows)
         self._store.refuse_too_large(rows)
@@ -194,6 +206,7 @@ class Publisher:
         )
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
+        """Insert `rows` in a synchronous transaction, and log those with the debug header."""
         if not rows:
             return []
         if self._debug is None:
@@ -223,8 +236,9 @@ def align_ids(admitted: Sequence[bool], ids: Sequence[int | None]) -> list[int |
 
 
 def _find_sync_transaction(connection: Any) -> Any:
-    """Return the synchronous transaction object, which turns inactive when the caller's transaction
-    ends.
+    """Return the synchronous transaction of the caller's connection or session, if any.
+
+    It turns inactive when the transaction ends, which is the only sign to send hints.
     """
     sync_session = getattr(connection, "sync_session", None)
     if sync_session is not None:

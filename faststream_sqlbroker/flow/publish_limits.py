@@ -146,6 +146,7 @@ class PublishLimits:
         return [row.queue not in full_queues for row in rows] if full_queues else None
 
     def _count_sync(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
+        """Count the due messages of `queue` in the caller's transaction if the count is old."""
         started_at = self._clock.monotonic()
         if depth.depth.get_count_delay(started_at) is None:
             return
@@ -196,11 +197,15 @@ class PublishLimits:
         raise QueueFullError(queue, text)
 
     async def _has_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> bool:
+        """Return True if `queue` has capacity, after earlier callers have been served."""
         async with depth.count_lock:
             return await self._check_capacity(queue, depth, connection)
 
     async def _check_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> bool:
-        """Return True if there is capacity, after a count if needed; in this caller's turn."""
+        """Return True if there is capacity, after a new count if the last one is too old.
+
+        The caller holds `count_lock`, so that one count serves all callers that wait behind it.
+        """
         pause = depth.depth.get_count_delay(self._clock.monotonic())
         if pause is not None:
             if pause > 0:
@@ -212,7 +217,7 @@ class PublishLimits:
         return not depth.depth.is_full
 
     async def _wait_for_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
-        """Wait until there is capacity.
+        """Wait until there is capacity; callers are served in the order of their calls.
 
         Raises:
             QueueFullError: none was free in time.
@@ -238,6 +243,7 @@ class PublishLimits:
             self._recorder.count(REFUSED, (queue, action), count)
 
     def _log_dropped(self, queue: str, depth: _QueueDepth, count: int) -> None:
+        """Count dropped messages, and log their number every `LOG_INTERVAL` seconds at most."""
         depth.dropped_count += count
         now = self._clock.monotonic()
         if now - depth.logged_at < LOG_INTERVAL:

@@ -43,6 +43,7 @@ class _ThreadCall:
     error: BaseException | None = None
 
     def run(self) -> None:
+        """Call the function in this thread, and keep its result or its error for `report`."""
         if self.future.cancelled():
             return
         try:
@@ -55,6 +56,7 @@ class _ThreadCall:
             self.error = error
 
     def _enter_anyio(self) -> AbstractContextManager[None]:
+        """Return a context in which the function can use `anyio.from_thread`."""
         if claim_worker_thread is None:
             return nullcontext()
         threadlocals.current_cancel_scope = self.scope
@@ -65,6 +67,7 @@ class _ThreadCall:
             self.future.get_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
+        """Set the result of the caller's future; runs in the event loop."""
         if self.future.cancelled():
             return
         if self.error is None:
@@ -105,6 +108,7 @@ async def run_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: A
 
 
 def _run_calls(calls: _CallQueue) -> None:
+    """Run calls from the queue of this thread, which ends after some idle seconds."""
     while True:
         try:
             call = calls.get(timeout=MAX_IDLE_SECONDS)

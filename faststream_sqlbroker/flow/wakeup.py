@@ -140,11 +140,13 @@ class Wakeups:
             self._watcher = asyncio.create_task(self._watch(), name="sqlbroker-watch")
 
     def _wake_local(self, queues: frozenset[str]) -> None:
+        """Call the hints of this process for `queues`, or every hint if that is ALL."""
         for hint, registered in list(self._hints.items()):
             if not queues or queues & registered:
                 hint(queues & registered)
 
     async def _watch(self) -> None:
+        """Check the callers' open transactions every 10 ms; send hints when they have ended."""
         while self._watched_transactions:
             await self.clock.sleep(COALESCE_INTERVAL)
             ended = [
@@ -158,6 +160,11 @@ class Wakeups:
                 self._repeat_hint(queues)
 
     def _repeat_hint(self, queues: frozenset[str]) -> None:
+        """Send the hint for `queues` again soon.
+
+        The transaction may look ended slightly before its COMMIT makes the rows visible.
+        """
+
         def send() -> None:
             self._timers.discard(timer)
             self.notify_published(queues)
@@ -166,6 +173,7 @@ class Wakeups:
         self._timers.add(timer)
 
     async def _send(self) -> None:
+        """Notify other processes of published queues, together every 10 ms at most."""
         while self._pending_queues:
             await self.clock.sleep(
                 max(0.0, self._sent_at + COALESCE_INTERVAL - self.clock.monotonic())
@@ -180,6 +188,11 @@ class Wakeups:
                 )
 
     async def _listen(self) -> None:
+        """Listen for notifications of other processes; reconnect after each failure.
+
+        Meanwhile subscribers poll. The connection is checked regularly, because a proxy may keep it
+        open although the server is gone.
+        """
         failures = 0
         while True:
             closed = asyncio.Event()
@@ -216,6 +229,7 @@ class Wakeups:
                     self._wake_local(ALL)
 
     def _on_notification(self, payload: str) -> None:
+        """Pass a notification on: `payload` is a queue, empty for all, or STATE_CHANGED."""
         if payload == STATE_CHANGED:
             self.on_pauses()
             return

@@ -34,8 +34,9 @@ class AckFirstTracker:
         lease: float,
         interval: float,
     ) -> None:
-        """Count a start as cut off if not renewed for `lease` seconds; write ends within
-        `interval`.
+        """Renew starts to `lease` seconds, and write their ends every `interval` seconds.
+
+        A start that is not renewed counts as cut off.
         """
         self._store = store
         self._inflight = inflight
@@ -101,6 +102,7 @@ class AckFirstTracker:
             )
 
     def _format_unwritten(self, reason: object) -> str:
+        """Format the log line for ended handlers whose end could not be recorded."""
         ids = [row.id for row in self._ended_rows]
         return (
             f"ACK_FIRST: could not record that the handlers of messages {ids} have ended, so "
@@ -134,6 +136,10 @@ class AckFirstTracker:
         return max(0.02, self._lease / 12)
 
     async def _renew(self) -> None:
+        """Renew the noted starts of running handlers after each third of the lease.
+
+        A start that is not renewed counts as cut off: whether its handler has run is unknown.
+        """
         now = self._clock.monotonic()
         due = [r for r in self._running.values() if r.renewed_monotonic <= now - self._lease / 3]
         if due:

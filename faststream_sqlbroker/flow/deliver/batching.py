@@ -76,6 +76,12 @@ class BatchFiller:
         return False
 
     async def _wait_for_more(self, rows: list[ClaimedMessage], max_wait: float) -> None:
+        """Add arriving messages to `rows` until the batch is full or `max_wait` seconds are over.
+
+        End early if a stop, a pause or a drain finishes the batch, or if a row must start before
+        that time. The fetch loop is told how many messages are missing, so that it claims them
+        although no worker is free.
+        """
         end = self._clock.monotonic() + max_wait
         checked_count = 0
         with suppress(TimeoutError), self._inflight.add_pending_batch() as gathering:
@@ -97,13 +103,20 @@ class BatchFiller:
                         return
 
     def _get_slot_wait(self) -> float:
-        """Return the seconds until the first waiting message may start; 0 if none waits."""
+        """Return the seconds until the slot of the first waiting message; 0 if none waits.
+
+        A slot is the time at which a Throttle allows a message to start.
+        """
         items = self._waiting.items
         row = items[0] if items else None
         return 0.0 if row is None else get_slot_wait(row, self._clock)
 
     def _must_start_before(self, row: ClaimedMessage, end: float) -> bool:
-        """Return True if `row` must start before `end` (monotonic seconds), or must run alone."""
+        """Return True if `row` must start before `end` (monotonic seconds), or must run alone.
+
+        It would expire or miss its slot by then. A row with several lost leases may be a poison
+        message: with more rows in its batch, these would be charged if the process dies.
+        """
         if row.slot is not None and row.slot.latest < end:
             return True
         if row.expires_at is not None:

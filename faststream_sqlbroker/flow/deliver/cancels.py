@@ -57,12 +57,18 @@ class MessageCanceller:
                 self._cancel_handler(row)
 
     def _discard(self, row: ClaimedMessage) -> None:
+        """Discard `row`, which an operator has cancelled while it waits for a worker."""
         self._inflight.remove_waiting(row)
         settlement = settle(row, Release(), self._rules, ended_after=0.0, attempted=False)
         self._inflight.queue_outcome(settlement)
         self._inflight.signals.flush_now()
 
     def _cancel_handler(self, row: ClaimedMessage) -> None:
+        """Cancel the handler that processes `row`, which an operator has cancelled.
+
+        A handler in a thread cannot be cancelled: it goes on, and only its lease is no longer
+        renewed.
+        """
         self._log(
             logging.WARNING,
             f"message {row.id} of queue {row.queue!r} is {row.cancelled}",

@@ -90,8 +90,9 @@ class Pace:
 
     @property
     def remaining_pause(self) -> float:
-        """Seconds in which nothing may be claimed, even after a wake-up; 0 or less if there is no
-        limit.
+        """Seconds in which nothing may be claimed, even after a wake-up (`min_fetch_interval`).
+
+        0 or less if a claim may start now.
         """
         return self._earliest_at - self._clock.monotonic()
 
@@ -115,14 +116,16 @@ class Pace:
         return interval
 
     def get_unread_pause(self, duration: float) -> float:
-        """Return the pause before a claim reads on, for a share of the time at most.
+        """Return the pause before a claim that has not read everything reads on.
 
-        It is random: claims that have met once would otherwise meet again.
+        The pause is a multiple of the claim's duration, so that reading takes only a share of the
+        time. It is random, because claims of two processes that have met would otherwise meet
+        again.
         """
         return max(self._min_pause, self._clock.add_jitter(UNREAD_SHARE * duration))
 
     def get_gated_pause(self, retry_in: float) -> float:
-        """Return the pause if nothing can start before `retry_in`."""
+        """Return the pause if policies let no message start within `retry_in` seconds."""
         return min(retry_in, self._max_pause)
 
     def get_idle_pause(self) -> float:
@@ -148,14 +151,20 @@ class StrideScheduler:
         self._paid = dict.fromkeys(queues, 0.0)
 
     def sort_queues(self, requested: Iterable[str]) -> list[str]:
-        """Return the queues of the next claim, in their order."""
+        """Return the queues of the next claim: the queue that has paid least comes first.
+
+        Queues that are not requested count as empty, so that they save up no claims.
+        """
         queues = dict.fromkeys(requested)
         if queues:
             self._raise_to_min([queue for queue in self._paid if queue not in queues], queues)
         return sorted(queues, key=lambda queue: (self._paid[queue], -self._weights[queue]))
 
     def sort_pairs(self, pairs: Sequence[ReadyPair]) -> list[ReadyPair]:
-        """Sort `pairs` for the next claim; the pairs of a queue keep their order."""
+        """Sort `pairs` of queue and priority by the order of their queues in the next claim.
+
+        The pairs of a queue keep their order.
+        """
         rank = {
             queue: position
             for position, queue in enumerate(self.sort_queues(pair.queue for pair in pairs))
@@ -184,14 +193,15 @@ class StrideScheduler:
         self._raise_to_min(queues[:last_position], queues[last_position:])
 
     def record_released(self, counts: Mapping[str, int]) -> None:
-        """Restore the turns of messages that were claimed and released, counted by queue."""
+        """Refund messages that were claimed and released unstarted, counted by queue."""
         for queue, count in counts.items():
             self._paid[queue] -= count / self._weights[queue]
         self._normalize()
 
     def _raise_to_min(self, empty: Iterable[str], other_queues: Iterable[str]) -> None:
-        """Raise the payments of `empty` queues to the minimum of `other_queues`, and keep numbers
-        small.
+        """Raise the payments of `empty` queues to the minimum of `other_queues`.
+
+        An empty queue would otherwise stay cheap, and get all claims once it has messages again.
         """
         min_paid = min(self._paid[queue] for queue in other_queues)
         for queue in empty:
@@ -199,6 +209,7 @@ class StrideScheduler:
         self._normalize()
 
     def _normalize(self) -> None:
+        """Subtract the minimum from all payments: only their differences matter."""
         min_paid = min(self._paid.values())
         for queue in self._paid:
             self._paid[queue] -= min_paid
@@ -252,8 +263,9 @@ class Claimer:
 
     @property
     def needs_all_queues(self) -> bool:
-        """True if each claim must include all queues, because weights take a missing queue to be
-        empty.
+        """True if each claim must include all open queues.
+
+        Weights take a queue that a claim omits to be empty, which then saves up no claims.
         """
         return self._scheduler is not None
 
@@ -273,7 +285,11 @@ class Claimer:
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, suspicion: SuspectRule | None
     ) -> ClaimResult:
-        """Claim from `pairs`, in their order or by the weights of their queues."""
+        """Claim up to `limit` rows from `pairs` of queue and priority, by their order or weights.
+
+        With `suspicion`, messages that may have killed their process (suspects) are not leased,
+        only reported.
+        """
         if self._scheduler is None:
             return await self._claim_in_order(pairs, limit, suspicion)
         pairs = self._scheduler.sort_pairs(pairs)
@@ -287,6 +303,11 @@ class Claimer:
     async def _claim_in_order(
         self, pairs: Sequence[ReadyPair], limit: int, suspicion: SuspectRule | None
     ) -> ClaimResult:
+        """Send one claim for `pairs`, in the order given.
+
+        Rows that must wait for a worker get the shorter prefetch lease, so that they are back soon
+        if this process dies. An ordered claim has one lease for all its rows.
+        """
         lease = self._settings.release_stuck_timeout
         short_lease = get_prefetch_lease(lease)
         starting_count = self._count_starting()
@@ -312,7 +333,11 @@ class Claimer:
     async def claim_with_policies(
         self, limit: int, suspicion: SuspectRule | None, *, only: int | None = None
     ) -> ClaimResult:
-        """Claim from all open queues, under the subscriber's policies."""
+        """Claim from all open queues, under the subscriber's policies.
+
+        With `only`, claim just the message of this id: a suspect, which may have killed its
+        process.
+        """
         from faststream_sqlbroker.database.policies.request import (  # noqa: PLC0415
             PolicyClaimRequest,
         )
@@ -364,7 +389,11 @@ class Claimer:
         )
 
     def _report_slots(self) -> None:
-        """Count the use of slots, and log missed slots and a clock that was set back."""
+        """Record the use of slots; log missed slots, and a database clock that was set back.
+
+        A slot is a start that a Throttle allows. Its handler may begin too late, because the event
+        loop or the database was slow; then the message is released and the slot is missed.
+        """
         slots = self._inflight.slots
         self._inflight.metrics.record_slots(slots.counts)
         slots.counts.clear()
@@ -401,7 +430,7 @@ class Claimer:
             )
 
     def _count_starting(self) -> int:
-        """Return how many of the next rows start at once."""
+        """Return how many of the next rows start now, in free workers or waiting batches."""
         return max(0, self._count_free_capacity())
 
     def _count_free_capacity(self) -> int:
@@ -411,20 +440,26 @@ class Claimer:
         return self.free_workers * run_size + inflight.missing_count - inflight.waiting.qsize()
 
     def _get_common_lease(self, limit: int) -> float:
-        """Return the lease of all rows of a claim: shorter if some of `limit` may wait for a
-        worker.
+        """Return the lease for all rows of a claim of up to `limit` rows.
+
+        It is the shorter prefetch lease if some of the rows may have to wait for a worker.
         """
         lease = self._settings.release_stuck_timeout
         return lease if self._count_starting() >= limit else get_prefetch_lease(lease)
 
     def _mark_prefetched(self, rows: Sequence[ClaimedMessage], lease: float) -> None:
+        """Mark `rows` if they have the shorter prefetch lease, so that they are renewed in time."""
         if lease < self._settings.release_stuck_timeout:
             for row in rows:
                 row.prefetched = True
 
     @contextmanager
     def _track_claim(self) -> Iterator[UUID]:
-        """Provide a new token, and remember the token of a claim without an answer."""
+        """Provide a new lease token; remember it if the claim gets no answer.
+
+        Such a claim may have leased rows that no worker knows of; `release_unanswered` releases
+        them.
+        """
         token = self._registration.create_token()
         self.requested_at = self._clock.monotonic()
         try:

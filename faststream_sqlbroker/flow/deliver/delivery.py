@@ -82,11 +82,10 @@ class DeliveryRunner(ABC):
         return rows
 
     async def _get_next_part(self, parts: list[Rows]) -> Rows:
-        """Remove the first of `parts`; return the rows that may still start. Other rows are
-        settled.
+        """Remove the first of `parts` of a batch; return its rows that may still start.
 
-        A lease may have been lost, or a time run out, while the parts before it ran. Rows that
-        ACK_FIRST has removed start even during a stop: they cannot be released.
+        A lease may have been lost, or a time run out, while the parts before it ran; such rows are
+        settled. Rows that ACK_FIRST has removed start even during a stop: they cannot be released.
         """
         while self._ack_first is None and (
             refused := [row for row in parts[0] if self._is_refused(row)]
@@ -102,9 +101,11 @@ class DeliveryRunner(ABC):
     async def _deliver_part(
         self, rows: Rows, current_delivery: CurrentDelivery, parts: list[Rows]
     ) -> None:
-        """Run the handler on `rows`.
+        """Run the handler on `rows` and queue their outcomes.
 
-        If it could not start, the parts in which it gets `rows` again are put before `parts`.
+        A handler that could not start on a batch as a whole gets the batch again in parts: these
+        are put before the other `parts`. `running` counts handlers, by which the fetch loop sees
+        free workers.
         """
         self._inflight.running += 1
         try:
@@ -156,7 +157,10 @@ class DeliveryRunner(ABC):
     def _clear_own_cancel(
         self, rows: Rows, current_delivery: CurrentDelivery, error: BaseException
     ) -> None:
-        """Let a cancellation that the broker did not request end the handler, but no worker."""
+        """Clear a cancellation that the broker did not request, so that the worker survives it.
+
+        The handler has cancelled its own task: that fails the delivery, as any other error does.
+        """
         if not current_delivery.cancelling() or current_delivery.must_end():
             return
         current_delivery.forget_cancels()
@@ -180,6 +184,10 @@ class DeliveryRunner(ABC):
             self._ack_first.drop_cut_off(rows)
 
     async def _release_parts(self, parts: list[Rows]) -> None:
+        """Release the parts of a batch that do not start any more, because of a stop or an error.
+
+        Rows that ACK_FIRST has removed cannot be released: their starts stay listed as unknown.
+        """
         rows = [row for part in parts for row in part]
         if self._ack_first is not None:
             self._ack_first.drop_cut_off(rows)
@@ -206,6 +214,11 @@ class DeliveryRunner(ABC):
         return rows
 
     async def _call_unless_cancelled(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
+        """Run the handler on `rows`; settle them if an operator cancels the message.
+
+        An operator's cancel ends the handler only. Any other error passes on, after a cancellation
+        that came from the handler itself was cleared: it must not end the worker.
+        """
         if self._ack_first is None and any(row.cancelled is not None for row in rows):
             # An operator cancelled since the delivery began, before its handler.
             settle_cancelled(rows, not_started=True)
@@ -226,6 +239,7 @@ class DeliveryRunner(ABC):
                 current_delivery.clear_cancel()
 
     async def _handle_in_place(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
+        """Call the handler in the worker's task, or in a new task with `task_per_message`."""
         raw = tuple(rows) if self._settings.batch else rows[0]
         if self._settings.task_per_message:
             # The task starts at a later turn of the event loop.
@@ -238,6 +252,7 @@ class DeliveryRunner(ABC):
     async def _handle_in_task(
         self, raw: Any, rows: Rows, current_delivery: CurrentDelivery
     ) -> None:
+        """Call the handler in its own task, unless a slot was missed before that task began."""
         if not self._has_slots(rows):
             return
         await self._handle(raw)
@@ -246,15 +261,16 @@ class DeliveryRunner(ABC):
             await self.raise_own_cancel(rows, current_delivery)
 
     def _has_slots(self, rows: Rows) -> bool:
-        """Return True unless a slot of `rows` was missed; then the rows are released.
+        """Return True if `rows` may start; release them if a slot was missed.
 
-        The commits before the start may have taken too long. Rows that ACK_FIRST has removed start
-        in any case.
+        A slot is the time at which a Throttle allows a start; the commits before the start may have
+        taken too long. Rows that ACK_FIRST has removed start in any case: they cannot be released.
         """
         policies = self._policies
         return policies is None or policies.acquire_slots(rows, must=self._ack_first is not None)
 
     async def _call_handler(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
+        """Call the handler on `rows` within `handler_timeout`; nack the rows if that expires."""
         timeout = self._settings.handler_timeout
         if timeout is None:
             await self._handle_in_place(rows, current_delivery)

@@ -64,6 +64,7 @@ class EndedTransactions:
         return rows
 
     async def _wait_for(self, query: asyncio.Task[bool]) -> None:
+        """Wait for the answer of `query`; give up some seconds after a stop or a cancellation."""
         # The answer, a cancellation of this task and a stop race. A cancellation is swallowed here,
         # so that an answer on its way still counts; `is_task_cancelled` still returns True, and the
         # caller raises it.
@@ -75,7 +76,7 @@ class EndedTransactions:
             await wait_through_cancel(query, CLOSE_TIMEOUT)
 
     async def _query_committed(self, lock: "HandlerLock", rows: Rows) -> bool:
-        """Repeat the query until the database answers."""
+        """Query whether the transaction of `rows` was committed, until the database answers."""
         failures = 0
         while True:
             try:
@@ -94,6 +95,11 @@ class EndedTransactions:
                 await self._clock.sleep(pause)
 
     def _drop_unknown(self, rows: Rows) -> None:
+        """Forget `rows` without writing an outcome, because the database did not answer.
+
+        A written success or retry might be wrong, so the leases expire and the messages are
+        delivered again.
+        """
         for row in rows:
             row.replace_outcome(Abandon())  # it may be committed: policy Once keeps its key
         self._inflight.drop(rows)
@@ -111,7 +117,10 @@ def _is_answered(query: asyncio.Task[bool]) -> bool:
 
 
 def _settle_ended(rows: Rows, *, committed: bool) -> None:
-    """Settle `rows` whose transaction ended before the handler, by a commit or a rollback."""
+    """Settle `rows` whose handler has ended the transaction itself, by a commit or a rollback.
+
+    After a commit, a retry would repeat the committed work, so the message is rejected.
+    """
     for row in rows:
         if committed and not isinstance(row.outcome, Reject | Discard):
             row.replace_outcome(Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED)))

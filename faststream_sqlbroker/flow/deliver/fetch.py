@@ -136,7 +136,11 @@ class Fetcher:
         return MAX_PREFETCH_WAIT + self._settings.min_fetch_interval
 
     def get_window(self) -> int:
-        """Return how many rows may wait here: as many as the workers will start soon."""
+        """Return how many rows may wait for workers: as many as these will start soon.
+
+        "Soon" is `HORIZON` seconds (0.2), or `min_fetch_interval` if longer, estimated by recent
+        handler durations.
+        """
         settings = self._settings
         run_size = settings.run_size
         capacity = int(settings.fetch_batch_size * settings.max_not_processed_factor)
@@ -148,7 +152,10 @@ class Fetcher:
         return int(min(rows, self._limiter.max_rows))
 
     def get_capacity(self, window: int) -> int:
-        """Return how many rows may be claimed if `window` may wait; 0 while the flush is behind."""
+        """Return how many rows may be claimed while `window` rows may wait for workers.
+
+        It is 0 while too many outcomes wait to be written, so that these do not pile up.
+        """
         settings = self._settings
         inflight = self._inflight
         unwritten = len(inflight.queued) + inflight.writing_count
@@ -223,7 +230,10 @@ class Fetcher:
         await self._claimer.release_unanswered()
 
     async def _claim_due(self, target: ClaimTarget, now: float) -> float:
-        """Claim due rows up to the capacity; return the seconds until the next claim."""
+        """Claim due rows up to the capacity; return the seconds until the next claim.
+
+        Suspects (messages that may have killed their process) are only noted, to run alone later.
+        """
         limit = self._find_limit()
         if limit < 1:
             return self._request_capacity()
@@ -269,7 +279,10 @@ class Fetcher:
         )
 
     async def _claim_hinted(self, limit: int, suspicion: SuspectRule | None) -> ClaimResult | None:
-        """Claim from the queues of the last wake-up without a poll; None if it is too old."""
+        """Claim from the queues of the last wake-up without a poll before.
+
+        Return None if there was no wake-up, or if it is too old to be worth the guess.
+        """
         # A hint that had to wait for capacity is no longer worth a guess: a poll costs less than
         # that wait, and few messages are claimed at a time.
         hint = self.ready.take_hint(HORIZON / 2)
@@ -280,6 +293,7 @@ class Fetcher:
         return await self._claimer.claim(self.ready.list_known(queues), limit, suspicion)
 
     async def _scan(self) -> None:
+        """Poll for pairs with due messages; share the poll with idle subscribers of the process."""
         try:
             # A notified subscriber must know of leases, too, before it waits.
             is_shared = self.is_idle or self._settings.notify_only
@@ -290,6 +304,10 @@ class Fetcher:
                 self._inflight.signals.scans_slow()
 
     async def _claim_suspect(self, *, is_alone: bool) -> None:
+        """Claim one suspect, and let it run alone if `is_alone`.
+
+        A suspect is a message that may have killed its process before, see `solo_run`.
+        """
         message_id = self._solo_runs.pop_suspect(self._clock.monotonic(), is_alone=is_alone)
         rows = await self._claimer.claim_one(message_id)
         if rows:
@@ -315,12 +333,16 @@ class Fetcher:
         return not surplus
 
     def _get_surplus_wait(self) -> float:
-        """Let claims find released rows again; return the seconds until the next claim."""
+        """Return the seconds until the next claim after rows beyond the byte limit were released.
+
+        The position of the last claim is reset, or the next claims would begin after these rows.
+        """
         self.ready.reset_begin()
         self.reset_position()
         return self.pace.get_full_pause(pause=True)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Hand claimed `rows` to the workers; release rows of a queue that was paused meanwhile."""
         # The answer may have come late, as after a stall of the process: the lease counts from the
         # request.
         self._inflight.add(rows, self._holder, self._claimer.requested_at)
@@ -330,7 +352,12 @@ class Fetcher:
             self._inflight.release_other_queues(self._registration.open_queues)
 
     def _find_limit(self) -> int:
-        """Return how many rows to claim now; 0 if a claim is not worthwhile."""
+        """Return how many rows to claim now; 0 if a claim is not worthwhile.
+
+        While rows wait, a claim is worthwhile only from half a window on: one claim for each ended
+        row would cost a statement per message. The window is the number of rows that may wait for
+        workers.
+        """
         settings = self._settings
         inflight = self._inflight
         window = self.get_window()
@@ -345,11 +372,13 @@ class Fetcher:
         return limit if limit >= (min_claim if has_waiting else 1) else 0
 
     def _request_capacity(self) -> float:
+        """Request a wake-up for free capacity; return the seconds until the next own check."""
         # Workers and the flush wake the loop; a lost lease frees capacity without either.
         self._inflight.request_capacity()
         return self._limit_to_stale(min(NO_CAPACITY_WAIT, self._settings.max_fetch_interval))
 
     def _limit_to_stale(self, wait: float) -> float:
+        """Limit `wait` to the time when a waiting row becomes stale and must be released."""
         stale_in = self._inflight.get_stale_wait(self._max_wait)
         return wait if stale_in is None else min(wait, max(stale_in, MIN_STALE_WAIT))
 

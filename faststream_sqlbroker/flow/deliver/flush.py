@@ -160,9 +160,10 @@ class Flusher:
         await retry_until(self.flush_all, deadline, self._clock)
 
     def _should_quarantine(self, error: BaseException) -> bool:
-        """Return True if `error` may be the batch's own fault.
+        """Return True if the transient `error` may be the batch's own fault.
 
-        While nothing else can be written, one quarantined batch is enough to find out.
+        The batch is then repeated apart from the queue, so that other outcomes need not wait for
+        it. While nothing else can be written, one quarantined batch is enough to find out.
         """
         if not isinstance(error, TransientStoreError) or isinstance(error, NotConnectedError):
             return False
@@ -177,8 +178,7 @@ class Flusher:
         return True
 
     def _can_quarantine_more(self) -> bool:
-        """Return True if another batch may be quarantined though nothing was written since the
-        last.
+        """Return True if another batch may be quarantined though nothing was written meanwhile.
 
         It may be a general outage. Few quarantined batches, each a single unit, prove none; nor
         does it matter any more once the queue has failed for long.

@@ -68,6 +68,11 @@ class ForwardHandler:
             self._log_undated(undated)
 
     def _get_outcome(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
+        """Return the move of `row` to the next queue, or its reject after too many moves.
+
+        Moves without a handler in between are counted (`hops`), so that queues that forward in a
+        circle do not move a message for ever. Rows without a due time are added to `undated`.
+        """
         if row.hops < MAX_HOPS:
             if self._target is not None:
                 return Relocate(self._target, is_hop=True, key=self._get_new_key(row))
@@ -79,6 +84,10 @@ class ForwardHandler:
         return self._reject(row, TOO_MANY_HOPS, ValueError(text))
 
     def _route_by_headers(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
+        """Return the move of `row` to the queue, and at the time, that its headers name.
+
+        A missing or disallowed queue rejects the message. An unreadable time moves it immediately.
+        """
         headers = row.headers
         try:
             queue = get_destination(headers, self._queues)
@@ -106,10 +115,12 @@ class ForwardHandler:
         return Relocate(queue, delay=delay, is_hop=True, key=self._get_new_key(row), lookup=lookup)
 
     def _get_new_key(self, row: ClaimedMessage) -> str | None:
+        """Return the key of `row` in the next queue; None keeps the key, REMOVED_KEY removes it."""
         key = self._key_option
         return (key.key(row.headers) or REMOVED_KEY) if isinstance(key, Header) else key
 
     def _reject(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
+        """Return the reject of `row`, and log it with its consequence."""
         action = "is rejected"
         if self._dead_letter_queue is not None:
             action = f"goes to the dead-letter queue {self._dead_letter_queue!r}"

@@ -149,8 +149,9 @@ class Inflight(Outcomes):
         self.waiting.interrupt()
 
     def request_capacity(self) -> None:
-        """Send signal `capacity_free` as soon as there may be capacity: the fetch loop has found
-        none.
+        """Let workers send signal `capacity_free` as soon as there may be capacity.
+
+        Called when the fetch loop has found none, and waits for that signal.
         """
         self.is_capacity_requested = True
 
@@ -174,6 +175,7 @@ class Inflight(Outcomes):
 
     @override
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
+        """Forget `rows` as `Outcomes.drop` does, and report that their slots were not used."""
         rows = list(rows)
         for row in rows:
             self.slots.record_end(row)
@@ -181,6 +183,7 @@ class Inflight(Outcomes):
 
     @override
     def _lose(self, rows: Sequence[ClaimedMessage], phase: str, consequence: str) -> None:
+        """Lose `rows` as `Outcomes._lose` does, and report the end of their slots."""
         for row in rows:
             self.slots.record_end(row)
         super()._lose(rows, phase, consequence)
@@ -209,8 +212,10 @@ class Inflight(Outcomes):
         self.release(rows)
 
     def release_surplus(self, surplus: Collection[ClaimedMessage]) -> None:
-        """Release the rows of `surplus` that still wait for a worker; no row of `surplus` has
-        started.
+        """Release the rows of `surplus` that still wait for a worker.
+
+        Surplus are the rows of a claim whose bodies would exceed `max_prefetch_bytes`. None of them
+        has started.
         """
         ids = set(map(id, surplus))
         removed = self._remove_waiting(lambda row: id(row) in ids)
@@ -220,15 +225,19 @@ class Inflight(Outcomes):
             row.payload = b""
 
     def release_stale(self, max_wait: float) -> None:
-        """Release rows that have waited for a worker too long: other processes may start these
-        sooner.
+        """Release rows that have waited for a worker for more than `max_wait` seconds.
+
+        Their workers are busy for longer than expected; other processes may start the rows sooner.
         """
         waiting_before = self.clock.monotonic() - max_wait
         if stale := self._remove_waiting(lambda row: _get_waiting_since(row) < waiting_before):
             self.release(stale)
 
     def get_stale_wait(self, max_wait: float) -> float | None:
-        """Return the seconds until a row has waited for `max_wait`; None if none waits."""
+        """Return the seconds until the first row has waited for `max_wait`; None if none waits.
+
+        The fetch loop then releases the row, because another process may start it sooner.
+        """
         items = self.waiting.items
         first = items[0] if items else None
         if first is None:
@@ -244,7 +253,11 @@ class Inflight(Outcomes):
     def nack_denied(
         self, batch: OutcomeBatch, denied: Collection[Unit], error: BaseException
     ) -> None:
-        """Queue failed attempts for the units `denied`, whose answers may not be published."""
+        """Queue failed attempts for the units `denied`, whose publish on ack lacks a right.
+
+        A unit is the set of outcomes that are written together with such messages. Without a GRANT
+        no repetition could write it, so its messages are retried or become dead letters.
+        """
         self._drop_overtaken(batch)
         units = dict.fromkeys(s.unit for s in batch.parts if s.unit in denied)
         batch.set_parts([s for s in batch.parts if s.unit not in units])
@@ -258,10 +271,11 @@ class Inflight(Outcomes):
         """Return rows held longer than a third of their lease, or two thirds while being written.
 
         A row that another transaction has locked is due again after a quarter of a third: the lock
-        may have lasted for a moment only, and the lease was not lengthened.
+        may be short, and the lease was not lengthened.
 
-        Not included are rows whose handlers have asked for more than `lease`, because a renewal
-        would shorten it, and cancelled rows whose handlers go on.
+        Omitted are rows whose handlers have extended their lease beyond `lease`, because a renewal
+        would shorten it, cancelled rows whose handlers go on, and rows held for `max_lease`
+        seconds.
         """
         now = self.clock.monotonic()
         being_written = self.get_writing()
@@ -294,7 +308,8 @@ class Inflight(Outcomes):
 def _get_waiting_since(row: ClaimedMessage) -> float:
     """Return the time since when `row` waits for a worker (monotonic seconds).
 
-    Before its slot it could not start anywhere else.
+    A row with a slot (a start that a Throttle allows) waits only from its slot on: before, no other
+    process could start it either.
     """
     earliest = row.claimed_monotonic if row.slot is None else row.slot.earliest
     return max(row.claimed_monotonic, earliest)

@@ -80,8 +80,7 @@ class LeaseKeeper:
             self._inflight.metrics.record_lease_margin(min(expirations) - self._clock.monotonic())
 
     async def renew_for_start(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Renew `rows`, which have waited and start now. Rows whose lease is gone are marked as
-        lost.
+        """Renew `rows`, which have waited and start now; rows whose lease is gone are lost.
 
         Raises:
             StoreError: the database could not be queried, or a row was locked elsewhere for too
@@ -91,6 +90,11 @@ class LeaseKeeper:
         await self._renew(rows, self._lease, wait=True)
 
     async def _renew(self, rows: Sequence[ClaimedMessage], lease: float, *, wait: bool) -> None:
+        """Renew the leases of `rows` to `lease` seconds; rows that are not found are lost.
+
+        Without `wait`, rows that another transaction has locked are skipped, and stay held: the
+        lock keeps others from taking them. With `wait` the statement waits for the lock.
+        """
         for start in range(0, len(rows), MAX_PER_STATEMENT):
             chunk = rows[start : start + MAX_PER_STATEMENT]
             started_at = self._clock.monotonic()
@@ -225,8 +229,9 @@ class StuckReleaser:
         return max(MIN_WAIT, min(abs(ends_in), SEARCH_INTERVAL, clean_in))
 
     async def _discard_cancelled(self) -> int:
-        """Discard expired messages that were to be cancelled, before the release; return their
-        number.
+        """Discard expired messages that operators have cancelled; return their number.
+
+        Called before the release, which would deliver them again.
         """
         try:
             count = await self._store.end_cancelled(self._queues, archive=self._archive)

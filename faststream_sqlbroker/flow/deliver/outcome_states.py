@@ -146,7 +146,11 @@ class OutcomeBatch:
 
 
 def find_unit_end(parts: Sequence[Settlement], end: int) -> int:
-    """Return `end`, or a later index so that no unit is split."""
+    """Return `end`, or a later index so that `parts[:end]` splits no unit.
+
+    A unit is the set of outcomes that are written together with the messages published on ack. Its
+    outcomes follow each other.
+    """
     end = min(max(end, 1), len(parts))
     while (
         end < len(parts) and (unit := parts[end - 1].unit) is not None and parts[end].unit is unit
@@ -171,7 +175,10 @@ def split_parts(parts: list[Settlement]) -> list[list[Settlement]]:
 
 
 def _has_extras(settlement: Settlement) -> bool:
-    """Return True if the outcome carries additional data that may make the write fail."""
+    """Return True if the outcome carries data of its own that may make the write fail.
+
+    That is a move to another queue, an error text, or messages published on ack.
+    """
     return (
         settlement.unit is not None or settlement.queue is not None or settlement.error is not None
     )
@@ -184,11 +191,11 @@ def find_least_tried(batches: Iterable[OutcomeBatch], now: float) -> OutcomeBatc
 
 
 def can_split(batch: OutcomeBatch, batches: Iterable[OutcomeBatch], settled_count: int) -> bool:
-    """Return True if `batch`, which has failed once more, may be split in spite of a possible
-    outage.
+    """Return True if `batch`, which has failed once more, may be split to find the culprit.
 
-    That is so if other batches have been written since, if there are few parts yet, or if the batch
-    has failed for long.
+    During an outage every batch fails, and splitting would leave each outcome with a transaction of
+    its own. So it is split only if other batches have been written since, if there are few parts
+    yet, or if it has failed for long.
     """
     if settled_count > batch.settled_count or batch.tries + 1 >= SPLIT_AFTER:
         return True
@@ -234,9 +241,9 @@ class LostLeaseLog:
             phase: The operation that noticed the loss.
             consequence: The consequence, for the log.
         """
-        mark = delivery.id, delivery.lease_token
-        if mark in self.unanswered:
-            self.unanswered.discard(mark)
+        key = delivery.id, delivery.lease_token
+        if key in self.unanswered:
+            self.unanswered.discard(key)
             self.unknown_count += 1
             event = "settle unknown"
         else:
@@ -257,7 +264,7 @@ class LostLeaseLog:
         )
 
     def report_broken(self, broken: Sequence[Settlement], units: Units) -> None:
-        """Log that the `broken` outcomes of `units` are sent back."""
+        """Log that the `broken` outcomes are sent back, because their units have lost rows."""
         lost_ids = sorted(set[int]().union(*(units[s.unit] for s in broken if s.unit is not None)))
         self._log(
             logging.WARNING,

@@ -114,7 +114,11 @@ def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Se
 def _iterate_halves(
     parts: list[Settlement], refused: Refused, error: StoreError
 ) -> Iterator[list[Settlement]]:
-    """Yield about half of `parts` and the rest, with whole units; a single unit is refused."""
+    """Yield two halves of `parts`, with whole units; add a single unit to `refused` instead.
+
+    Sending halves finds the outcome that the database refuses. A unit is never split: its outcomes
+    are written together or not at all.
+    """
     half = find_unit_end(parts, len(parts) // 2)
     if half == len(parts):
         half = find_unit_end(parts, 1)
@@ -175,7 +179,10 @@ class QuarantineWriter:
         )
 
     def add_refused(self, batch: OutcomeBatch, refused: Refused) -> None:
-        """Quarantine the `refused` units of `batch`."""
+        """Quarantine the `refused` units of `batch`: repeat each apart from the queue.
+
+        If a right is missing for plain outcomes, the subscriber stops claiming until this is over.
+        """
         refused = self._nack_denied_answers(batch, refused)
         if not refused:
             return
@@ -220,6 +227,10 @@ class QuarantineWriter:
     def _log_kept(
         self, level: int, parts: Sequence[Settlement], failure: str, error: BaseException
     ) -> None:
+        """Log outcomes that could not be written, unless a general outage is the reason.
+
+        An outage is logged once for all loops, by `Outages`.
+        """
         if isinstance(error, TransientStoreError) and self._outages.is_general:
             return  # an outage, not caused by these messages
         text = (
@@ -239,6 +250,7 @@ class QuarantineWriter:
         return None if due is None else max(0.0, due - self._inflight.clock.monotonic())
 
     async def _send(self, batch: OutcomeBatch) -> None:
+        """Send a quarantined batch again; schedule what is left for a later try."""
         inflight = self._inflight
         try:
             if batch.origin is DeliveryState.REFUSED:
@@ -259,7 +271,11 @@ class QuarantineWriter:
             inflight.retry_later(batch, has_failed=failed)
 
     async def _write_refused(self, batch: OutcomeBatch) -> bool:
-        """Write the refused unit or a reduced version; return True if all versions were refused."""
+        """Write the refused unit or a reduced version; return True if all versions were refused.
+
+        A reduced version leaves out a part that may be the cause, such as the error text. A unit is
+        the set of outcomes that are written together with the messages published on ack.
+        """
         parts = batch.parts
         # The original first, every time: the cause of the refusal may be gone by now.
         versions = (
@@ -291,6 +307,7 @@ class QuarantineWriter:
             raise
 
     def _log_reduced(self, version: Sequence[Settlement], tries: int) -> None:
+        """Log that a reduced version of an outcome was written after `tries` refusals."""
         first = version[0]
         self._log(
             logging.ERROR,
@@ -315,7 +332,7 @@ def iterate_reduced(
 ) -> Iterator[Sequence[Settlement]]:
     """Yield versions of a unit that was refused `tries` times, with the smallest loss first.
 
-    There is none for an ack, a nack without an error, a postponement or a release: they carry
+    Nothing is yielded for an ack, a nack without an error, a postponement or a release: they carry
     nothing of their own that could be the cause. Where messages are published on ack, all rows fall
     back to nacks. An error text is left out. A message that cannot go to another queue becomes a
     dead letter, where there is an `archive` to keep it.
@@ -333,6 +350,11 @@ def iterate_reduced(
 def _iterate_reduced_single(
     settlement: Settlement, tries: int, *, archive: bool
 ) -> Iterator[Sequence[Settlement]]:
+    """Yield reduced versions of one settlement, with the smallest loss first.
+
+    The lookup record is left out first, then the error text, then the reason. Last, a message that
+    cannot be moved to another queue becomes a dead letter in the archive.
+    """
     # In the order of loss: the lookup record, the text, the reason with it, at last the queue.
     if settlement.lookup is not None:
         yield [replace(settlement, lookup=None)]

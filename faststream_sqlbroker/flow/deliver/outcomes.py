@@ -131,10 +131,7 @@ class Outcomes:
     def get_writing(self) -> set[DeliveryKey]:
         """Return the keys of the deliveries in state WRITING."""
         return {
-            mark
-            for b in self.batches
-            if b.state is DeliveryState.WRITING
-            for mark in b.delivery_keys
+            key for b in self.batches if b.state is DeliveryState.WRITING for key in b.delivery_keys
         }
 
     def has_no_outcome(self, row: ClaimedMessage) -> bool:
@@ -143,13 +140,13 @@ class Outcomes:
 
     def find_state(self, row: ClaimedMessage) -> DeliveryState:
         """Return the state of `row`; too slow to be called for each message."""
-        mark = row.id, row.lease_token
+        key = row.id, row.lease_token
         for batch in self.batches:
-            if mark in batch.delivery_keys:
+            if key in batch.delivery_keys:
                 return batch.state
         if row.lease_lost:
             return DeliveryState.LOST
-        if any((s.id, s.lease_token) == mark for s in self.queued):
+        if any((s.id, s.lease_token) == key for s in self.queued):
             return DeliveryState.QUEUED
         if self.held.get(row.id) is not row:
             return DeliveryState.WRITTEN
@@ -179,8 +176,9 @@ class Outcomes:
     def _hold_rows(self, rows: Sequence[ClaimedMessage]) -> None:
         """Hold `rows`; older deliveries of the same messages are lost.
 
-        Deliveries that are being written are not: such an outcome may be what made the row
-        claimable, so the database decides.
+        A message may be claimed again by its own process, for example after its lease expired. An
+        older delivery that is being written is kept: that very write may have made the row
+        claimable, so the database's answer decides.
         """
         older = []
         for row in rows:
@@ -191,7 +189,7 @@ class Outcomes:
         if older:
             writing = self.get_writing()
             self._overtaken |= {
-                mark: row for row in older if (mark := (row.id, row.lease_token)) in writing
+                key: row for row in older if (key := (row.id, row.lease_token)) in writing
             }
             self._lose(
                 [row for row in older if (row.id, row.lease_token) not in writing],
@@ -331,6 +329,11 @@ class Outcomes:
     def _handle_lost(
         self, batch: OutcomeBatch, lost_settlements: list[Settlement], phase: str, consequence: str
     ) -> None:
+        """Remove the deliveries of `batch` that the database no longer has, and break their units.
+
+        A unit is the set of outcomes that are written together with the messages published on ack:
+        if one row has lost its lease, the others are sent back.
+        """
         units: Units = {}
         for settlement in lost_settlements:
             self._record_lost(settlement, phase, consequence, units)
@@ -344,8 +347,9 @@ class Outcomes:
         self._break_units(batch, units)
 
     def _remove_written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:
-        """Remove the plain acks of `batch`, which was written completely; return the other
-        settlements.
+        """Remove the plain acks of `batch`, which was written completely; return the rest.
+
+        A shortcut for the most frequent outcome: an ack that publishes and moves nothing.
         """
         other_settlements = []
         held_rows = self.held
@@ -364,7 +368,7 @@ class Outcomes:
         return other_settlements
 
     def requeue(self, batch: OutcomeBatch, *, first: bool) -> None:
-        """Queue the rest of `batch`, to be written `first` or last."""
+        """Queue the rest of `batch` again, `first` or last, after a failure or for locked rows."""
         self._finish_writing(batch, OutcomeEvent.PUT_BACK)
         position = 0 if first else len(self.queued)
         self.queued[position:position] = batch.parts
@@ -376,7 +380,11 @@ class Outcomes:
             self._add_quarantined(OutcomeBatch(part, batch.state, DeliveryState.QUEUED))
 
     def quarantine_refused(self, batch: OutcomeBatch, refused: Collection[Settlement]) -> None:
-        """Quarantine the units `refused` of `batch`, each by itself; the batch keeps the rest."""
+        """Quarantine the units `refused` of `batch`, each by itself; the batch keeps the rest.
+
+        A unit is the set of outcomes that are written together with the messages published on ack,
+        or a single outcome.
+        """
         self._drop_overtaken(batch)
         ids = {s.id for s in refused}
         refused_settlements = [s for s in batch.parts if s.id in ids]
@@ -415,6 +423,7 @@ class Outcomes:
             )
 
     def _add_quarantined(self, batch: OutcomeBatch, *, has_failed: bool = True) -> None:
+        """Keep `batch` apart from the queue, to be written again after a growing pause."""
         if not batch.parts:
             return
         batch.tries += has_failed
@@ -424,7 +433,10 @@ class Outcomes:
         self.signals.outcome_quarantined()
 
     def _finish_writing(self, batch: OutcomeBatch, event: OutcomeEvent) -> None:
-        """Remove `batch` from state WRITING; `event` determines the next state."""
+        """End state WRITING of `batch`; `event` determines the next state.
+
+        No effect if the batch was written completely.
+        """
         if batch in self.batches:
             self._drop_overtaken(batch)
             self.batches.remove(batch)
@@ -460,6 +472,7 @@ class Outcomes:
                 del self.held[row.id]
 
     def _lose(self, rows: Sequence[ClaimedMessage], phase: str, consequence: str) -> None:
+        """Report the loss of `rows`, and remove them with their outcomes."""
         if not rows:
             return
         if self.debug is not None:
@@ -471,7 +484,10 @@ class Outcomes:
         self._remove_outcomes(keys)
 
     def _remove_outcomes(self, keys: set[DeliveryKey]) -> None:
-        """Remove the outcomes of lost deliveries from the queue and the quarantine."""
+        """Remove the outcomes of lost deliveries from the queue and the quarantine.
+
+        Other outcomes of the same units are sent back.
+        """
         quarantined = [b for b in self.batches if b.state in QUARANTINE_STATES]
         units: Units = {}
         for parts in (self.queued, *(b.parts for b in quarantined)):
@@ -483,7 +499,11 @@ class Outcomes:
         self.batches = [b for b in self.batches if b.parts or b not in quarantined]
 
     def _drop_overtaken(self, batch: OutcomeBatch) -> None:
-        """Lose deliveries of `batch` that were not written and have been claimed again."""
+        """Lose deliveries of `batch` that were claimed again while they were being written.
+
+        They are still in the batch, so their outcomes were not written, and the newer delivery of
+        the message has the lease.
+        """
         if not self._overtaken:
             return
         overtaken = batch.delivery_keys & self._overtaken.keys()
@@ -495,9 +515,10 @@ class Outcomes:
         self._break_units(batch, units)
 
     def _break_units(self, batch: OutcomeBatch, units: Units) -> None:
-        """Send back the outcomes of `batch` that belong to `units`.
+        """Send back the outcomes of `batch` that belong to `units`, which have lost rows.
 
-        Each unit has lost some ids, and must not be written without them.
+        The rest of such a unit must not be written without these rows. A batch that a worker writes
+        itself (origin RUNNING) is left to that worker.
         """
         broken = [s for s in batch.parts if s.unit in units]
         if broken and batch.origin is not DeliveryState.RUNNING:
@@ -507,6 +528,7 @@ class Outcomes:
             self.queue_outcomes([build_fallback_settlement(s) for s in broken])
 
     def _break_queued(self, units: Units) -> None:
+        """Replace queued outcomes of `units` that have lost rows: they are delivered again."""
         broken = [s for s in self.queued if s.unit in units]
         if broken:
             self.lost_leases.report_broken(broken, units)
@@ -528,6 +550,7 @@ class Outcomes:
     def _record_lost(
         self, settlement: Settlement, phase: str, consequence: str, units: Units
     ) -> None:
+        """Remove and report the lost delivery of `settlement`; add its unit to `units`."""
         row = self._remove_held(settlement)
         self.lost_leases.report(settlement, row, phase, consequence)
         if row is not None:
@@ -536,7 +559,7 @@ class Outcomes:
 
 
 def _remove_marked(parts: list[Settlement], keys: set[DeliveryKey], units: Units) -> None:
-    """Remove the deliveries `keys` from `parts`, and record in `units` which units are broken."""
+    """Remove the outcomes of the deliveries `keys` from `parts`; add their units to `units`."""
     lost_settlements = [s for s in parts if (s.id, s.lease_token) in keys]
     for settlement in lost_settlements:
         add_unit(units, settlement)

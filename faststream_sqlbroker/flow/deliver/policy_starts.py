@@ -91,6 +91,11 @@ class KeyClaimer:
         return answers[requests.index(new_request)]
 
     async def _send(self, requests: Sequence[_ClaimRequest]) -> list[Verdicts | StoreError]:
+        """Claim the keys of all `requests`; return one answer per request.
+
+        A first statement claims free keys of single rows, the usual case. The rest needs a verdict
+        per row: duplicate, lost, or unknown.
+        """
         claimed_ids = await self._claim_free(requests)
         if isinstance(claimed_ids, StoreError):
             return [claimed_ids] * len(requests)
@@ -118,6 +123,7 @@ class KeyClaimer:
     async def _send_remaining(
         self, requests: Sequence[_ClaimRequest]
     ) -> list[Verdicts | StoreError]:
+        """Claim the keys of `requests` together; after a refusal, claim them request by request."""
         if not requests:
             return []
         answer = await self._claim_keys([row for request in requests for row in request.rows])
@@ -130,6 +136,7 @@ class KeyClaimer:
         return [await self._claim_keys(request.rows) for request in requests]
 
     async def _claim_keys(self, rows: Sequence[ClaimedMessage]) -> Verdicts | StoreError:
+        """Claim the keys of `rows`; return the error instead of raising it."""
         try:
             return await self._store.policies.claim_keys(rows, self._ttl)
         except StoreError as error:
@@ -150,12 +157,18 @@ MAX_KEY_TRIES = 5
 
 
 def get_slot_wait(row: ClaimedMessage, clock: Clock) -> float:
-    """Return the seconds until `row` may start; 0 or less to start now."""
+    """Return the seconds until the slot of `row`; 0 or less to start now.
+
+    A slot is the time at which a Throttle allows the message to start.
+    """
     return 0.0 if row.slot is None else row.slot.earliest - clock.monotonic()
 
 
 def has_missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
-    """Return True if the slot of `row` was missed: given up, or outside its window."""
+    """Return True if the slot of `row` was missed: the time until which it may start is over.
+
+    Rows without a slot (no Throttle) miss none.
+    """
     return row.slot is not None and clock.monotonic() > row.slot.latest
 
 
@@ -207,7 +220,10 @@ class PolicyRunner:
         return self._keys is None and not self._rest_seconds
 
     async def wait_for_slot(self, row: ClaimedMessage) -> None:
-        """Wait until `row` may start."""
+        """Wait until the slot of `row`, the time at which a Throttle allows its start.
+
+        A cancelled wait releases the row.
+        """
         if (wait := get_slot_wait(row, self._clock)) <= 0:
             return
         self._inflight.metrics.record_policy_wait("slot", wait)
@@ -285,6 +301,10 @@ class PolicyRunner:
         return [] if self._keys is None else [row for row in rows if row.policy_key is not None]
 
     async def _claim_keys(self, rows: Rows) -> Rows:
+        """Claim the keys of `rows` under policy Once; settle rows whose handler must not run again.
+
+        If the keys could not be claimed, no row starts.
+        """
         keyed = self._filter_keyed(rows)
         if self._keys is None or not keyed:
             return rows
@@ -306,6 +326,7 @@ class PolicyRunner:
         return [row for row in rows if row.id not in settled_ids]
 
     def _finish(self, row: ClaimedMessage, outcome: Outcome) -> None:
+        """Settle `row`, whose handler does not start, unless its lease was lost meanwhile."""
         row.record_outcome(outcome)
         if not row.lease_lost:  # lost while its key was claimed
             self._inflight.queue_outcome(
@@ -408,6 +429,7 @@ class PolicyRunner:
         return True
 
     def _log_unreleased_keys(self, rows: Rows, error: StoreError) -> None:
+        """Log keys that stay claimed: their handlers do not run for later deliveries."""
         text = (
             f"could not release the keys of messages {[row.id for row in rows]}, so their handlers "
             "do not run again"

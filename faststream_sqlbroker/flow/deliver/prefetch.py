@@ -158,7 +158,7 @@ class PrefetchLimiter:
         return len(rows)
 
     def log_surplus(self, log: Log, surplus: Sequence[ClaimedMessage], now: float) -> None:
-        """Log that `surplus` is released, every ten minutes at most."""
+        """Log that rows beyond `max_prefetch_bytes` are released, every ten minutes at most."""
         self._released_count += len(surplus)
         if now - self._logged_at < LOG_INTERVAL:
             return
@@ -232,6 +232,11 @@ class Buffer(Generic[T]):
         self._wake_waiters(self._watchers, len(self._watchers))
 
     async def _wait_among(self, waiters: "deque[asyncio.Future[None]]") -> None:
+        """Wait until woken as one of `waiters`.
+
+        A task that is cancelled after its wake-up passes that on; else an item would lie there
+        unseen.
+        """
         waiter = asyncio.get_running_loop().create_future()
         waiters.append(waiter)
         try:
@@ -246,7 +251,7 @@ class Buffer(Generic[T]):
 
     @staticmethod
     def _wake_waiters(waiters: "deque[asyncio.Future[None]]", count: int) -> int:
-        """Wake up to `count` of `waiters`; return the rest of `count`."""
+        """Wake up to `count` of `waiters`; return how many wake-ups are left for other waiters."""
         while count and waiters:
             waiter = waiters.popleft()
             # A task of a closed event loop has ended with it, and waking it would fail.

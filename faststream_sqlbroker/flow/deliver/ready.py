@@ -148,7 +148,11 @@ class ReadyTracker:
         self.mode = get_next_mode(self.mode, event)
 
     def add_hint(self, queues: frozenset[str]) -> None:
-        """Record a wake-up: messages may have arrived in `queues`."""
+        """Record a wake-up: messages may have arrived in `queues`.
+
+        In mode GUESS the next claim tries these queues without a poll; wake-ups until then are
+        merged.
+        """
         previous = self._hint if self.mode is Mode.GUESS else None
         self.apply_event(self._wake_up_event)
         if self.mode is not Mode.GUESS:
@@ -200,6 +204,11 @@ class ReadyTracker:
         self._update_pairs(await self._query(poll), restriction_count)
 
     def _update_pairs(self, result: ReadyPairs, restriction_count: int) -> None:
+        """Store the `result` of a poll, and choose the mode by the poll's duration.
+
+        If the open queues have changed since the poll was sent (`restriction_count` is an old one),
+        pairs of closed queues are removed, and the poll sets no begin for claims.
+        """
         self._polled_pairs = result
         self._poll_duration = result.duration
         is_current = restriction_count == self._restriction_count
@@ -215,6 +224,7 @@ class ReadyTracker:
             self._begin_at.clear()
 
     async def _query(self, poll: Poll | None) -> ReadyPairs:
+        """Send a poll and record its time; a failure changes the mode, and is raised."""
         started_at = self._clock.monotonic()
         self.apply_event(ModeEvent.LOOKING)
         try:
@@ -233,7 +243,11 @@ class ReadyTracker:
         return result
 
     def _set_begin(self, result: ReadyPairs) -> None:
-        """Let claims begin at the first row that the poll has found."""
+        """Let claims of each pair begin at the first row that the poll has found.
+
+        Without a row, claims begin a second before the poll, for rows that are committed late. So
+        they skip the dead rows of earlier times, which make polls slow.
+        """
         if (at := result.at) is None:
             return
         first = {(pair.queue, pair.priority): pair.due_at for pair in result}
@@ -258,6 +272,7 @@ class ReadyTracker:
         self._poll_duration = 0.0
 
     def _get_poll_wait(self) -> float:
+        """Return the seconds until the next background poll; a slow poll has a long pause."""
         return (
             min(max(SCAN_INTERVAL, SLOW_SHARE * self._poll_duration), MAX_SCAN_INTERVAL) - self.age
         )
@@ -267,7 +282,10 @@ class ReadyTracker:
         return [pair for pair in self._sort_in_turn(self._polled_pairs) if pair.due_in <= 0]
 
     def list_known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
-        """Return all known pairs (of `queues`) that ever had rows, queues in rotation."""
+        """Return all known pairs of queue and priority, or those of `queues`, in rotation.
+
+        A pair is known if it had rows at some poll; priority 0 of each queue always is.
+        """
         begin = self._begin_at.get
         pairs = [pair for pair in self._known_pairs if queues is None or pair[0] in queues]
         return self._sort_in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in pairs])
@@ -289,7 +307,11 @@ class ReadyTracker:
         )
 
     def record_claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
-        """Record claimed `rows`: all rows of each pair that were due before the last row."""
+        """Let the next claim of each pair begin a little before its last claimed row.
+
+        Only in mode BLIND (polls are slow): a claim has taken all rows of a pair that were due
+        before its last row, so the next one need not read over them again.
+        """
         if self.mode is not Mode.BLIND:
             return
         last_rows = {(row.queue, row.priority): row for row in rows}
@@ -309,6 +331,7 @@ class ReadyTracker:
         self._remove_other_pairs()
 
     def _remove_other_pairs(self) -> None:
+        """Forget the pairs of queues that are no longer open."""
         queues = set(self._queues)
         self._polled_pairs[:] = [pair for pair in self._polled_pairs if pair.queue in queues]
         self._known_pairs = {pair: None for pair in self._known_pairs if pair[0] in queues}
@@ -317,12 +340,11 @@ class ReadyTracker:
         }
 
     def reset_begin(self) -> None:
-        """Let the next claim read from the beginning, because rows with old due times were
-        released.
-        """
+        """Let the next claim read from the beginning: rows with old due times were released."""
         self._begin_at.clear()
 
     def _add_known(self, pair: Pair) -> None:
+        """Remember `pair` as the latest; forget the oldest pairs beyond the maximum."""
         self._known_pairs.pop(pair, None)
         self._known_pairs[pair] = None
         while len(self._known_pairs) > max(
@@ -333,6 +355,10 @@ class ReadyTracker:
             self._begin_at.pop(forgotten, None)
 
     def _sort_in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:
+        """Sort `pairs` by queue and descending priority; each call begins with the next queue.
+
+        So no queue starves while others fill each claim.
+        """
         if len(self._queues) <= 1:
             return sorted(pairs, key=lambda p: -p.priority)
         self._turn = (self._turn + 1) % len(self._queues)

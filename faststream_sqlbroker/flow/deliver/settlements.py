@@ -112,6 +112,7 @@ class Settlements:
         return settlements
 
     def _log_unsettled(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Log rows without an outcome: the handler has returned without settling them."""
         for row in rows:
             if row.outcome is None:
                 self._log(
@@ -124,7 +125,7 @@ class Settlements:
     def _build_unit(
         self, rows: Sequence[ClaimedMessage], on_ack: Sequence[NewMessage]
     ) -> list[Settlement]:
-        """Return the settlements of `rows` that are written together with the messages `on_ack`."""
+        """Return the settlements of `rows` as a unit with the messages `on_ack`: all or nothing."""
         settlements = [self.settle_row(row, row.outcome, attempted=True) for row in rows]
         end_times = [settlement.ended_after for settlement in settlements]
         unit = Unit(on_ack, partial(self._build_fallback, rows, end_times))
@@ -133,7 +134,11 @@ class Settlements:
         return settlements
 
     def _find_unit_rows(self, rows: Sequence[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Return the acked and moved rows if all their leases are held; else abandon these rows."""
+        """Return the acked and moved rows of a call that has published on ack.
+
+        They are written together with these messages. If one has lost its lease, nothing is
+        returned, and the others are abandoned, so that they are delivered again.
+        """
         unit = [row for row in rows if isinstance(row.outcome, Ack | Relocate)]
         lost_ids = [row.id for row in unit if row.lease_lost]
         if not lost_ids:
@@ -150,7 +155,10 @@ class Settlements:
         end_times: Sequence[float],
         error: BaseException | None,
     ) -> list[Settlement]:
-        """Return nacks of `rows`, written instead of the unit that the database has refused."""
+        """Return nacks of `rows`, to be written instead of a unit that the database has refused.
+
+        `error` is a missing right to publish; None if the reason is another.
+        """
         text = "the database refused the messages that the handler published with its ack"
         if isinstance(error, AccessError):
             text = f"{text}: {error}\n{_OR_DROP}"

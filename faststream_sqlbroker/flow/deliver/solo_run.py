@@ -62,7 +62,11 @@ class SoloScheduler:
         self._others_until = float("-inf")
 
     def _is_blocked(self, *, is_alone: bool, now: float) -> bool:
-        """Return True while a running suspect may block other messages; else start their time."""
+        """Return True while a running suspect keeps other messages from being claimed.
+
+        After it has ended, or after `MAX_SOLO_TIME` seconds, other messages get at least as much
+        time.
+        """
         if self._started_at is None:
             return False
         elapsed = now - self._started_at
@@ -97,8 +101,10 @@ class SoloScheduler:
         return bool(self._suspects) and now >= self._others_until
 
     def pop_suspect(self, now: float, *, is_alone: bool) -> int:
-        """Remove the suspect with the fewest lost leases and return the id; old suspects come
-        first.
+        """Remove the next suspect and return its message id.
+
+        Suspects that have waited for `SOLO_LIMIT` seconds come first, then those with the fewest
+        lost leases.
         """
         candidates = (
             (self._list_old(now) or self._suspects) if is_alone else self._list_overdue(now)
@@ -108,13 +114,13 @@ class SoloScheduler:
         return message_id
 
     def record_start(self, *, is_alone: bool, now: float) -> None:
-        """Record that a suspect was claimed."""
+        """Record that a suspect was claimed; if `is_alone`, it blocks other claims from now on."""
         if is_alone:
             self._started_at = now
             self._drain_seconds = SOLO_WAIT
 
     def add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> None:
-        """Add the `suspects` that a claim has reported."""
+        """Add the `suspects` of a claim: messages that may kill their process, left unclaimed."""
         for message_id, suspect in suspects.items():
             _, first_seen = self._suspects.get(message_id, (suspect, now))
             self._suspects[message_id] = (suspect, first_seen)
@@ -124,10 +130,15 @@ class SoloScheduler:
         self._others_until = now
 
     def _list_old(self, now: float) -> list[int]:
+        """Return the suspects that have waited for `SOLO_LIMIT` seconds."""
         return [
             i for i, (_, first_seen) in self._suspects.items() if now - first_seen >= SOLO_LIMIT
         ]
 
     def _list_overdue(self, now: float) -> list[int]:
-        """Return the suspects that may run together with other messages by now."""
+        """Return the suspects that have waited so long that they may run with other messages.
+
+        A suspect (a message that may kill its process) on its last delivery still waits to run
+        alone.
+        """
         return [i for i in self._list_old(now) if not self._suspects[i][0].is_last]

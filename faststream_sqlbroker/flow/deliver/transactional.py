@@ -132,7 +132,11 @@ class TransactionalDeliveries:
         return min(row.renewed_monotonic for row in rows) + lease / 3
 
     async def _handle_failure(self, block: "_TransactionRun", error: BaseException) -> None:
-        """Settle `rows` after `error` ended the run, depending on the progress."""
+        """Settle the rows of `block` after `error` ended the run, by how far the run got.
+
+        Before the start nothing was done. After a COMMIT only the connection has failed. Otherwise
+        the work is rolled back, unless the handler has committed it itself.
+        """
         rows = block.rows
         unwritten_rows = block.unwritten_rows
         if not block.is_started:
@@ -154,6 +158,11 @@ class TransactionalDeliveries:
         transaction: "HandlerTransaction",
         run: Callable[[Rows], Awaitable[None]],
     ) -> None:
+        """Run the handler on the locked rows, with the transaction as the current one.
+
+        Publishes in the handler then join the transaction. A handler that cancels its own task
+        fails.
+        """
         if not block.rows:
             return
         token = current_transaction.set(transaction)
@@ -198,6 +207,7 @@ class TransactionalDeliveries:
                 row.record_renewal(started_at, shorter=False)
 
     async def _release_not_started(self, rows: Rows, error: Exception) -> Rows:
+        """Release `rows` after a pause, because their transaction could not begin or lock them."""
         self._failures += 1
         pause = backoff(self._failures, self._clock)
         is_store_error = isinstance(error, StoreError)
@@ -277,8 +287,9 @@ class TransactionalDeliveries:
         self._inflight.lose(rows, "transaction", "its handler's work is not committed")
 
     def _abandon_unit(self, rows: Rows) -> Rows:
-        """Abandon the acked rows of a batch in which a row has lost its lease: nothing was
-        committed.
+        """Abandon the acked rows of a batch that has lost a lease, so that nothing is committed.
+
+        The handler's work belongs to all rows together, so the others are delivered again.
         """
         lost_ids = [row.id for row in rows if row.lease_lost]
         abandoned_rows = [row for row in rows if row.outcome is None or _is_committing(row)]
@@ -318,6 +329,7 @@ class TransactionalDeliveries:
                 row.replace_outcome(replace(row.outcome, error=error))
 
     def _log_abandoned(self, rows: Rows) -> None:
+        """Log acked rows that are delivered again, because their COMMIT failed transiently."""
         abandoned = [
             (row.id, row.outcome)
             for row in rows

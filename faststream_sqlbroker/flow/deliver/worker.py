@@ -116,7 +116,11 @@ class Worker(DeliveryRunner):
             await self._policies.wait_for_slot(row)
 
     async def run(self) -> None:
-        """Deliver rows until the sentinel None comes from the buffer."""
+        """Deliver rows until the buffer returns the sentinel None, which a stop adds.
+
+        The event loop gets a turn after each millisecond (`TURN_SECONDS`), because handlers that
+        never suspend would starve the loops that claim and write.
+        """
         current_delivery = self._create_current_delivery()
         monotonic = self._clock.monotonic
         inflight = self._inflight
@@ -200,11 +204,10 @@ class Worker(DeliveryRunner):
     async def _deliver_plain(  # noqa: C901 - a call less for each message
         self, row: ClaimedMessage, current_delivery: CurrentDelivery
     ) -> float:
-        """Run the handler on a single message, if the outcome is known afterwards and nothing else
-        is needed.
+        """Run the handler on a single message, in the plain case that needs no other step.
 
         The same steps as in `_deliver_from`, but without any call, list or coroutine that a message
-        can do without.
+        can do without. Returns the end time (monotonic seconds).
         """
         inflight = self._inflight
         monotonic = self._clock.monotonic
@@ -260,7 +263,10 @@ class Worker(DeliveryRunner):
         return now
 
     async def _get_next(self) -> ClaimedMessage | None:
-        """Return the next row or the sentinel; request more rows where few are left."""
+        """Return the next row, or the sentinel None; request more rows where few are left.
+
+        With no row left, outcomes are flushed at once: no further one will fill the batch soon.
+        """
         waiting = self._inflight.waiting
         if waiting.empty():
             self._on_idle()
@@ -301,12 +307,14 @@ class Worker(DeliveryRunner):
 
     @override
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
+        """Raise `error` if it ends the worker; else release `rows` for a later delivery."""
         if _must_raise(error):
             raise error
         self._handle_error(rows, error)
 
     @override
     def _may_start(self, row: ClaimedMessage) -> bool:
+        """Return True if the handler of `row` may start; settle the row otherwise."""
         if (
             row.outcome is None
             and not row.attempts_count
@@ -342,6 +350,7 @@ class Worker(DeliveryRunner):
         )
 
     def _check_start(self, row: ClaimedMessage) -> bool:
+        """Return True if no limit refuses `row`; else settle the row, which does not start."""
         if row.lease_lost:
             return False
         outcome = self._get_refusal(row)

@@ -71,7 +71,10 @@ class WorkerShutdown:
         return abandoned
 
     async def close_abandoned(self, abandoned: Workers) -> None:
-        """Let handlers of `abandoned` workers clean up, and close those that go on for longer."""
+        """Let handlers of `abandoned` workers clean up, and close those that go on for longer.
+
+        A worker that waits for a thread, or has a transaction open, is closed immediately.
+        """
         at_once = {worker for worker in abandoned if self._find_thread_function(worker) is not None}
         if self._transactional:
             at_once = abandoned
@@ -85,6 +88,7 @@ class WorkerShutdown:
             await asyncio.wait(abandoned, timeout=CANCEL_GRACE)
 
     def _close(self, worker: "asyncio.Task[None]") -> None:
+        """Close the coroutine in which `worker`, or its handler's task, still waits."""
         current_delivery = self._inflight.current_deliveries.get(worker)
         for task in {
             worker,
@@ -104,6 +108,7 @@ class WorkerShutdown:
         )
 
     async def _cancel(self, running: Workers, graceful_timeout: float | None) -> None:
+        """Cancel the workers `running`, and wait for a moment until they have ended."""
         self._log(
             logging.WARNING,
             f"{len(running)} handlers still run after graceful_timeout={graceful_timeout} "
@@ -128,6 +133,7 @@ class WorkerShutdown:
     def _log_abandoned(
         self, current_delivery: CurrentDelivery | None, function: str | None
     ) -> None:
+        """Log the handler that is abandoned, why, and what happens to its messages."""
         reason = "it swallows its cancellation"
         if function is not None:
             reason = "it runs in a thread, which cannot be cancelled"

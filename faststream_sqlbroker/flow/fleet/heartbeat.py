@@ -190,8 +190,9 @@ class Heartbeat:
         self.wake()  # another process may have changed something since, or ours are drained
 
     def request_cancel(self, request: CancelRequest) -> None:
-        """Pass on a request of this process to cancel a message, which a local subscriber may
-        hold.
+        """Pass on a request to cancel a message, which a subscriber of this process may hold.
+
+        Subscribers of other processes get it with their next heartbeat.
         """
         for registration in list(self._registrations.values()):
             registration.request_cancels([request])
@@ -203,8 +204,10 @@ class Heartbeat:
             self._loop.wake()
 
     async def tick(self) -> float:
-        """Send a heartbeat and read the orders of operators; return the seconds until the next
-        tick.
+        """Send a heartbeat, read operators' orders and free messages of removed policies.
+
+        Returns:
+            Seconds until the next tick.
 
         Raises:
             StoreError: no listener was notified; call again.
@@ -218,6 +221,11 @@ class Heartbeat:
         return min(pause, self._removed_policies.due_in)
 
     async def _tick(self) -> float:
+        """Write a heartbeat if due, and apply the operators' orders that it returns.
+
+        Return the seconds for which the next one can wait for a poll that carries it. Orders that
+        may be older than a change by this process are dropped, and read again.
+        """
         clean = self._clock.monotonic() >= self._clean_at
         if (
             not (self._is_requested or clean or self.destinations.has_due)
@@ -259,7 +267,10 @@ class Heartbeat:
         return self._remaining_wait
 
     async def _compare_new(self, names: AbstractSet[str]) -> None:
-        """Compare new subscribers with those of other processes."""
+        """Warn if new subscribers do not go together with those of other processes.
+
+        Also check due destinations that messages have named.
+        """
         new_names = names - self._compared_names
         if new_names or self.destinations.has_due:
             # Read after the commit: of two subscribers that start together, at least one finds the
@@ -303,6 +314,11 @@ class Heartbeat:
         return self._last_written_at + max_interval - self._clock.monotonic()
 
     def _build_sign(self) -> HeartbeatData:
+        """Build the data of the next heartbeat: all registrations, and which have changed.
+
+        The heartbeat is the sign that the subscribers live: without another one they count as ended
+        after the lease.
+        """
         is_frequent = self._current_interval <= WINDOW_SECONDS
         descriptions = {
             name: registration.describe(is_frequent=is_frequent)
@@ -317,6 +333,7 @@ class Heartbeat:
         return HeartbeatData(descriptions, frozenset(changed), self._current_interval * intervals)
 
     def _record_written(self, sign: HeartbeatData) -> None:
+        """Remember the descriptions in the committed heartbeat `sign`, and its time."""
         self._written_descriptions = dict(sign.descriptions)
         self._last_written_at = self._clock.monotonic()
 
@@ -364,6 +381,7 @@ class Heartbeat:
                     self._log(logging.WARNING, text)
 
     def _notify(self, registrations: list[Registration], orders: OperatorRequests) -> None:
+        """Pass the operators' `orders` on to `registrations`: pauses, drains and cancels."""
         drained = orders.drained
         for registration in registrations:
             is_drained = None if drained is None else registration.name in drained

@@ -62,6 +62,7 @@ class JobRunner:
             self._task = asyncio.create_task(self._run(), name="sqlbroker-jobs")
 
     async def _run(self) -> None:
+        """Run due jobs batch by batch, until none is left or the database fails."""
         try:
             while (pause := await self._run_step()) is not None:
                 await self._clock.sleep(min(pause, MAX_PAUSE))
@@ -236,6 +237,10 @@ class RemovedPolicies:
             self._next_check_at = self._next_removal_at  # no message of its queues has been put off
 
     async def _free(self, hold: "Hold") -> bool:
+        """Free the messages of `hold`, which wait for a removed policy.
+
+        Return False if a claim of the queue is running, so that the search must be repeated soon.
+        """
         freed = await self._store.policy_holds.free_removed(hold)
         if freed:
             text = (
@@ -246,6 +251,10 @@ class RemovedPolicies:
         return freed is not None
 
     async def _repair_clock_step(self, queue: str) -> bool:
+        """Free messages of `queue` that would wait too long because the clock was set back.
+
+        Return False if a claim of the queue is running, so that the search must be repeated soon.
+        """
         step = await self._store.policy_holds.repair_clock_step(queue)
         if step is not None and step.back:
             text = (

@@ -154,8 +154,9 @@ class SharedPoller:
         return member in self._members and member.is_idle and member.polled_at <= polled_at
 
     def get_notified_wait(self) -> float:
-        """Return the seconds until a notified subscriber polls again after a poll found nothing
-        due.
+        """Return the seconds until a notified subscriber polls again, if nothing is due.
+
+        It is an hour while wake-ups arrive and no lease exists: the end of a lease is not notified.
         """
         if not self._has_notifications():
             return MAX_SILENCE
@@ -197,6 +198,7 @@ class SharedPoller:
         return list(dict.fromkeys((*queues, *member_queues)))
 
     async def _query(self, queues: Sequence[str]) -> PollResult:
+        """Poll `queues`, with a due heartbeat if possible, and note when the first lease ends."""
         started_at = self._clock.monotonic()
         lease_queues = self._list_lease_queues(queues)
         result = await self._poll_with_heartbeat(queues, lease_queues)
@@ -220,8 +222,9 @@ class SharedPoller:
     async def _poll_with_heartbeat(
         self, queues: Sequence[str], lease_queues: Sequence[str]
     ) -> PollResult | None:
-        """Poll and send a heartbeat; return None if no heartbeat is due, or if the statement
-        failed.
+        """Poll and send a due heartbeat in one transaction.
+
+        Return None if no heartbeat is due, or if the statement failed: then a plain poll follows.
         """
         if self._heartbeat is None:
             return None

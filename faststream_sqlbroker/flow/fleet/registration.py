@@ -152,11 +152,13 @@ class Registration:
         return self._drained or bool(self._paused_queues)
 
     def _cancel_timer(self) -> None:
+        """Cancel the timer that opens all queues if the first heartbeat does not answer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _find_open(self) -> tuple[str, ...]:
+        """Return the queues from which the subscriber may claim now."""
         paused_queues = self._paused_queues
         queues = self._settings.queues
         return (
@@ -166,6 +168,7 @@ class Registration:
         )
 
     def _update_open(self) -> None:
+        """Compute the open queues; report a change, unless the subscriber is stopping."""
         open_queues = self._find_open()
         if open_queues != self.open_queues and not self.stopping:
             self.open_queues = open_queues

@@ -117,6 +117,7 @@ class Rights:
             self._start_check()
 
     def _start_check(self) -> None:
+        """Start a task that checks until nothing is missing, unless it runs in this loop."""
         loop = asyncio.get_running_loop()
         task = self._task
         if task is None or task.done() or task.get_loop() is not loop:
@@ -145,6 +146,7 @@ class Rights:
                 await self._clock.sleep(min(MAX_RIGHTS_INTERVAL, backoff(failures, self._clock)))
 
     async def _check_once(self) -> None:
+        """Query what is missing, log a change, and update which subscribers may claim."""
         activities = self._find_activities()
         try:
             access = await self._store.access.find_missing_rights(activities)
@@ -206,6 +208,7 @@ class Rights:
         return self._checked | self._denied.keys()
 
     def _update_holds(self) -> None:
+        """Let each registration claim only if nothing is missing for its activities."""
         lacked = self._access.impossible_activities
         for registration, activities in self._registrations.items():
             registration.hold("lacks", bool(lacked & activities))

@@ -121,6 +121,7 @@ class Sampler(FleetLoop):
         return self._recorder.sample_interval
 
     def _sample_process(self, running: Sequence[Running]) -> None:
+        """Export the gauges of this process: messages held, health, and connections."""
         stages = dict[Labels, float]()
         healthy = dict[Labels, float]()
         for queues, consumer in running:
@@ -180,6 +181,10 @@ class Sampler(FleetLoop):
             self._recorder.gauge(FINDINGS, self._findings)
 
     def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
+        """Warn once per queue whose standby messages no claim checks.
+
+        A message on standby waits while a newer message of its key is delivered in its place.
+        """
         overdue = {s.queue: s for s in states if s.standing_overdue >= MAX_STANDBY_DELAY}
         for queue in overdue.keys() - self._warned_queues:
             state = overdue[queue]
@@ -192,6 +197,7 @@ class Sampler(FleetLoop):
         self._warned_queues = set(overdue)
 
     def _record_fleet(self, states: Sequence[QueueState], findings: Mapping[Labels, float]) -> None:
+        """Export the gauges of all queues; no `states` clears them in this process."""
         figures: dict[Metric, Mapping[Labels, float]] = {
             READY: {(s.queue,): float(s.ready) for s in states},
             DELAYED: {(s.queue,): float(s.delayed) for s in states},

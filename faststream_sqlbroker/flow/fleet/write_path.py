@@ -89,6 +89,7 @@ class WritePath:
         return text
 
     def _start_probe(self) -> None:
+        """Mark the result as unknown, for a probe that starts now."""
         self._answered.clear()
         self._started_at = self._clock.monotonic()
         self.problem = None
@@ -99,6 +100,10 @@ class WritePath:
         await self._loop.stop(0.0)
 
     async def _probe(self) -> None:
+        """Try a write, record the result and wake the callers that wait for it.
+
+        Once the path is open, a failure is raised, so that the loop repeats the probe.
+        """
         try:
             await self._store.access.try_write()
             self.problem = None

@@ -70,9 +70,7 @@ class Cron:
         return self.expression, self.tz
 
     def find_next(self, timestamp: datetime) -> datetime | None:
-        """Return the first fire time after `timestamp` (UTC); None if there is none within 50
-        years.
-        """
+        """Return the first fire time after `timestamp` (UTC); None if 50 years have none."""
         return next(self._iter_fire_times(timestamp), None)
 
     def _iter_fire_times(self, timestamp: datetime) -> Iterator[datetime]:
@@ -102,7 +100,11 @@ class Cron:
             span *= 4
 
     def find_due(self, first: datetime, until: datetime, missed: MissedRuns) -> list[datetime]:
-        """Return the fire times to publish from `first` (included) to `until`, in order."""
+        """Return the fire times to publish from `first` (included) to `until`, in order.
+
+        A fire time is missed if it is a minute late (`ON_TIME`), because no process ran. `missed`
+        says whether all missed times are published, one of them, or none.
+        """
         if missed == "all":
             return self.find_latest(first, until, MAX_MISSED)
         on_time = until - ON_TIME + _TICK
@@ -123,6 +125,7 @@ _EXPRESSION = (
 
 
 def _import_cronsim() -> tuple[Any, type[Exception]]:
+    """Import cronsim, which is an extra; return its class and its error."""
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -79,6 +79,10 @@ class HeldMessage:
     async def _settle(
         self, outcome: Outcome, replaced: "Replacement | None", error: str | None
     ) -> bool:
+        """Write `outcome` if the lease is held and no other outcome was written before.
+
+        The lock lets concurrent calls write one outcome only.
+        """
         async with self._lock:
             row = self.row
             if row.lease_lost:
@@ -169,6 +173,7 @@ class LeaseRenewal:
         return max(0.01, third / 4) if self._list_open() else None
 
     def _list_open(self) -> list[HeldMessage]:
+        """Return the messages that are still referenced, not settled and not lost."""
         return [message for message in self._messages if message.is_open]
 
     async def stop(self) -> None:

@@ -70,10 +70,10 @@ class Lock:
 
     @property
     def fence(self) -> int:
-        """Number of times this key was locked so far, this time included; a later holder's is
-        greater.
+        """Number of times this key was locked so far, including this lock.
 
-        A resource outside of this database can refuse a fence that is lower than one it has seen.
+        A later holder's number is greater, so a resource outside of this database can refuse a
+        fence that is lower than one it has seen.
         """
         return self._fence
 
@@ -114,6 +114,11 @@ class Lock:
         self._changed.set()
 
     async def _extend(self, lease: float) -> None:
+        """Extend the lease to `lease` seconds; the caller holds `_extend_lock`.
+
+        An error that says that nothing was written restores the old lease. After an unknown result
+        the shorter of both counts.
+        """
         if self._is_ended or self._is_lost:
             raise self._create_lost_error()
         started_at = self._clock.monotonic()
@@ -153,6 +158,7 @@ class Lock:
             failures = await self._renew(failures)
 
     async def _renew(self, failures: int) -> int:
+        """Renew the lease once; return the failures in a row, 0 after a success or a loss."""
         try:
             async with self._extend_lock:
                 if not self._is_ended:
@@ -190,6 +196,7 @@ class Lock:
         return None
 
     def _create_lost_error(self) -> LockLostError:
+        """Create the error that says why the lock is not held: ended, lost or expired."""
         if self._is_ended:
             text = (
                 f"the block of lock {self._key!r} (fence {self._fence}) has ended and released it; "
@@ -278,6 +285,7 @@ class LockManager:
         )
 
     async def _acquire(self, key: str, lease: float, wait: float | None) -> Lock:
+        """Acquire the lock within `wait` seconds; with 0 try once, without the line of waiters."""
         deadline = None if wait is None else self._clock.callers.monotonic() + wait
         token = uuid4()
         queue_key = (id(asyncio.get_running_loop()), key)
@@ -300,7 +308,10 @@ class LockManager:
     async def _wait_for_lock(
         self, queue: _LockQueue, key: str, token: UUID, lease: float, deadline: float | None
     ) -> Lock:
-        """Wait for the turn in this process, then for the lock; TimeoutError at the deadline."""
+        """Wait behind earlier callers of this process, then for the lock.
+
+        Only the first caller queries the database. TimeoutError is raised at the deadline.
+        """
         can_retry = queue.turn.locked()
         clock = self._clock.callers
         async with clock.timeout_at(deadline):
@@ -336,7 +347,10 @@ class LockManager:
             queue.turn.release()
 
     async def _try_acquire(self, key: str, token: UUID, lease: float) -> Lock | None:
-        """Acquire the lock if free; release after a cancellation or an unknown result."""
+        """Try once to acquire the lock; None if another has it.
+
+        If the caller is cancelled, or the result stays unknown, the lock is released again.
+        """
         started_at = self._clock.monotonic()
         store = self._store
 
@@ -353,6 +367,11 @@ class LockManager:
         return Lock(store, self._log, key, fence, token, lease, started_at, self._clock)
 
     async def _acquire_fence(self, key: str, token: UUID, lease: float) -> int | None:
+        """Acquire the lock for `token`; return its fence number, or None if another has it.
+
+        The fence counts the holders of the key so far. An unknown result is tried again with the
+        same token, which finds the lock if the first try acquired it.
+        """
         for last in range(UNKNOWN_REPEATS):
             try:
                 return await self._store.locks.acquire(key, token, lease)
@@ -364,6 +383,7 @@ class LockManager:
 
 
 def _create_not_acquired_error(key: str, wait: float | None) -> LockNotAcquiredError:
+    """Create the error for a lock that another holder has kept for `wait` seconds."""
     cause = "it is held" if wait == 0 else f"it was not free within {wait} seconds"
     return LockNotAcquiredError(
         f"lock {key!r} was not acquired: {cause}; wait longer, or find its holder with "

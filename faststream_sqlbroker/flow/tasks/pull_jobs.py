@@ -121,6 +121,7 @@ class PullJobs:
         return configured is not None and validate_consumer_type(configured.type) == "push"
 
     async def _configure(self) -> None:
+        """Create the channels and consumers that the configuration declares."""
         for channel, settings in self._options.channels.items():
             await self.put(channel, by=BY_CONFIGURATION, token=settings.token)
             for name, consumer in settings.consumers.items():
@@ -172,8 +173,9 @@ class PullJobs:
         return registered
 
     async def _requeue_claimed(self, queue: str) -> None:
-        """Queue jobs again that statements claim which started before the change to a push
-        consumer.
+        """Release jobs of `queue` that are claimed after its consumer has become a push consumer.
+
+        A claim that started before the change may commit after it; hence several searches.
         """
         for pause in LATE_CLAIM_PAUSES:
             await self._wakeups.clock.sleep(pause)
@@ -301,6 +303,10 @@ class PullJobs:
     # Expired jobs, which no consumer ends.
 
     async def _tick(self) -> float:
+        """Release expired jobs and clean up; return the seconds until the next tick.
+
+        The queues of pull consumers have no subscriber, which would do this for other queues.
+        """
         queues = await self.store.tokens.list_pulled_queues()
         if not queues:
             return MAX_PAUSE

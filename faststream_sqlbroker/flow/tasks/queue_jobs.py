@@ -103,8 +103,9 @@ class LongPolls:
         return waiter
 
     def leave(self, waiter: PollWaiter, *, found: bool) -> None:
-        """Remove the waiter; after a success (`found`) the next waiter is called, as there may be
-        more.
+        """Remove the waiter from its line; call the next waiter after a success (`found`).
+
+        There may be more messages, and a call that this waiter did not use must not be lost.
         """
         line = self._lines[waiter.queue]
         del line[waiter]
@@ -116,8 +117,9 @@ class LongPolls:
             self._register()
 
     def schedule_poll(self, queue: str, seconds: float) -> None:
-        """Schedule a poll for a message of the queue that is due in `seconds`, if any request
-        waits.
+        """Schedule a poll for a message of `queue` that is due in `seconds`.
+
+        No effect if no request waits for the queue.
         """
         if queue not in self._lines:
             return
@@ -144,6 +146,7 @@ class LongPolls:
         return is_called
 
     def _register(self) -> None:
+        """Register for hints of exactly the queues in which requests wait."""
         # Registered again for each change, because hints are filtered by queue.
         if self._lines:
             self._wakeups.register(list(self._lines), self._hint, listen=True)
@@ -151,6 +154,7 @@ class LongPolls:
             self._wakeups.unregister(self._hint)
 
     def _hint(self, queues: frozenset[str]) -> None:
+        """Call the first waiter of each of `queues`, in which messages may have arrived."""
         # An empty set means all queues.
         for queue in queues or list(self._lines):
             self._call(queue)
@@ -163,6 +167,11 @@ class LongPolls:
                 return
 
     async def _tick(self) -> float | None:
+        """Poll the queues of all waiting requests, and call a waiter where a message is due.
+
+        Return the seconds until the next poll, or None if no request waits. The pause grows up to
+        `LAST_PAUSE`, and ends with the next due message or expired lease.
+        """
         queues = list(self._lines)
         if not queues:
             self._pause = FIRST_PAUSE
@@ -243,6 +252,7 @@ class RemoteConsumer:
         await self._configured.run_once()
 
     async def _configure(self) -> None:
+        """Create the tokens of queues that the configuration declares."""
         for queue, tokens in self._options.queues.items():
             role_tokens: dict[QueueRole, str | None] = {
                 "publish": tokens.publish,
@@ -308,7 +318,7 @@ class RemoteConsumer:
         return await self._limit_size(queue, rows)
 
     async def _limit_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Return the first of `rows`, up to the size of an answer; the rest is released."""
+        """Return the first of `rows` that fit into one answer (`MAX_BYTES`); release the others."""
         size = 0
         for position, row in enumerate(rows):
             size += len(row.payload)

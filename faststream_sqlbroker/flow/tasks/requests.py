@@ -168,6 +168,7 @@ class Requests:
         refuse_in_handler(self._store.dialect, self._store.engine, "request")
 
     def _start(self, queue: str) -> None:
+        """Start the loop that reads replies from `queue`, unless it runs in this event loop."""
         running = asyncio.get_running_loop()
         if self._event_loop is not running:
             self._store.refuse_other_loop()
@@ -189,6 +190,7 @@ class Requests:
         return LISTENING_POLL if self._wakeups.is_listening else POLL
 
     def _poll_within(self, seconds: float) -> None:
+        """Poll for replies in `seconds`, if the next poll is later."""
         look_at = self._clock.monotonic() + seconds
         if look_at < self._poll_at:
             self._poll_at = look_at
@@ -199,7 +201,10 @@ class Requests:
             self._loop.wake()
 
     async def _register_queue(self, queue: str, timeout: float) -> None:
-        """Register `queue` until no reply to a current request can come any more."""
+        """Register `queue` for as long as a reply to a current request may arrive.
+
+        Heartbeats delete replies in queues that are no longer registered.
+        """
         if self._registered_until >= self._clock.monotonic() + timeout + QUEUE_GRACE / 2:
             return
         async with self._register_lock:
@@ -240,6 +245,11 @@ class Requests:
         return seconds
 
     def _hand_over(self, row: ClaimedMessage) -> None:
+        """Give the reply `row` to its request; a reply that no request waits for is dropped.
+
+        It is found by the header `reply_id`, or by the correlation id if the replier sets no such
+        header.
+        """
         headers = row.headers
         reply_id = headers.get(REPLY_ID)
         pending = self._pending.get(reply_id) if isinstance(reply_id, str) else None
@@ -277,6 +287,7 @@ class Requests:
         self._forget_queue()
 
     def _forget_queue(self) -> None:
+        """Forget the reply queue, so that the next request names a new one."""
         self._queue = ""
         self._registered_until = float("-inf")
         self._has_unanswered = False

@@ -117,6 +117,12 @@ class ScheduleRunner:
             raise
 
     async def _publish(self, planned: DeclaredSchedule, state: ScheduleState, token: UUID) -> None:
+        """Publish the due fire times of the claimed schedule, from `next_at` to `decided_at`.
+
+        Each fire time is written together with the schedule's next state, so that another process
+        can continue after a crash. The run ends if a message cannot be created or the lease is
+        lost.
+        """
         first = state.next_at
         until = state.decided_at
         assert first is not None  # noqa: S101 - a held schedule is due
@@ -154,8 +160,9 @@ class ScheduleRunner:
         next_state: ScheduleState,
         token: UUID,
     ) -> bool:
-        """Publish the messages of a fire time and write `next_state`; return False if that
-        failed.
+        """Publish the messages of the fire time `at` together with `next_state`.
+
+        Return False if the messages could not be created or the lease is lost; the run then ends.
         """
         rows = await self._make_messages(planned, state, at, token)
         return rows is not None and await self._write(planned, next_state, token, rows)
@@ -174,6 +181,7 @@ class ScheduleRunner:
             return None
 
     async def _call(self, planned: DeclaredSchedule, at: datetime) -> Sequence[NewMessage]:
+        """Call the application's function for the fire time `at`; return the messages."""
         # A task of its own: the function may cancel the task that it runs in.
         call = asyncio.create_task(planned.make(at))
         self.calls[planned.name] = (call, self._clock.monotonic())
@@ -192,6 +200,7 @@ class ScheduleRunner:
         token: UUID,
         rows: Sequence[NewMessage],
     ) -> bool:
+        """Write the messages `rows` with the new `state`; return False if the lease is lost."""
         # Without further due fire times, release the lease with the same statement.
         lease = None if state.decided_at is None else LEASE
         if not await self._store.schedules.publish(planned.name, token, state, rows, lease):
@@ -209,6 +218,7 @@ class ScheduleRunner:
     async def _put_off(
         self, planned: DeclaredSchedule, state: ScheduleState, token: UUID, error: BaseException
     ) -> None:
+        """Postpone a run whose messages could not be created; the pause doubles each time."""
         count = state.failures_count + 1
         pause = min(MAX_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
         text = (
@@ -224,6 +234,7 @@ class ScheduleRunner:
     def _log_missed(
         self, planned: DeclaredSchedule, first: datetime, until: datetime, times: Sequence[datetime]
     ) -> None:
+        """Log fire times that are skipped, because no process ran when they were due."""
         if times and times[0] == first:
             return
         end = f"before {times[0]}" if times else f"until {until}"
@@ -236,7 +247,7 @@ class ScheduleRunner:
 
     @asynccontextmanager
     async def _hold_lease(self, name: str, token: UUID) -> "AsyncIterator[None]":
-        """Renew the lease inside of the block."""
+        """Renew the schedule's lease inside of the block, whose function may take long."""
         keeper = asyncio.create_task(
             self._renew_lease(name, token), name="sqlbroker-schedule-lease"
         )
@@ -247,6 +258,7 @@ class ScheduleRunner:
             await asyncio.wait((keeper,))
 
     async def _renew_lease(self, name: str, token: UUID) -> None:
+        """Renew the lease after each third, until cancelled or until the lease is lost."""
         while True:
             await self._clock.sleep(LEASE / 3)
             try:
@@ -369,6 +381,7 @@ class Scheduler:
         return running.keys()
 
     def _log_abandoned(self, name: str, started_at: float, reason: str) -> None:
+        """Log that a stop no longer waits for the function of schedule `name`."""
         elapsed = self._clock.monotonic() - started_at
         self._log(
             logging.ERROR,
@@ -425,8 +438,10 @@ class Scheduler:
     def _decide(
         self, planned: DeclaredSchedule, state: ScheduleState | None, now: datetime
     ) -> ScheduleState | None:
-        """Return the new state of `planned` at the start of this process; None to keep the old
-        one.
+        """Return the state of `planned` to store at the start of this process; None to keep it.
+
+        The definition of the process that started last counts. Fire times that are due by the old
+        definition are still published.
         """
         definition = planned.cron.definition
         if state is not None and state.next_definition == definition:
@@ -473,11 +488,16 @@ class Scheduler:
         return self._max_interval
 
     def _on_task_done(self, name: str, _task: "asyncio.Task[None]") -> None:
+        """Remove the ended task of schedule `name` and check for its next fire time."""
         self._tasks.pop(name, None)
         if self._loop is not None:
             self._loop.wake()
 
     async def _fire(self, planned: DeclaredSchedule) -> None:
+        """Fire `planned` in its task; after a failure, pause before the task ends.
+
+        The next check starts a new task.
+        """
         name = planned.name
         started_at = self._clock.monotonic()
         try:
@@ -496,8 +516,9 @@ class Scheduler:
             self._outages.record_success((self, name))
 
     def _can_read(self, planned: DeclaredSchedule, state: ScheduleState) -> bool:
-        """Return True if this process can parse the stored definition, which another version may
-        have written.
+        """Return True if this process can parse the stored definition of the schedule.
+
+        Another version may have written it; then the schedule is left to other processes.
         """
         declared = planned.cron.definition
         next_definition = state.next_definition
@@ -520,6 +541,7 @@ class Scheduler:
         return True
 
     def _log_once(self, level: int, text: str) -> None:
+        """Log `text` unless this scheduler has logged it before: checks repeat it."""
         if text not in self._logged:
             self._logged.add(text)
             self._log(level, text)
