@@ -190,6 +190,12 @@ class ArchiveReader:
             return await self._read_next_batch()
 
     async def _read_next_batch(self) -> "pa.RecordBatch":
+        """Read the next page and return it as a record batch, up to the horizon of this read.
+
+        The horizon is the time before which every archived row is committed. The first call
+        determines it. The position advances only after a successful read, so a failed call can be
+        repeated.
+        """
         if self.horizon is None:
             self.horizon = await self._store.run_read(
                 lambda c: self._find(self._database, c.execution_options(no_parameters=True))
@@ -222,6 +228,7 @@ class ArchiveReader:
         raise StopAsyncIteration
 
     async def _convert(self, page: ArchivePage) -> "pa.RecordBatch":
+        """Convert rows to Arrow in a thread; name the rows if a value does not fit its column."""
         from pyspark_sqlbroker.load.rows import to_batch  # noqa: PLC0415 - an extra
 
         try:

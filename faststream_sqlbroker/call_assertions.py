@@ -122,6 +122,7 @@ class SqlHandlerCallWrapper(
 
 
 def _make_expected_call(body: Any, expected: ExpectedMessage) -> ExpectedCall:
+    """Build FastStream's expected call; this broker's fields are compared by `_read_field`."""
     fields: dict[str, Any] = {n: value for n, value in expected.items() if value is not EMPTY}
     common_fields = {name: fields.pop(name, EMPTY) for name in _COMMON_FIELDS}
     if unknown := fields.keys() - ExpectedMessage.__annotations__:
@@ -137,6 +138,10 @@ _COMMON_FIELDS = "headers", "correlation_id", "reply_to", "content_type", "path"
 
 
 def _read_field(name: str, message: "StreamMessage[Any]") -> Any:
+    """Return a field of a received message, for the comparison with the expected value.
+
+    `delay` is None for a retry, whose due time no longer shows the delay of its publish.
+    """
     row = message.raw_message
     if not isinstance(row, ClaimedMessage):
         raise SetupError(

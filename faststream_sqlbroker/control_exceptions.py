@@ -223,17 +223,18 @@ async def apply_unacknowledged(
 
 
 async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> None:
+    """Record a move for all rows, with the new body encoded once."""
     payload = None
     changes = None
     if rows and target.body is not UNCHANGED:
-        holder = rows[0].services
-        if holder is None or holder.encode is None:
+        services = rows[0].services
+        if services is None or services.encode is None:
             msg = (
                 "a new body needs the codec of a broker's subscriber, which this message does not "
                 "have: omit body"
             )
             raise SetupError(msg)
-        payload, content_type = await holder.encode(target.body)
+        payload, content_type = await services.encode(target.body)
         changes = {"content-type": content_type or None}
     for row in rows:
         headers = None if changes is None else replace_headers(row.stored_headers, changes)
@@ -243,7 +244,7 @@ async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> No
 
 
 def record_skip(raw: Any) -> None:
-    """Record for `raw`, a row or a tuple of rows, that SkipMessage was raised."""
+    """Record for a row or a tuple of rows that SkipMessage was raised."""
     for row in raw if isinstance(raw, tuple) else (raw,):
         row.record_outcome(outcomes.Skip())
 
@@ -262,15 +263,15 @@ def warn_ignored_options(
             f"{method}() of a message does not take requeue=: use nack(), optionally with delay=, "
             "to retry it, or reject() to end it"
         )
-    holder = rows[0].services
+    services = rows[0].services
     names = ", ".join(sorted(options))
-    if holder is None or (key := f"{method}({names})") in holder.warned:
+    if services is None or (key := f"{method}({names})") in services.warned:
         return
-    holder.warned.add(key)
+    services.warned.add(key)
     text = (
         f"{method}() of a message takes {supported}: {names} is ignored, but the message is settled"
     )
-    holder.log(logging.WARNING, text, message_id=rows[0].id)
+    services.log(logging.WARNING, text, message_id=rows[0].id)
 
 
 async def extend_leases(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
@@ -282,13 +283,13 @@ async def extend_leases(rows: Sequence[ClaimedMessage], duration: Duration) -> b
         StoreError: the database did not answer, or another transaction locked a row for too long.
     """
     seconds = parse_positive("duration", duration)
-    holder = rows[0].services
-    if holder is None:
+    services = rows[0].services
+    if services is None:
         msg = "only a message that a running subscriber has claimed has a lease to extend"
         raise SetupError(msg)
-    if holder.ack_first:
+    if services.ack_first:
         raise SetupError(_ALREADY_ACKED)
-    return await holder.extend(rows, seconds)
+    return await services.extend(rows, seconds)
 
 
 def get_current_error() -> BaseException | None:

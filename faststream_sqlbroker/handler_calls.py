@@ -45,7 +45,8 @@ def ensure_name(handler: Any) -> Any:
 def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `handler` so that it does not run if its thread started too late.
 
-    By then the slot of a Throttle is over, or the lease is lost.
+    A busy thread pool may delay the start past the slot of a Throttle, the time at which this
+    message may start, or past the lease.
     """
 
     @wraps(handler)
@@ -129,7 +130,7 @@ def _get_return_type(handler: Any) -> Any:
 
 
 def _get_function(handler: Any) -> Any:
-    """Return the function that runs when `handler` is called."""
+    """Return the function behind wrappers, partials and callable objects."""
     while True:
         if isinstance(handler, HandlerCallWrapper):
             handler = handler._declared_call  # noqa: SLF001 - FastStream's
@@ -142,7 +143,7 @@ def _get_function(handler: Any) -> Any:
 
 
 def _check_not_unrun(handler: Any, result: Any) -> None:
-    """Raise an error if `result` is the unstarted generator of the (decorated) handler itself.
+    """Refuse the generator of the handler itself: its body has not run.
 
     A generator that the handler created for a publisher belongs to another function and is
     accepted.
@@ -156,6 +157,7 @@ def _check_not_unrun(handler: Any, result: Any) -> None:
 
 
 def _format_generator_error(handler: Any) -> str:
+    """Return the error text for a generator function used as a handler."""
     name = getattr(_get_function(handler), "__qualname__", repr(handler))
     return (
         f"the handler {name!r} is a generator function, whose body would never run: use a function "

@@ -55,14 +55,14 @@ async def _report_progress(row: ClaimedMessage, fraction: float, text: str | Non
         raise SetupError(f"fraction must be a number from 0 to 1, got {format_value(fraction)}")
     if text is not None and not isinstance(text, str):
         raise SetupError(f"text must be a string or None, got {format_value(text)}")
-    holder = row.services
-    if holder is None or holder.progress is None or holder.ack_first:
+    services = row.services
+    if services is None or services.progress is None or services.ack_first:
         raise SetupError(
             "only a message that a running subscriber has leased can report progress; "
             "AckPolicy.ACK_FIRST acks it before its handler starts"
         )
     cleaned = None if text is None else clean_text(text, limit=_MAX_PROGRESS_BYTES)
-    return await holder.progress(row, float(fraction), cleaned)
+    return await services.progress(row, float(fraction), cleaned)
 
 
 _ACK = Ack()
@@ -271,6 +271,7 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         return await _report_progress(self.raw_message, fraction, text)
 
     async def _apply_raised(self, decision: Decision) -> None:
+        """Apply the decision of an exception that the handler raised, and update the status."""
         try:
             await apply_raised([self.raw_message], decision)
         finally:
@@ -281,7 +282,7 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         self.note_outcome()
 
     def note_outcome(self) -> None:
-        """Update the acknowledgement status for FastStream from the recorded outcome, if any."""
+        """Update FastStream's acknowledgement status from the recorded outcome, if any."""
         if self.committed is None and self.raw_message.outcome is not None:
             # Use the row's outcome, not the caller's: another object of the same row may have
             # settled it first.
@@ -421,6 +422,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         return await extend_leases(self.raw_message, duration)
 
     async def _apply_raised(self, decision: Decision) -> None:
+        """Apply the decision of an exception that the handler raised to all unsettled messages."""
         try:
             await apply_raised(self.raw_message, decision)
         finally:
@@ -432,6 +434,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
 
 def _get_ack_status(outcome: Outcome | None) -> AckStatus:
+    """Return FastStream's status for an outcome; a moved message counts as acked."""
     if isinstance(outcome, Ack | Relocate):
         return AckStatus.ACKED
     if isinstance(outcome, Reject | Discard):

@@ -80,7 +80,10 @@ class SqlBrokerParser:
         )
 
     def _get_reply_to(self, row: ClaimedMessage, headers: dict[str, Any]) -> str:
-        """Return the queue for the answer; empty if missing or not a valid name."""
+        """Return the queue for the answer; empty if missing or not a valid name.
+
+        An invalid name is logged instead of raised: the message itself can be handled.
+        """
         name = headers[REPLY_TO]
         if name is None or name == "":
             return ""
@@ -158,6 +161,7 @@ def _get_payloads(batch: SqlBrokerBatchMessage) -> Sequence[bytes]:
 
 
 def _decode_bodies(rows: Sequence[tuple[bytes, dict[str, Any]]]) -> list["DecodedMessage"]:
+    """Decode each body by its own content type."""
     return [
         load_json(payload)
         if headers.get(CONTENT_TYPE) == JSON

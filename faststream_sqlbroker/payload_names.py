@@ -22,6 +22,11 @@ def make_names_unique(payloads: Payloads, config: Any) -> Payloads:
 
 
 def _rename_schemas(payload: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Rename the schemas of one payload whose names the document uses for other schemas.
+
+    `names` has the text of each schema so far. An equal schema keeps its name; a different one gets
+    the next free number.
+    """
     schemas: dict[str, Any] = dict(payload.get("$defs", {}))
     title = payload.get("title")
     if title is not None:
@@ -44,7 +49,10 @@ def _rename_schemas(payload: dict[str, Any], names: dict[str, str]) -> dict[str,
 
 
 def _serialize_schema(name: str, schemas: dict[str, Any]) -> str:
-    """Serialize the schema called `name` together with all schemas that it refers to."""
+    """Serialize the schema `name` with all schemas that it refers to, for comparison.
+
+    Two schemas are the same only if the schemas below them are the same, too.
+    """
     reachable = [name]
     for reference in reachable:
         reachable += [
@@ -57,6 +65,7 @@ def _serialize_schema(name: str, schemas: dict[str, Any]) -> str:
 
 
 def _iter_references(value: Any) -> Iterator[str]:
+    """Yield the names of the definitions that a part of a JSON schema refers to."""
     if isinstance(value, str) and value.startswith(_DEFINITION):
         yield value.removeprefix(_DEFINITION)
     elif isinstance(value, dict | list):
@@ -65,6 +74,7 @@ def _iter_references(value: Any) -> Iterator[str]:
 
 
 def _replace_references(value: Any, new_names: dict[str, str]) -> Any:
+    """Return a copy of a part of a JSON schema that refers to the new names."""
     if isinstance(value, dict):
         return {key: _replace_references(part, new_names) for key, part in value.items()}
     if isinstance(value, list):

@@ -219,6 +219,10 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
     def _align_responses(self, bodies: "Sequence[Any]") -> list[Any]:
         """Return for each of the new `bodies` the response whose options apply, or None.
 
+        A middleware has replaced the bodies of a batch, and each message has options of its own. A
+        body that is the same object as before keeps its options, wherever it is now; another body
+        takes those of its position.
+
         Raises:
             PublishError: the assignment is ambiguous.
         """
@@ -239,6 +243,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         self._set_bodies([m.body if isinstance(m, SqlBrokerResponse) else m for m in messages])
 
     def _set_bodies(self, bodies: "Sequence[Any]") -> None:
+        """Store the first body and the extra bodies as FastStream's batch command does."""
         self._is_empty = not bodies
         self.body, *extra_bodies = bodies or (None,)
         self.extra_bodies = tuple(extra_bodies)
@@ -281,8 +286,9 @@ def _match_responses(
 def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Sequence[Any]") -> bool:
     """Return True if bodies only moved, were added or removed, and no options are lost.
 
-    Equal numbers and texts may be the same object, so a new body may look like another body that
-    has moved. All bodies may swap between False and True, as `not` produces them.
+    `aligned` has for each new body the response of the identical old body, or UNMATCHED. Equal
+    numbers and texts may be the same object, so a new body may look like another body that has
+    moved. All bodies may swap between False and True, as `not` produces them.
     """
     is_replaced = UNMATCHED in aligned
     if len(aligned) == len(responses):
@@ -291,9 +297,10 @@ def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Seque
 
 
 def _is_in_place(aligned: "list[Any]", responses: "list[Any]") -> bool:
-    """Return True if each aligned response is `UNMATCHED` or still at its position.
+    """Return True if no body has moved: each is replaced or still at its position.
 
-    The options of a replaced body stay at its position.
+    `aligned` has for each new body the response of the identical old body, or UNMATCHED. The
+    options of a replaced body stay at its position.
     """
     pairs = zip(aligned, responses, strict=False)
     return len(aligned) == len(responses) and all(
@@ -449,6 +456,7 @@ _TRANSACTION_OPTIONS = frozenset(("connection", "session"))
 
 
 def _get_transaction(connection: Any, session: Any, *, with_ack: bool | None) -> Any:
+    """Return the passed connection or session; refuse more than one transaction."""
     if connection is None and session is None and with_ack is None:
         return None
     if not isinstance(with_ack, bool | None):

@@ -36,6 +36,7 @@ def parse_security(security: BaseSecurity | None, url: URL) -> tuple[URL, dict[s
 
 
 def _add_login(security: BaseSecurity, url: URL) -> URL:
+    """Add the user and the password of `security` to the URL, if it has a login."""
     if type(security) is BaseSecurity:
         return url
     allowed: tuple[type[SASLPlaintext | SASLScram256], ...] = (SASLPlaintext,)
@@ -55,6 +56,7 @@ def _add_login(security: BaseSecurity, url: URL) -> URL:
 
 
 def _build_tls_args(security: BaseSecurity, driver: str) -> dict[str, Any]:
+    """Return the driver's arguments for TLS; the certificate is always checked."""
     if not security.use_ssl:
         return {}
     if driver in SSL_CONTEXT_DRIVERS:

@@ -292,7 +292,10 @@ class SqlBroker(
         )
 
     def _work_on(self, store: Store, clock: Clock) -> None:
-        """Create the components that use `store` and `clock`."""
+        """Create the components that use `store` and `clock`.
+
+        A test calls it again, to replace all components by those of its own database and time.
+        """
         self._clock = clock
         self._store = store
         if self._debug is not None:
@@ -369,7 +372,10 @@ class SqlBroker(
         )
 
     async def _count_findings(self) -> dict[tuple[str, ...], float]:
-        """Count the findings for an operator; return an empty dict without the right to do so."""
+        """Count the findings of `admin.findings()`, problems for an operator, as gauge values.
+
+        Return an empty dict if the database user lacks the right to search for them.
+        """
         # A refused statement would count as a right that its subscribers lack.
         access = await self._store.access.find_missing_rights(frozenset({Activity.OPERATE}))
         if access.missing:
@@ -378,6 +384,7 @@ class SqlBroker(
         return {("no subscriber", "error", ""): 0, **(await self.admin.findings()).counts}
 
     def _iter_running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
+        """Yield the queues and the running loops of each started subscriber."""
         for subscriber in self.subscribers:
             consumer: Consumer | None = getattr(subscriber, "consumer", None)
             if consumer is not None:
@@ -411,6 +418,10 @@ class SqlBroker(
         return Archive(self._store)
 
     def _get_surroundings(self) -> "ProcessInfo":
+        """Describe the process for `admin`: LISTEN, publishers of other brokers, running or not.
+
+        `listening` is None if the process waits for no wake-ups.
+        """
         from faststream_sqlbroker.core.health import ProcessInfo  # noqa: PLC0415
 
         relays: dict[str, bool] = {}
@@ -424,6 +435,7 @@ class SqlBroker(
         )
 
     def _get_process_health(self) -> "ProcessHealth":
+        """Return the needed rights and the health of the running subscribers, for HTTP checks."""
         from faststream_sqlbroker.core.health import ProcessHealth  # noqa: PLC0415
 
         running = tuple(consumer.health for _, consumer in self._iter_running_consumers())
@@ -465,6 +477,10 @@ class SqlBroker(
                     await self._stop_all()
 
     async def _start_all(self) -> None:
+        """Run all checks, then start: maintenance, probes, subscribers, schedules and metrics.
+
+        The checks come first, so an invalid setting fails the start before anything runs.
+        """
         check_dead_letter_loop(self.subscribers)
         await self.connect()
         await self._rights.check(self._activities)
@@ -487,7 +503,10 @@ class SqlBroker(
         await self._start_archive_upkeep()
 
     async def _start_archive_upkeep(self) -> None:
-        """Start the maintenance of the archive, or log that there is none."""
+        """Start the maintenance of the archive, or log how fast it grows without retention.
+
+        Maintenance creates missing partitions and removes old messages.
+        """
         if self._is_adding_partitions and self._partitions is not None:
             self._partitions.start(self._wakeups.outages)
         if self._pruning is not None:
@@ -512,7 +531,10 @@ class SqlBroker(
 
     @property
     def _activities(self) -> Activities:
-        """The activities of the declared subscribers, publishers and schedules in the database."""
+        """The kinds of database access that this broker's declarations need.
+
+        At the start, the user's rights are checked for these.
+        """
         activities = {Activity.SCHEDULE} if self.schedules else set()
         for subscriber in self.subscribers:
             activities |= getattr(subscriber, "activities", set())
@@ -527,6 +549,7 @@ class SqlBroker(
         return frozenset(activities)
 
     async def _check_schema(self) -> None:
+        """Refuse to start on tables that differ from the required schema."""
         differences = await self._store.server.find_differences()
         if differences:
             from faststream_sqlbroker.schema.validate import format_advice  # noqa: PLC0415
@@ -541,6 +564,11 @@ class SqlBroker(
             raise SchemaError(msg)
 
     async def _check_trigger(self) -> None:
+        """Refuse a subscriber with max_fetch_interval=None if the table has no notify trigger.
+
+        Such a subscriber never polls. Without the trigger it would miss messages that other
+        programs insert.
+        """
         subscribers: list[Any] = self.subscribers
         is_notify_only = any(subscriber.config.settings.notify_only for subscriber in subscribers)
         if (
@@ -584,6 +612,10 @@ class SqlBroker(
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
+        """Stop everything that `_start_all` started, and close the connections.
+
+        The arguments describe the exception that ended the broker's context manager, if any.
+        """
         # The scheduler stops at the same time as the subscribers, so that both together take one
         # graceful_timeout, not two.
         scheduler = asyncio.create_task(self._scheduler.stop(self.config.graceful_timeout))
@@ -648,6 +680,7 @@ class SqlBroker(
         await self._store.server.create_tables()
 
     def _log_debug(self, text: str, message_id: int | None, queue: str) -> None:
+        """Log a step of a message with the debug header, at a level that the logger writes."""
         self._setup_logger()
         logger = self.config.logger
         extra = {"queue": queue, "message_id": "" if message_id is None else str(message_id)}
@@ -656,6 +689,7 @@ class SqlBroker(
     def _log_of_loops(
         self, level: int, text: str, *, exc_info: BaseException | None = None, **_: Any
     ) -> None:
+        """Log for components that belong to no subscriber, with empty queue and message columns."""
         # `connect` sets the logger up, but `admin` works without `connect`.
         self._setup_logger()
         self.config.logger.log(
@@ -678,6 +712,7 @@ def _build_urls(urls: str | Iterable[str] | None, engine: AsyncEngine) -> list[s
 def _build_di_config(
     apply_types: bool, serializer: Any, provider: Any, context: Any
 ) -> FastDependsConfig:
+    """Build FastStream's configuration of FastDepends, which calls handlers."""
     return FastDependsConfig(
         use_fastdepends=apply_types,
         serializer=serializer,

@@ -58,6 +58,7 @@ def make_engine(
 
 
 def _create_engine(url: Any, security: "BaseSecurity | None") -> AsyncEngine:
+    """Create an engine from a URL; each error names the fix, and none shows the password."""
     if isinstance(url, Engine):
         msg = (
             "the broker needs an AsyncEngine, got a synchronous Engine: create it with "

@@ -70,6 +70,10 @@ class HttpPublish:
         return ids
 
     async def _make_rows(self, cmd: SqlBrokerPublishCommand, count: int) -> list[NewMessage]:
+        """Convert the command to rows after the middlewares have seen it.
+
+        The HTTP answer has one id for each requested message, so their number must not change.
+        """
         rows: list[NewMessage] = await self._producer.make_rows(cmd)
         if len(rows) != count:
             raise RuntimeError(
@@ -89,6 +93,7 @@ def _make_batch_command(rows: Sequence[NewMessage], destination: str) -> SqlBrok
 
 
 def _get_publish_arguments(row: NewMessage) -> dict[str, Any]:
+    """Return the arguments of a publish command that reproduces `row` without its body."""
     headers, correlation_id = _split_headers(row)
     options = {name: getattr(row, name) for name in OPTIONS}
     return {

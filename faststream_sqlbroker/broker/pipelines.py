@@ -133,6 +133,7 @@ def check_pipeline(
 
 
 def _check_step_list(name: str, steps: Sequence[Any]) -> None:
+    """Check the number and the types of a pipeline's steps, before their queues are read."""
     if not steps:
         raise SetupError(
             f"the pipeline {format_value(name)} has no steps: give at least one Step(queue)"

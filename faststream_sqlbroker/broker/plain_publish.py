@@ -19,7 +19,7 @@ _BYPASSED_METHODS = ("connect", "middlewares", "_basic_publish")
 
 
 class PlainPublish:
-    """The check before each publish of a broker."""
+    """Decides for each publish whether it may skip FastStream's publish path, which is slower."""
 
     def __init__(self) -> None:
         """Bypass nothing until `check_broker` is called."""
@@ -40,7 +40,7 @@ class PlainPublish:
         self._is_known = is_unmodified and not names and get_selected_pipeline() != GENERIC
 
     def find_producer(self, broker: Any) -> SqlBrokerProducer | None:
-        """Return the producer if nothing else takes part in the publish; otherwise None."""
+        """Return the producer if no middleware, test or id generator takes part, otherwise None."""
         configs = broker.config.configs
         if not self._is_known or len(configs) != 1 or broker._connection is None:  # noqa: SLF001
             return None

@@ -117,7 +117,10 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     async def _publish_audited(
         self, message: Any, queue: str, by: str, options: dict[str, Any]
     ) -> int | None:
-        """Publish for an operator: the same transaction writes the message and the audit entry."""
+        """Publish for the operator `by`, with an audit entry in the same transaction.
+
+        Implements `admin.publish`. Middlewares run as for any publish.
+        """
         allowed = MessageOptions.__annotations__
         if unknown := options.keys() - allowed:
             names = ", ".join(sorted(allowed))
@@ -135,7 +138,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
                 self._wakeups.notify_published(due)
             return message_id
 
-        # The middlewares run as for any publish; the producer only needs this method.
+        # The middlewares only need this method of a producer.
         message_id: int | None = await self._basic_publish(
             cmd, producer=cast("Any", SimpleNamespace(publish=write))
         )

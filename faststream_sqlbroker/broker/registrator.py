@@ -187,6 +187,11 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
     def _add_subscriber(
         self, names: Any, options: Mapping[str, Any], pipeline_step: PipelineStep | None = None
     ) -> "QueueSubscriber":
+        """Create and register a subscriber for `subscriber` and for each step of `pipeline`.
+
+        Endpoint options, such as `parser` and `title`, go to FastStream; all others become the
+        subscriber's settings.
+        """
         endpoint: dict[str, Any] = {
             name: value
             for name, value in options.items()
@@ -308,6 +313,10 @@ _HANDLER_OPTIONS = "dependencies", "parser", "decoder", "codec", "no_reply"
 def _merge_queues(
     queues: str | Sequence[str] | Mapping[str, int], more_queues: tuple[str, ...]
 ) -> Any:
+    """Combine the first argument of `subscriber` with the names after it; checked later.
+
+    A mapping gives each queue a weight, so no plain names may follow it.
+    """
     if not more_queues:
         return queues
     if isinstance(queues, Mapping):

@@ -204,12 +204,14 @@ class Reservation(ReceivedMessage):
     async def _settle(
         self, outcome: Outcome, body: Any = UNCHANGED, error: str | None = None
     ) -> None:
+        """Write the outcome; refuse a reservation that is already settled, also by another task."""
         self._check_open()
         replacement = None if body is UNCHANGED else await self._encode_replacement(body)
         if not await self._held.settle(outcome, replacement, error):
             self._check_open()
 
     def _check_open(self) -> None:
+        """Raise SetupError if the reservation is settled."""
         outcome = self._held.outcome
         if outcome is not None:
             raise SetupError(
@@ -218,6 +220,10 @@ class Reservation(ReceivedMessage):
             )
 
     async def _encode_replacement(self, body: Any) -> "Replacement":
+        """Encode a new body for a commit or a move.
+
+        The headers change only if the new body has another content type.
+        """
         from faststream_sqlbroker.database.messages.single_claim import Replacement  # noqa: PLC0415
 
         payload, content_type = await self._producer.encode(body)

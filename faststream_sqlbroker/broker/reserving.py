@@ -38,6 +38,7 @@ class SqlBrokerLocking(SqlBrokerPublishing):
 
     @cached_property
     def _locks(self) -> "LockManager":
+        """The locks of this process, created on first use."""
         from faststream_sqlbroker.flow.tasks.locks import LockManager  # noqa: PLC0415
 
         return LockManager(self._store, self._shielded, self._log_of_loops, self._wakeups.clock)
@@ -78,6 +79,7 @@ class SqlBrokerLocking(SqlBrokerPublishing):
 
     @asynccontextmanager
     async def _hold_lock(self, key: str, lease: float, wait: float | None) -> "AsyncIterator[Lock]":
+        """Connect, then hold the lock while the block runs."""
         await self.connect()
         async with self._locks.hold(key, lease, wait) as lock:
             yield lock
@@ -243,6 +245,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
 
 def _merge_queues(queues: str | Sequence[str], more_queues: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the checked names of the queues, which may be passed as a list or one by one."""
     return option_checks.parse_queue_names(
         [*([queues] if isinstance(queues, str) else queues), *more_queues]
         if more_queues

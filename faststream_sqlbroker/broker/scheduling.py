@@ -160,6 +160,10 @@ class SqlBrokerScheduling:
         missed: MissedRuns,
         options: Any,
     ) -> None:
+        """Check and store a schedule; it starts with the broker.
+
+        `body` is called at each fire time, before the message is created.
+        """
         cron = Cron(expression, tz)
         _check_schedule(name, queue, missed, options, [planned.name for planned in self._schedules])
         self._schedules.append(
@@ -176,7 +180,11 @@ class SqlBrokerScheduling:
         schedule_options: ScheduleOptions,
         fire_at: datetime,
     ) -> Sequence[NewMessage]:
-        """Create the message of a fire time; return an empty list if a middleware drops it."""
+        """Create the message of a fire time; return an empty list if a middleware drops it.
+
+        The scheduler writes the message in the transaction that records the fire time, so the
+        middlewares get a publish that only collects the row.
+        """
         config: Any = cast("Any", self).config
         rows: list[NewMessage] = []
 
@@ -210,6 +218,10 @@ def _check_schedule(
     options: dict[str, Any],
     existing_names: Sequence[str],
 ) -> None:
+    """Check the arguments of a schedule where it is declared, not at its first fire time.
+
+    The message's options are checked by creating a row with an empty body.
+    """
     validate_name(name, "the name of a schedule")
     if name in existing_names:
         raise SetupError(
@@ -238,6 +250,10 @@ def _check_schedule(
 
 
 def _get_function_name(function: Any) -> str:
+    """Return the default name of a function's schedule: module and qualified name.
+
+    The name identifies the schedule in the database, so it must be the same in all processes.
+    """
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     if not module or not name:
@@ -248,7 +264,10 @@ def _get_function_name(function: Any) -> str:
 
 
 def _make_body_factory(function: Any) -> MakeBody:
-    """Return a coroutine function that calls `function`, in a thread if synchronous."""
+    """Return a coroutine function that calls `function` and returns the message's body.
+
+    A synchronous function runs in a thread. The result may be awaitable.
+    """
     takes_fire_time = _is_taking_fire_time(function)
     # An object may have an async `__call__`.
     method = getattr(function, "__call__", None)  # noqa: B004 - not a test for being callable
@@ -267,7 +286,10 @@ def _make_body_factory(function: Any) -> MakeBody:
 
 
 def _is_taking_fire_time(function: Any) -> bool:
-    """Return True if `function` accepts the fire time, False if it takes no argument."""
+    """Return True if `function` accepts the fire time, False if it takes no argument.
+
+    Any other function is refused, because the scheduler could not call it.
+    """
     if not callable(function):
         raise SetupError(f"a schedule must decorate a function, got {format_value(function)}")
     signature = inspect.signature(function)

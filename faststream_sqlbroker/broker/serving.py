@@ -154,6 +154,11 @@ class SqlBrokerServing:
         channels: "Channels | None" = None,
         queues: "Queues | None" = None,
     ) -> Any:
+        """Create the broker's interface for the HTTP application.
+
+        `is_standalone` is set by `sqlbroker serve`, whose broker is never started and counts as
+        started.
+        """
         return http.Service(
             ping=self.ping,
             write_problem=lambda: self._write_path.problem,
@@ -173,7 +178,7 @@ class SqlBrokerServing:
         )
 
     def _make_queue_jobs(self, queues: "Queues") -> "Callable[[], RemoteConsumer]":
-        """Return a function that returns the queue API of the current store.
+        """Return a function that returns the HTTP API of queues, for the current store.
 
         Raises:
             SetupError: an option is not valid.
@@ -198,7 +203,7 @@ class SqlBrokerServing:
         )
 
     def _make_pull_jobs(self, channels: "Channels") -> "Callable[[], PullJobs]":
-        """Return a function that returns the pull jobs of the current store.
+        """Return a function that returns the jobs of HTTP pull consumers, for the current store.
 
         Raises:
             SetupError: the channels do not fit the broker.
@@ -214,8 +219,8 @@ class SqlBrokerServing:
     ) -> Callable[[], J]:
         """Return a function that returns the object of the current store.
 
-        `kind` creates the object once for each store, for the first store immediately: a test
-        replaces the store of a broker.
+        `kind` creates the object once for each store, for the first store immediately. A test
+        replaces the store of a broker after the HTTP application was created.
         """
         from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
 
@@ -241,6 +246,7 @@ class SqlBrokerServing:
         return get_current
 
     def _get_subscribed_queues(self) -> dict[str, str]:
+        """Return the handler's name for each queue that has a subscriber in this process."""
         return {
             queue: subscriber.specification.call_name
             for subscriber in self.subscribers
@@ -265,6 +271,10 @@ class SqlBrokerServing:
                 refuse_subscriber(queue, subscribed)
 
     async def _is_pulled(self, channel: str, consumer: str) -> bool:
+        """Return True if the stored consumer is pulled, unless it is declared as push here.
+
+        Such a declaration is applied now: the queue of a push consumer may have a subscriber.
+        """
         [_, existing] = await self._store.tokens.find(channel, consumer)
         if existing is None or existing.type != "pull":
             return False
@@ -310,6 +320,7 @@ class SqlBrokerServing:
                 jobs.start()
 
     async def _stop_serving(self) -> None:
+        """Stop the jobs of the HTTP API and the probes."""
         # First, because a request during the stop would restart the stopped parts.
         self._serving_ended = True
         for jobs in self._http_jobs:

@@ -24,7 +24,10 @@ class StartStop:
 
     @asynccontextmanager
     async def wait_to_start(self) -> AsyncIterator[Callable[[], bool]]:
-        """Wait for earlier calls; yield a function that returns False after a new stop."""
+        """Wait for earlier calls; yield a function that returns False after a new stop.
+
+        The caller checks it after starting, and stops again if the start is no longer wanted.
+        """
         calls = self._stop_calls
         if _current_start.get() is not self:
             while earlier := _filter_running(self._starts | self._stops):
@@ -51,6 +54,7 @@ class StartStop:
 
 @contextmanager
 def _track_call(calls: set[asyncio.Future[None]]) -> Iterator[None]:
+    """Keep a future in `calls` while a start or a stop runs, for later calls to wait on."""
     done = asyncio.get_running_loop().create_future()
     calls.add(done)
     try:

@@ -61,6 +61,7 @@ def _count_transactional_workers(subscribers: Iterable[QueueSubscriber]) -> int:
 
 
 def _iter_unconnected_publishers(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
+    """Warn about answers that go to another broker which is not connected yet."""
     for subscriber in subscribers:
         for name in (name for name, can_publish in subscriber.relays.items() if not can_publish):
             yield (
@@ -71,6 +72,11 @@ def _iter_unconnected_publishers(subscribers: Iterable[QueueSubscriber]) -> Iter
 
 
 def _iter_unscoped_limits(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
+    """Warn about limits without a scope on subscribers of several queues.
+
+    Each queue then has the full limit, although one limit for all of them may be meant. Limits per
+    key are not reported.
+    """
     for settings in (subscriber.config.settings for subscriber in subscribers):
         if len(settings.queues) < 2:  # noqa: PLR2004 - a single queue shares no limit
             continue

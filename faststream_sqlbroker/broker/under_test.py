@@ -46,6 +46,7 @@ class SqlBrokerUnderTest:
         return published
 
     def _get_pump(self, method: str) -> Any:
+        """Return the `Pump`, which delivers messages in a test; `method` is named in the error."""
         if self._under_test is None:
             raise SetupError(
                 f"{method} is for tests: call it inside `async with TestSqlBroker(broker)`"

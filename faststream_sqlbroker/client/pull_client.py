@@ -213,6 +213,7 @@ def _get_sort_key(job: QueuedJob) -> int:
 
 
 def _parse_job(data: Mapping[str, Any]) -> QueuedJob:
+    """Convert a job of the server's JSON; a binary payload is sent as base64."""
     message = data["Message"]
     content_type: str = message["ContentType"]
     payload = message["Payload"].encode()

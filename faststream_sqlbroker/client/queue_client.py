@@ -142,6 +142,7 @@ class QueueClient(HttpClient):
     async def _send(
         self, path: str, body: Mapping[str, Any], token: str, timeout: float = TIMEOUT
     ) -> httpx.Response:
+        """Send a POST request with the token of the publish or the consume side."""
         headers = {"Authorization": f"Bearer {token}"}
         # The server may wait before it responds, so the timeout must be longer.
         return await self.request(
@@ -230,6 +231,7 @@ class HttpMessage(LeasedItem):
         await self._settle("rollback", _remove_none(outcome=outcome, reason=reason, error=error))
 
     async def _settle(self, operation: str, body: Mapping[str, Any]) -> None:
+        """Settle the message by the server's `operation`; only the first call may do so."""
         if self._is_settled:
             raise SetupError(f"message {self.id} is already settled: reserve another message")
         await self._client.end(self, operation, body)
@@ -247,7 +249,7 @@ def _convert_to_seconds(duration: Duration | None) -> float | None:
 
 
 def _create_message_data(message: Any) -> dict[str, Any]:
-    """Return a message in the format of the server."""
+    """Return a message in the format of the server; a plain body counts as a message."""
     # Most messages need no options, so a plain body is allowed.
     options = message if isinstance(message, NewHttpMessage) else NewHttpMessage(body=message)
     due_at = options.next_attempt_at
@@ -265,6 +267,7 @@ def _create_message_data(message: Any) -> dict[str, Any]:
 
 
 def _encode_body(body: Any, content_type: str | None) -> dict[str, Any]:
+    """Return the body in the server's format: base64, text, or JSON as it is."""
     if isinstance(body, bytes):
         data = {"body": base64.b64encode(body).decode(), "encoding": "base64"}
     elif isinstance(body, str):

@@ -72,6 +72,7 @@ class SqlBrokerTelemetryMetrics:
         self._values[metric.name] = dict(values)
 
     def _get_attributes(self, metric: Metric, labels: Labels) -> dict[str, str]:
+        """Return the labels as a dict, cached because each event needs it."""
         attributes = self._attributes.get((metric.name, labels))
         if attributes is None:
             attributes = dict(zip(metric.labels, labels, strict=True))
@@ -79,6 +80,7 @@ class SqlBrokerTelemetryMetrics:
         return attributes
 
     def _make_instrument(self, metric: Metric, meter: Meter) -> None:
+        """Create and store the instrument of a metric."""
         name = get_exported_name(metric)
         unit = UNITS.get(metric.unit, f"{{{metric.unit}}}")
         match metric.kind:
@@ -97,6 +99,8 @@ class SqlBrokerTelemetryMetrics:
     def _make_gauge_callback(
         self, metric: Metric
     ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """Return the function that the meter calls to read the current values of a gauge."""
+
         def read_gauge(_options: CallbackOptions) -> Iterable[Observation]:
             values = self._values.get(metric.name, {})
             return [

@@ -256,6 +256,7 @@ def _is_readable(headers: dict[str, Any]) -> bool:
 
 
 def _remove_trace_headers(headers: dict[str, Any]) -> dict[str, Any]:
+    """Return the headers without the parent trace, and without unreadable trace values."""
     return {
         name: value
         for name, value in headers.items()

@@ -88,6 +88,7 @@ class SqlBrokerPrometheusMetrics:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def _get_child(self, metric: Metric, labels: Labels) -> Any:
+        """Return the series with these labels, cached because each event needs it."""
         child = self._children.get((metric.name, labels))
         if child is None:
             child = self._registered[metric.name].labels(*labels)
@@ -96,6 +97,7 @@ class SqlBrokerPrometheusMetrics:
 
 
 def _register_metric(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any:
+    """Create a metric of the right kind in the registry."""
     kinds: dict[Kind, Callable[..., Any]] = {
         Kind.COUNTER: Counter,
         Kind.HISTOGRAM: Histogram,

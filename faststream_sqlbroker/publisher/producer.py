@@ -126,6 +126,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             await self._publisher.publish([row])
 
     def _encode_plain(self, body: Any) -> tuple[bytes, str | None]:
+        """Encode a body by FastStream's default codec, for publishes that bypass its pipeline."""
         try:
             return encode_message(body, self.serializer)
         except Exception as error:
@@ -142,6 +143,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def _insert(
         self, cmd: SqlBrokerPublishCommand, rows: list[NewMessage]
     ) -> list[int | None]:
+        """Write the rows now, or add them to the ack of the handler's message.
+
+        `with_ack=True` requires the ack. An answer of a stacked publisher joins it if possible. In
+        both cases the ids are not known yet.
+        """
         if (cmd.with_ack or cmd.stacked) and self._join_ack(rows, required=bool(cmd.with_ack)):
             return [None] * len(rows)
         commits_now = cmd.with_ack is False
@@ -232,7 +238,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return await message.decode()
 
     def _join_ack(self, rows: list[NewMessage], *, required: bool) -> bool:
-        """Add `rows` to the ack of the message whose handler runs in this context."""
+        """Add `rows` to the ack of the message whose handler runs in this context.
+
+        Return False if that is not possible, for example outside of a handler; with `required` this
+        is an error.
+        """
         context = self._context()
         message = None if context is None else context.get_local("message")
         raw = getattr(message, "raw_message", None)
@@ -243,10 +253,12 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def _encode_row(
         self, cmd: SqlBrokerPublishCommand, body: Any, position: int
     ) -> NewMessage:
+        """Create the row of a body; `position` selects the body's own options in a batch."""
         payload, content_type = await self._encode_with(cmd.codec or self.codec, body)
         return make_command_row(cmd, position, payload, content_type)
 
     async def _encode_with(self, codec: "CodecProto", body: Any) -> tuple[bytes, str | None]:
+        """Encode a body by `codec`; convert its errors to a PublishError."""
         try:
             return await codec.encode(body, self.serializer)
         except Exception as error:

@@ -128,7 +128,7 @@ def make_row(
 def _render_all_headers(
     headers: Any, content_type: str | None, correlation_id: str | None, reply_to: str
 ) -> str | None:
-    """Render `headers`, and the headers that are arguments, as JSON; None if there are none."""
+    """Render `headers` and the headers passed as arguments as JSON; None without headers."""
     if not (correlation_id or reply_to) and (headers is None or headers == {}):
         return _render_content_type(content_type) if content_type else None
     argument_headers = {
@@ -148,7 +148,7 @@ def _render_content_type(value: str) -> str | None:
 
 
 def _render_headers(headers: Any, argument_headers: dict[str, Any]) -> str | None:
-    """Render `argument_headers`, overridden by `headers`, as JSON; None if there are none."""
+    """Render `argument_headers`, overridden by `headers`, as JSON; None without headers."""
     if headers is not None and not isinstance(headers, Mapping):
         msg = f"headers must be a mapping of names to JSON values, got {format_value(headers)}"
         raise PublishError(msg)
@@ -209,7 +209,10 @@ def _check_header_limits(value: Any, level: int = 1) -> None:
 
 
 def _is_unstorable(text: str) -> bool:
-    """Return True if the JSON `text` has characters that some database cannot store."""
+    """Return True if the JSON `text` has a NUL character or half of a surrogate pair.
+
+    Some of the databases cannot store such text.
+    """
     # Nearly every text is ASCII without the escape, which is quicker to check than the patterns.
     if text.isascii() and "\\u0000" not in text:
         return False
@@ -229,11 +232,11 @@ def _make_header_error(headers: Mapping[str, Any], options: frozenset[str]) -> P
 
 
 def _add_destination(headers: Any, options: Mapping[str, Any], lookup: str | None) -> Any:
-    """Add the headers for the option `destination`, and for the lookup value of a mirrored message.
+    """Add the headers of the options `destination` and `lookup` of a message to be forwarded.
 
-    They replace headers of these names. A message without a delay also gets a header that says so:
-    the subscriber that forwards the message then knows that no delay was lost, which it cannot know
-    of a row that another program inserted.
+    They replace headers of the same names. A message without a delay gets a header that states
+    this. The subscriber that forwards the message thus knows that no delay was lost, which is
+    unknown for a row that another program inserted.
     """
     name = _parse_name("destination", options.get("destination"), find_queue_error)
     if name is None or not (headers is None or isinstance(headers, Mapping)):
@@ -250,6 +253,7 @@ def _parse_number(value: Any) -> Any:
 
 
 def _parse_priority(value: object) -> int:
+    """Return the priority as an int; the command line passes it as text."""
     if isinstance(value, str) and _NUMBER.fullmatch(value) and "." not in value:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
@@ -261,6 +265,7 @@ def _parse_priority(value: object) -> int:
 def _parse_name(
     option: str, value: object, problem_of: Callable[[object], str | None] = find_name_error
 ) -> str | None:
+    """Return a name as str, or None; `problem_of` returns the error in a name."""
     if value is None:
         return None
     if (problem := problem_of(value)) is not None:
@@ -270,6 +275,7 @@ def _parse_name(
 
 
 def _parse_delay(value: Duration | None) -> float | None:
+    """Return the delay in seconds, or None."""
     if value is None:
         return None
     try:
@@ -279,6 +285,7 @@ def _parse_delay(value: Duration | None) -> float | None:
 
 
 def _parse_expiry(value: Duration | None) -> float | None:
+    """Return `expires_in` in seconds, or None."""
     if value is None:
         return None
     try:
@@ -288,7 +295,10 @@ def _parse_expiry(value: Duration | None) -> float | None:
 
 
 def _parse_due_time(options: Mapping[str, Any]) -> tuple[float | None, datetime | None]:
-    """Return the delay in seconds, or the due time; with neither, the message is due now."""
+    """Return the delay in seconds, and the absolute due time; at most one of both is set.
+
+    With neither, the message is due now. `next_attempt_at` may also be relative, like a delay.
+    """
     delay = options.get("delay")
     next_attempt_at = _parse_number(options.get("next_attempt_at"))
     if delay is not None and next_attempt_at is not None:
@@ -310,6 +320,7 @@ def _parse_relative_time(value: str | timedelta) -> float:
 
 
 def _parse_timestamp(value: object) -> datetime | None:
+    """Return an absolute due time in UTC, limited to the storable range; None if not set."""
     if value is None or isinstance(value, str | timedelta):
         return None
     timestamp: datetime | None = None

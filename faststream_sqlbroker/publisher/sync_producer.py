@@ -178,6 +178,10 @@ class SqlProducer:
         session: "Session | None",
         options: Mapping[str, Any],
     ) -> list[int | None]:
+        """Check the options, create all rows, and write them in one transaction.
+
+        `tests.count` is not zero while a TestSqlBroker is active.
+        """
         if tests.count:
             raise PublishError(
                 "a SqlProducer publishes to a real database, which TestSqlBroker does not use, so "
@@ -202,12 +206,14 @@ class SqlProducer:
             return self._write(open_connection, rows)
 
     def _make_row(self, body: Any, queue: str, options: Mapping[str, Any]) -> NewMessage:
+        """Encode a body and create its row, without an event loop."""
         cmd = SqlBrokerPublishCommand(body, queue=queue, **options)
         if self._id_generator is not None:
             cmd.id_generator = self._id_generator
         return make_command_row(cmd, 0, *encode_sync(self._codec, cmd.body, self._serializer))
 
     def _write(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
+        """Write the rows that `max_depth` admits; a dropped row has None instead of an id."""
         if self._limits is None:
             return self._insert(connection, rows)
         admitted = self._limits.admit_sync(rows, connection=connection)
@@ -216,6 +222,7 @@ class SqlProducer:
         return align_ids(admitted, self._insert(connection, filter_admitted(rows, admitted)))
 
     def _insert(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
+        """Insert the rows and notify the subscribers of due messages."""
         if not rows:
             return []
         ids = self._store.insert(connection, rows)
@@ -241,6 +248,7 @@ def _check_database(database: Any) -> Any:
 
 
 def _create_engine(url: str | URL) -> Engine:
+    """Create a synchronous engine from a URL; describe errors without the URL's password."""
     try:
         return create_engine(url)
     except ModuleNotFoundError as error:

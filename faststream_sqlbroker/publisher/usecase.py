@@ -128,7 +128,7 @@ class QueuePublisherSpecificationConfig(PublisherSpecificationConfig):
 class QueuePublisherSpecification(
     PublisherSpecification[BrokerConfig, QueuePublisherSpecificationConfig]
 ):
-    """One channel for the queue. AsyncAPI has no bindings for SQL, so the bindings stay empty."""
+    """Documents the queue as a channel without bindings; AsyncAPI has none for SQL."""
 
     @property
     def address(self) -> str:
@@ -222,6 +222,7 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     def _make_command(
         self, messages: tuple[Any, ...], queue: str, options: PublishOptions
     ) -> SqlBrokerPublishCommand:
+        """Create the command of a direct publish, with this publisher's defaults."""
         return self._complete_command(
             SqlBrokerPublishCommand(*messages, queue=queue or self.queue, **options)
         )
@@ -240,7 +241,10 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     async def _publish(
         self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
     ) -> None:
-        """Send a handler's answer; called by FastStream."""
+        """Publish a handler's answer by this publisher, which is stacked on the handler.
+
+        FastStream calls it. The answer joins the ack of the handler's message if possible.
+        """
         is_batch = self.config.batch and isinstance(cmd.body, list | tuple)
         if is_batch and not cmd.body:
             return

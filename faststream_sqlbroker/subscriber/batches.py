@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Redelivers the batches of a subscriber in parts.
+    """Redelivers a batch in parts if its handler could not start.
 
-    Also creates the middleware that finds the cause.
+    One undecodable or invalid body prevents the start for the whole batch. The object is also the
+    factory of a middleware that records which messages caused this.
     """
 
     def __init__(self, calls: "CallsCollection[Any]", log: Callable[..., None]) -> None:
@@ -58,7 +59,7 @@ class Batches:
     def wrap_parser(
         self, parser: Callable[[Any], Awaitable[Any]]
     ) -> Callable[[Any], Awaitable[Any]]:
-        """Wrap `parser` to record errors as caused by a message."""
+        """Wrap a custom `parser` so that its error counts as caused by a message of the batch."""
 
         async def parse(rows: Any) -> Any:
             try:
@@ -70,9 +71,10 @@ class Batches:
         return parse
 
     def wrap_handler(self, consume: "Handle") -> "Handle":
-        """Wrap `consume` to give the messages of a batch that did not start the outcome Again.
+        """Wrap `consume` so that a batch whose handler did not start is redelivered in parts.
 
-        `consume` runs FastStream's pipeline, and raises none of its errors.
+        `consume` runs FastStream's pipeline and raises none of its errors. A single message is
+        settled by its error as usual.
         """
 
         async def consume_batch(rows: tuple[ClaimedMessage, ...]) -> None:
@@ -94,9 +96,10 @@ class Batches:
 
     @property
     def _can_detect_start(self) -> bool:
-        """True if a start would have been noticed.
+        """True if all handlers are still wrapped by `mark_start`, which records their start.
 
-        Another broker's subscriber may have wrapped the handler again.
+        Another broker's subscriber may have wrapped a handler again. Splitting the batch then could
+        redeliver messages that the handler has already processed.
         """
         return all(
             is_marking_start(call.handler._original_call)  # noqa: SLF001 - the only way
@@ -104,7 +107,11 @@ class Batches:
         )
 
     def _split_batch(self, rows: Sequence[ClaimedMessage], start: BatchStart) -> None:
-        """Redeliver the culprits alone, after the other messages; both halves if unknown."""
+        """Give each message the outcome `Again`, which redelivers it in one of several parts.
+
+        Known culprits are redelivered alone, after the other messages. Without a known culprit the
+        batch is split into halves.
+        """
         for position, row in enumerate(rows):
             if start.culprits:
                 row.outcome = Again(1 + position if position in start.culprits else 0)
@@ -132,6 +139,7 @@ class _RefusalRecorder(BaseMiddleware):
     async def consume_scope(
         self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
     ) -> Any:
+        """Record an error that was raised before the handler started."""
         try:
             return await call_next(msg)
         except Exception as error:
@@ -141,6 +149,7 @@ class _RefusalRecorder(BaseMiddleware):
             raise
 
     async def _record_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
+        """Record `error` if it means that the batch does not fit the handler's annotation."""
         refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
         if isinstance(refusal, ValidationError):
             await self._record_positions(error, refusal, message)
@@ -150,7 +159,11 @@ class _RefusalRecorder(BaseMiddleware):
     async def _record_positions(
         self, error: Exception, refusal: ValidationError, message: "StreamMessage[Any]"
     ) -> None:
-        """Record the messages that Pydantic names, if the batch was refused."""
+        """Record the messages that Pydantic's errors name as culprits, if the batch was refused.
+
+        An error of another parameter or of a dependency is not recorded: redelivery in parts would
+        not help.
+        """
         locations = [
             detail["loc"] for detail in refusal.errors(include_url=False, include_input=False)
         ]
@@ -163,7 +176,11 @@ class _RefusalRecorder(BaseMiddleware):
 
 
 def _find_positions(locations: Sequence[tuple[int | str, ...]]) -> set[int]:
-    """Return the positions in the batch named by `locations`; none unless each names one."""
+    """Return the positions in the batch that `locations` name.
+
+    `locations` are Pydantic's locations of errors. If one of them names no position, the culprits
+    are unknown and the result is empty.
+    """
     positions = {
         location[1] for location in locations if len(location) > 1 and isinstance(location[1], int)
     }

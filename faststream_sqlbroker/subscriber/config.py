@@ -54,7 +54,7 @@ class QueueSubscriberSpecificationConfig(SubscriberSpecificationConfig):
 class QueueSubscriberSpecification(
     SubscriberSpecification[BrokerConfig, QueueSubscriberSpecificationConfig]
 ):
-    """One channel per queue. AsyncAPI has no bindings for SQL."""
+    """Documents each queue as a channel. AsyncAPI has no bindings for SQL."""
 
     @property
     def channel_labels(self) -> list[str]:
@@ -99,6 +99,7 @@ class QueueSubscriberSpecification(
         return make_names_unique(payloads, self._outer_config)
 
     def _format_target(self, target: str | Destination) -> str:
+        """Describe the queue that messages are moved to, with the routers' prefix."""
         if isinstance(target, Destination):
             return f"the queue named in the header {target.value!r}"
         return f"{self._outer_config.prefix}{target}"

@@ -47,7 +47,10 @@ def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
 
 
 def _is_settled_by(error: Exception, outcome: Outcome | None, *, retry: bool) -> bool:
-    """Return True if the ack policy alone derived `outcome` from `error`."""
+    """Return True if only the ack policy settled the message, because of `error`.
+
+    An outcome that the handler or a middleware chose is kept.
+    """
     match outcome:
         case Nack(delay=None):
             return outcome.error is error and not retry
@@ -92,6 +95,7 @@ def is_faststream_call(call: Any) -> bool:
 
 
 def _is_compiled_call(frame: FrameType) -> bool:
+    """Return True if the frame is the compiled pipeline's call of the handler."""
     return frame.f_code.co_name == _COMPILED_CALL and _get_library(frame) == "faststream_sqlbroker"
 
 
@@ -106,7 +110,11 @@ def _is_decoding(frame: FrameType, raw: Any) -> bool:
 
 
 def raise_invalid(error: Exception, parameters: Serializer) -> NoReturn:  # noqa: ARG001 - see _get_validated_parameters
-    """Raise `error` of the compiled pipeline, because values do not fit `parameters`."""
+    """Raise `error` of the compiled pipeline, because values do not fit `parameters`.
+
+    `_get_validated_parameters` recognizes this frame in the traceback, and reads the argument from
+    it.
+    """
     raise error
 
 

@@ -138,7 +138,10 @@ def parse_optional_duration(name: str, value: Duration | None) -> float | None:
 
 
 def check_durations(settings: ConsumerSettings) -> None:
-    """Raise SetupError for durations that cannot work together."""
+    """Raise SetupError for durations that cannot work together.
+
+    Policies and wakeup='poll' need polling, which max_fetch_interval=None (notify_only) disables.
+    """
     if settings.notify_only and (settings.policies or settings.wakeup == "poll"):
         other = "wakeup='poll'" if settings.wakeup == "poll" else "policies"
         raise SetupError(
@@ -298,6 +301,7 @@ def check_batch_options(settings: ConsumerSettings) -> None:
 
 
 def _check_batch_wait(settings: ConsumerSettings) -> None:
+    """Raise SetupError for a `batch_max_wait` without batch=True, or not below the lease."""
     wait = settings.batch_max_wait
     if wait is None:
         return
@@ -336,6 +340,7 @@ def warn_about_surprises(settings: ConsumerSettings) -> None:
 
 
 def _warn_about_patterns(queues: Sequence[str]) -> None:
+    """Warn about queue names with the wildcards of other brokers, such as `logs.*`."""
     for queue in filter(_PATTERN.search, queues):
         _warn(
             f"queue {format_value(queue)} is a name, not a pattern: this subscriber gets only "
@@ -354,6 +359,7 @@ def warn_unused_strategy(settings: ConsumerSettings) -> None:
 
 
 def _warn(text: str) -> None:
+    """Issue a warning that points at the user's line, which called into this package."""
     # The warning must point at the user's line. The number of frames of this package above it
     # depends on the entry point.
     level = 2

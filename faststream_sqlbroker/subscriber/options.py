@@ -180,6 +180,7 @@ class SubscriberSettings(ConsumerSettings):
         option_checks.warn_about_surprises(self)
 
     def _convert_durations(self) -> None:
+        """Convert all durations to seconds; `max_fetch_interval=None` becomes infinity."""
         if self.max_fetch_interval is None:
             self._set("max_fetch_interval", inf)
         for name in sorted(_DURATIONS - {"min_fetch_interval"}):

@@ -59,7 +59,10 @@ class HasHandlerError(SetupError, AssertionError):
 
 
 def _write_after(record: M) -> M:
-    """Wrap `record`, a method that records an outcome, to write the outcome afterwards."""
+    """Wrap `record`, a method that records an outcome, to write the outcome afterwards.
+
+    In a handler the worker writes outcomes; a pulled message has no worker.
+    """
 
     @wraps(record)
     async def record_and_write(self: "PulledMessage", *args: Any, **options: Any) -> None:
@@ -95,7 +98,11 @@ class PulledMessage(SqlBrokerMessage):
     republish = _write_after(SqlBrokerMessage.republish)
 
     async def write_outcome(self) -> None:
-        """Write the recorded outcome, unless an outcome is already written."""
+        """Write the recorded outcome, unless an outcome is already written.
+
+        If another outcome was written first, it replaces the recorded one. After a failed write the
+        outcome is cleared, so the application may settle again.
+        """
         if (outcome := self.raw_message.outcome) is None:
             return
         try:
@@ -181,12 +188,16 @@ class Pulling:
             self._resumed.set()
 
     def _interrupt(self) -> None:
+        """End the current waits early, so that they notice a pause or a stop."""
         while self._timeouts:
             self._timeouts.pop().reschedule(0.0)
 
     @asynccontextmanager
     async def _allow_interrupt(self) -> AsyncIterator[None]:
-        """Run a block that ends early, without an error, when interrupted."""
+        """Run a block that `_interrupt` ends early, without an error.
+
+        The caller then checks for a pause or a stop.
+        """
         # The timeout has no deadline until `_interrupt` sets one.
         waiting = asyncio.timeout(None)
         with suppress(TimeoutError):
@@ -239,6 +250,10 @@ class Pulling:
                 await leased_message.release()
 
     async def _claim(self, wait: float | None = None) -> HeldMessage | None:
+        """Claim the first due message; return None after `wait` seconds or a stop.
+
+        A pause interrupts a waiting claim, which then waits for `resume` before it claims again.
+        """
         clock = self._clock.callers
         deadline = None if wait is None else clock.monotonic() + wait
         while not self._stopped:
@@ -253,14 +268,21 @@ class Pulling:
         return None
 
     def _make_held(self, row: ClaimedMessage) -> HeldMessage:
+        """Return the object that holds the lease of `row` and writes its outcome."""
         row.services = self._holder
         return HeldMessage(row, self._request, self._claimer, _LEASE_HINT)
 
     async def _extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
+        """Extend the leases of `rows`; return True if all are still held. For `extend_lease`."""
         extended = await self._claimer.extend(rows, max(seconds, self._lease))
         return all(row.id in extended for row in rows)
 
     async def _make_message(self, leased_message: HeldMessage) -> PulledMessage:
+        """Create the message of a leased row by middlewares, parser and decoder.
+
+        If that fails, the message is nacked; a cancellation counts no attempt. Otherwise the lease
+        is renewed from now on.
+        """
         try:
             message = await process_msg(
                 msg=leased_message.row,
@@ -315,6 +337,7 @@ class Pulling:
 
 
 def _check_pulled(message: object) -> PulledMessage:
+    """Refuse a message that a custom parser replaced: the application could not settle it."""
     if not isinstance(message, PulledMessage):
         raise SetupError(_FOREIGN_MESSAGE)
     return message

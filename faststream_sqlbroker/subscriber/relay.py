@@ -71,6 +71,7 @@ def find_relays(handlers: Iterable[Any]) -> dict[str, bool]:
 
 
 def _is_unconnected(publisher: Any) -> bool:
+    """Return True if the publisher's broker has no connection yet, as far as can be seen."""
     config = publisher._outer_config  # noqa: SLF001 - as above
     # FastStream's brokers pass themselves to their handlers.
     broker = config.extra_context.get("broker")
@@ -81,6 +82,7 @@ def _is_unconnected(publisher: Any) -> bool:
 
 
 def _format_name(publisher: Any) -> str:
+    """Return the channel and the broker of a publisher, for log lines and health."""
     broker_name = type(publisher).__module__.split(".")[1]
     return (
         f"{next(iter(publisher.schema()), type(publisher).__name__)!r} of faststream.{broker_name}"

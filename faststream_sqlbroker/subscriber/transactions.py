@@ -45,6 +45,10 @@ def check_transaction(
 
 
 def _find_transaction_parameter(handler: Callable[..., Any]) -> str | None:
+    """Return the parameter that requests the transaction's connection or session, or None.
+
+    Such a parameter is annotated with FastStream's Context of that name.
+    """
     try:
         hints = get_type_hints(handler, include_extras=True)
     except (NameError, TypeError):

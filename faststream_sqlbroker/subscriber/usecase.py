@@ -135,6 +135,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return super().__call__(ensure_name(func), **options)
 
     def _adapt_handler(self, handler: "Callable[..., Any]") -> "Callable[..., Any]":
+        """Convert the handler to a coroutine function whose result is awaited if necessary."""
         dependencies: Any = self._outer_config.fd_config
         is_checked = dependencies.use_fastdepends and not dependencies.get_dependent
         return adapt_handler(handler, validates_result=is_checked)
@@ -178,6 +179,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _get_parser_and_decoder(
         self, *args: Any, **options: Any
     ) -> "tuple[AsyncCallable, AsyncCallable]":
+        """Return FastStream's parser and decoder; errors of a custom batch parser are recorded."""
         parser, decoder = super()._get_parser_and_decoder(*args, **options)
         if self._batches is not None and parser is not self._parser:
             parser = self._batches.wrap_parser(parser)
@@ -217,6 +219,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
+        """Pause or resume the claims of the handler's loops and of single messages."""
         self._is_paused = paused
         if self._consumer is not None:
             self._consumer.pause(paused)
@@ -270,6 +273,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return get_activities(self.config.settings, ack_first=acks_first, archive=archive)
 
     def _make_consumer(self) -> Consumer:
+        """Create the loops that claim messages, run the handler or the forward, and settle.
+
+        A test replaces `Consumer` by `make_consumer`.
+        """
         outer: Any = self._outer_config
         settings = self._make_settings()
         ack_first = self.ack_policy is AckPolicy.ACK_FIRST
@@ -309,6 +316,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return consumer
 
     def _make_pipeline(self) -> CompiledHandler:
+        """Compile the pipeline that runs the handler, and log which kind was selected."""
         self._pipeline = CompiledHandler(self, REPLACED_METHODS)
         self._log_of_loops(logging.DEBUG, self._pipeline.describe())
         return self._pipeline
@@ -333,6 +341,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's
 
     def _make_settings(self) -> SubscriberSettings:
+        """Return the settings with the routers' prefix, after the checks that need the broker.
+
+        Handlers, the default ack policy, the prefix and the database are known only at the start.
+        """
         settings = self.config.settings
         if settings.forward_to is None:
             # The default of a broker or router is known only now.
@@ -376,6 +388,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._clear_consumer(consumer)
 
     def _clear_consumer(self, consumer: Consumer | None) -> None:
+        """Mark the subscriber as stopped, unless a restart has already replaced `consumer`."""
         if self._consumer is consumer:
             self._consumer = None
             self.running = False
@@ -422,6 +435,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._outer_config.note_failure(msg, error)  # type: ignore[attr-defined] # SqlBrokerConfig
 
     def _request_stop(self) -> None:
+        """Stop in the background after a handler raised StopConsume or SystemExit."""
         # Awaiting the stop here would wait for the handler that requested it.
         consumer = self._consumer
         if consumer is not None:
@@ -475,6 +489,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return self._get_pulling("async for").iter_messages()
 
     def _get_pulling(self, usage: str) -> Pulling:
+        """Return the object that claims single messages; `usage` names the caller in errors."""
         check_no_handlers(self.calls, usage)
         check_options(self.config.settings, usage)
         if self._pulling is None:
@@ -482,6 +497,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return self._pulling
 
     def _make_pulling(self) -> Pulling:
+        """Create the object that claims single messages for `get_one` and `async for`."""
         outer: Any = self._outer_config
         context = outer.context
         _, decoder = self._get_parser_and_decoder()
@@ -513,6 +529,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         exc_info: BaseException | None = None,
         message_id: int | None = None,
     ) -> None:
+        """Log for the loops, with the subscriber's queues and the message's id as columns."""
         extra = {
             "queue": ",".join(self.queues),
             "message_id": "" if message_id is None else str(message_id),
@@ -544,7 +561,7 @@ def _get_name(handler: Any) -> str:
 
 
 def _check_wakeups(settings: SubscriberSettings, store: Any) -> None:
-    """Refuse settings that depend on the database's wake-ups, where there are none."""
+    """Refuse settings that need notifications by the database, on a store without LISTEN."""
     if settings.wakeup == "listen":
         msg = (
             "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one "
@@ -562,9 +579,10 @@ def _check_wakeups(settings: SubscriberSettings, store: Any) -> None:
 
 
 def _add_error(msg: Any, error: BaseException) -> None:
-    """Add the error to the outcome of failed rows that have none yet.
+    """Add the error to the outcome of failed rows that was recorded without an error.
 
-    FastStream acks after the error of a middleware's exit, and no longer handles that error then.
+    If a middleware raises on its exit, FastStream acknowledges when that error is no longer the
+    current exception, so the outcome lacks it.
     """
     for row in msg if isinstance(msg, tuple) else (msg,):
         match getattr(row, "outcome", None):

@@ -119,6 +119,10 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     @asynccontextmanager
     @override
     async def _create_ctx(self) -> AsyncGenerator[list[SqlBroker], None]:
+        """Move the brokers to a SQLite database of the test, and restore them afterwards.
+
+        With `with_real=True` only the call records are separate; everything else stays real.
+        """
         if self.with_real:
             with ExitStack() as stack:
                 for broker in self.brokers:
@@ -159,7 +163,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     def _move_broker(
         self, broker: Any, config: SqlBrokerSchemaConfig, pump: Pump
     ) -> Iterator[None]:
-        """Let `broker` work on the test's database inside the block."""
+        """Let `broker` work on the test's database and clock inside the block."""
         shared = broker.config.broker_config
         with ExitStack() as stack:
             stack.enter_context(
@@ -188,7 +192,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     @contextmanager
     @override
     def _patch_producer(self, broker: Any) -> Generator[None, None, None]:
-        """Replace the producer, which `_move_broker` restores."""
+        """Replace the producer and the requests inside the block; `_move_broker` restores both."""
         store = broker._store  # noqa: SLF001
         wakeups = broker._wakeups  # noqa: SLF001
         limits = broker._publish_limits(store, broker._clock)  # noqa: SLF001
@@ -216,6 +220,10 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
 
     @override
     def _fake_start(self, broker: Any, *args: Any, **kwargs: Any) -> None:
+        """Register the broker's schedules and subscribers with the pump instead of starting loops.
+
+        Called again at each start of the broker, so only what is new is added.
+        """
         super()._fake_start(broker, *args, **kwargs)
         pump: Any = broker._under_test  # noqa: SLF001
         describe = "".__str__ if pump is None else pump.describe_waiting
@@ -245,6 +253,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                     consumer.start_claims()
 
     def _check_transactions(self, broker: Any) -> None:
+        """Refuse transactional=True without a database that also holds the application's tables."""
         if self._engine is not None:
             return
         for subscriber in broker.subscribers:
@@ -292,6 +301,7 @@ def _convert_to_sqlite(config: SqlBrokerSchemaConfig) -> SqlBrokerSchemaConfig:
 
 
 def _check_event_loop() -> None:
+    """Raise SetupError outside asyncio, for example under trio."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -312,6 +322,7 @@ def _block_sync_producers() -> Iterator[None]:
 
 
 def _connect_producer(broker: Any) -> None:
+    """Give the producer the broker's current serializer, codec and context."""
     config = broker.config
     config.producer.connect(
         config.fd_config._serializer,  # noqa: SLF001
@@ -321,6 +332,7 @@ def _connect_producer(broker: Any) -> None:
 
 
 def _set_seed(subscriber: Any, seed: int) -> None:
+    """Make the jitter of a subscriber's retries the same in each run of the test."""
     strategy = subscriber.config.settings.retry_strategy
     if (generator := getattr(strategy, "_random", None)) is not None:
         generator.seed(seed)
@@ -333,7 +345,7 @@ def _list_recorders(broker: Any) -> list[CallRecorder]:
 
 @contextmanager
 def _restore_attributes(owners: Iterable[Any], names: Iterable[str]) -> Iterator[None]:
-    """Restore the current attributes `names` of `owners` after the block."""
+    """Restore the current attributes `names` of `owners` after the block, which replaces them."""
     saved = [
         (owner, name, getattr(owner, name))
         for owner in owners

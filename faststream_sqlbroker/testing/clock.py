@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.times import (
 from faststream_sqlbroker.exceptions import SetupError
 
 TICK_MICROSECONDS = 1_000
-"""Microseconds: SQLite's clock is read in milliseconds, so no time in between can be met."""
+"""Microseconds: SQLite's clock is read in milliseconds, so shorter steps have no effect."""
 IDLE_TURNS = 25
 """Turns of the event loop without any work after which everything is idle: code that a timer or an
 event wakes comes to its next call of the store, or its next pause, within a few turns.
@@ -77,7 +77,7 @@ class VirtualClock:
         self._random = random.Random(seed)  # noqa: S311 - a test repeats it
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._last_timer_end = 0.0
-        """When the last timer ran out, in seconds since the start."""
+        """End of the last timer that has run, in seconds since the start."""
         self._number = count()
         self._pumps: list[Any] = []
         self._waiting_tasks: Counter[asyncio.Task[Any] | None] = Counter()
@@ -135,6 +135,7 @@ class VirtualClock:
         await self._advance_to(_round_up(to_microseconds(moment)))
 
     async def _advance_to(self, end: int) -> None:
+        """Jump from event to event until `end` (microseconds), and let each event's work finish."""
         if self._advancing is not None or self.is_delivering():
             raise SetupError(
                 "advance waits until no handler runs, and only one task can move time: call it "
@@ -154,7 +155,7 @@ class VirtualClock:
             self._advancing = None
 
     def _get_next_time(self) -> int | None:
-        """Return the time of the next event, in microseconds since 1970; None without events."""
+        """Return the time of the next event or timer, in microseconds since 1970, or None."""
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
         times = [time for pump in self._pumps if (time := pump.get_next_time()) is not None]
@@ -164,6 +165,7 @@ class VirtualClock:
         return max(self.microseconds, _round_up(min(times))) if times else None
 
     def _set_time(self, time: int) -> None:
+        """Set the time, and run the timers that are due by then."""
         self.microseconds = max(self.microseconds, time)
         now = self.monotonic()
         # A timer that one of these calls starts again ends at a later time.
@@ -177,7 +179,7 @@ class VirtualClock:
                 call()
 
     async def _run_until_idle(self) -> None:
-        """Do all due work until there is no more."""
+        """Deliver due messages until no handler, timer or store call has work left at this time."""
         await self.wait_until_idle()
         has_worked = True
         while has_worked:
@@ -187,7 +189,10 @@ class VirtualClock:
             await self.wait_until_idle()
 
     async def wait_until_idle(self) -> None:
-        """Wait until no call of the store runs, and no woken code.
+        """Wait until no call of the store runs and no woken code still has a turn.
+
+        A turn is one pass of the event loop. Woken code may need several turns before it calls the
+        store, so the loop must pass several times without a change.
 
         Raises:
             TimeoutError: after 5 seconds of real time.
@@ -245,10 +250,9 @@ class VirtualClock:
             ) from None
 
     def is_waiting_for_time(self, task: "asyncio.Task[Any]", *, within: bool = False) -> bool:
-        """Return True if `task` waits for time to pass, so that waiting for the task would never
-        end.
+        """Return True if `task` waits for virtual time, so waiting for its end would never end.
 
-        With `within`, also if a task waits that was created by the delivery `task`.
+        With `within`, also if a task that was created by the delivery `task` waits.
         """
         return self._waiting_tasks[task] > 0 or (within and self._waiting_deliveries[task] > 0)
 
@@ -272,13 +276,13 @@ class VirtualClock:
     def call_later(
         self, seconds: float, callback: Callable[..., object], *args: object
     ) -> VirtualTimer:
-        """Call `callback` after so much virtual time."""
+        """Call `callback` after `seconds` of virtual time."""
         timer = VirtualTimer(partial(callback, *args))
         heapq.heappush(self._timers, (self.monotonic() + seconds, next(self._number), timer))
         return timer
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until so much virtual time has passed."""
+        """Wait until `advance` has moved the time forward by `seconds`."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -292,7 +296,7 @@ class VirtualClock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Return asyncio's timeout, but expire after so much virtual time."""
+        """Return asyncio's timeout, but let it expire after `seconds` of virtual time."""
         async with asyncio.timeout(None) as scope:
             if seconds is None:
                 yield scope
@@ -314,21 +318,24 @@ class VirtualClock:
 
     @contextmanager
     def _mark_waiting(self) -> Iterator[None]:
-        """Mark the running task, and the delivery, as waiting for time."""
+        """Mark the running task, and the delivery that created it, as waiting for virtual time.
+
+        Otherwise `advance` would wait for a handler that in turn waits for `advance`.
+        """
         counts = [
             (self._waiting_tasks, asyncio.current_task()),
             (self._waiting_deliveries, current_delivery.get()),
         ]
-        for paused, task in counts:
-            paused[task] += 1
+        for counter, task in counts:
+            counter[task] += 1
         self.notify_change()
         try:
             yield
         finally:
-            for paused, task in counts:
-                paused[task] -= 1
-                if not paused[task]:
-                    del paused[task]
+            for counter, task in counts:
+                counter[task] -= 1
+                if not counter[task]:
+                    del counter[task]
             self.notify_change()
 
     @staticmethod

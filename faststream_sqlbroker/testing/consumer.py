@@ -14,7 +14,11 @@ from faststream_sqlbroker.testing.database import LiveRow
 
 
 class SteppedConsumer(Consumer):
-    """The parts of a real subscriber (claims, workers, writes), driven by a `Pump`."""
+    """A subscriber without its loops, for tests.
+
+    A `Pump` calls the parts of the real subscriber (claims, workers, writes of outcomes) step by
+    step.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class SteppedConsumer(Consumer):
         return (row for row in self.iter_live() if row.due <= now and row.lease_ends_at is None)
 
     def start_claims(self) -> None:
-        """Start without an event loop."""
+        """Let the pump claim for this subscriber; works without an event loop."""
         if not self._stopping:
             return
         self._start_life(pauses_known=True)
@@ -70,6 +74,7 @@ class SteppedConsumer(Consumer):
 
     @override
     async def _end_workers(self, graceful_timeout: float | None) -> Workers:
+        """Stop the tasks of the pump, which are the workers of this subscriber."""
         self._workers = self._pump.list_delivery_tasks(self)
         return await super()._end_workers(graceful_timeout)
 
@@ -79,14 +84,18 @@ class SteppedConsumer(Consumer):
             await asyncio.wait((self._stop_task,))
 
     def abandon(self) -> None:
-        """Stop at the end of the test: nothing is written any more."""
+        """Stop at the end of the test without writing anything."""
         self._stopping = True
         self.registration.mark_stopping()
         if self._heartbeat is not None:
             self._heartbeat.remove_passive(self.registration)
 
     async def claim(self, now: int) -> float | None:
-        """Claim a message, or a batch; return the seconds until the next poll, if known."""
+        """Claim a message, or a batch; return the seconds until the next poll, if known.
+
+        A claim may examine only a part of the due messages, for example if policies hold back the
+        first ones. It then asks for another poll immediately, and is repeated here.
+        """
         settings = self.settings
         pairs = dict.fromkeys((row.queue, -row.rank) for row in self.iter_due(now))
         # Policies and order hold messages back, and a batch takes more than the first message.
@@ -122,7 +131,10 @@ class SteppedConsumer(Consumer):
             await self.write_outcomes()
 
     async def write_outcomes(self) -> None:
-        """Write all outcomes."""
+        """Write all recorded outcomes now; retry those that the database refused.
+
+        The quarantine holds refused outcomes until they are retried.
+        """
         async with self._writing:
             self._flusher.flush_soon()
             await self._flusher.flush_all()
@@ -133,7 +145,7 @@ class SteppedConsumer(Consumer):
                 await self._ack_first_tracker.write_ended()
 
     async def renew_leases(self) -> None:
-        """Renew old leases."""
+        """Renew the leases of running handlers that have reached the age for a renewal."""
         if self.inflight.held:
             await self._lease_keeper.tick()
 

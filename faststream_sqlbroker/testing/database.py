@@ -110,7 +110,7 @@ class TestDatabase:
         self._now = TestNow(clock)
         self._folder: Path | None = None
         self.is_external = engine is not None
-        """Whether the engine is the test's own."""
+        """True if the test passed its own engine."""
         if engine is None:
             self._folder = Path(tempfile.mkdtemp(prefix="sqlbroker-test-"))
             self.path = str(self._folder / "test.db")
@@ -145,6 +145,7 @@ class TestDatabase:
             _create_tables(self.path, config)
 
     def _install_clock(self, connection: Any, record: Any, _proxy: Any) -> None:
+        """Make SQLite's current time the test's clock on a connection that leaves the pool."""
         if record.info.get(_CLOCK_KEY) is not self._now:
             # Trap: statements that the connection has prepared before keep SQLite's own function
             # until a function with the same number of arguments is replaced, which the second call
@@ -156,7 +157,7 @@ class TestDatabase:
             record.info[_CLOCK_KEY] = self._now
 
     async def close(self) -> None:
-        """Remove the file; a given engine is left unchanged."""
+        """Remove the file; a given engine keeps its file, without the outbox."""
         self._now.clock = None
         event.remove(self.engine.sync_engine, "checkout", self._install_clock)
         if self._reader is not None:
@@ -184,7 +185,7 @@ class TestDatabase:
         return self._reader.execute(statement, values).fetchall()
 
     def list_live(self, table: str) -> "list[LiveRow]":
-        """Return the live messages, by due time, priority, id."""
+        """Return the live messages, by due time, priority, id; cached until the next commit."""
         # The number changes with each commit.
         [(version,)] = self.read("PRAGMA data_version")
         if self._live.get(table, (None,))[0] != version:
@@ -211,12 +212,16 @@ class TestDatabase:
         return 0 if last_id is None else int(last_id)
 
     async def reserve_ids(self, insert: "InsertFunction", table: str) -> list[int | None]:
-        """Return the ids that `insert` gives; undo the insert, and never use the ids again."""
+        """Return the ids that `insert` would use, without inserting; no later insert uses them.
+
+        A publish in the caller's transaction in another database needs its ids now, although the
+        messages are inserted here only after its COMMIT.
+        """
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            inserted = await connection.begin_nested()
+            savepoint = await connection.begin_nested()
             ids = await insert(connection)
-            await inserted.rollback()
+            await savepoint.rollback()
             if last_id := max((id_ for id_ in ids if id_ is not None), default=None):
                 await connection.exec_driver_sql(
                     "DELETE FROM sqlite_sequence WHERE name = ?", (table,)
@@ -230,6 +235,9 @@ class TestDatabase:
         self, reserved_ids: Sequence[int], insert: "InsertFunction", table: str
     ) -> list[int]:
         """Insert messages with the ids that their publishers have already received.
+
+        The rows get new ids first. These are then replaced in the table, in the outbox and in the
+        records of messages with a lookup value.
 
         Returns:
             The ids of the messages that were inserted.
@@ -269,7 +277,10 @@ def _get_outbox_name(config: SqlBrokerSchemaConfig) -> str:
 
 
 def _create_tables(path: str, config: SqlBrokerSchemaConfig) -> None:
-    """Create missing tables, and a table that keeps every message as published."""
+    """Create missing tables, and the outbox: a table that keeps every message as published.
+
+    A trigger copies each new message, because the message's row changes and goes away.
+    """
     outbox = _get_outbox_name(config)
     message = config.message_table_name
     columns = ", ".join(COPIED_COLUMNS)
@@ -289,7 +300,7 @@ def _create_tables(path: str, config: SqlBrokerSchemaConfig) -> None:
 
 @cache
 def _build_script(config: SqlBrokerSchemaConfig) -> str:
-    """Build a script that creates empty tables in milliseconds."""
+    """Build a script that creates empty tables in milliseconds; cached for all tests."""
     with tempfile.TemporaryDirectory(prefix="sqlbroker-test-") as folder:
         path = f"{folder}/template.db"
         _create_tables(path, config)
@@ -302,6 +313,7 @@ def _build_script(config: SqlBrokerSchemaConfig) -> str:
 
 
 def _get_path(engine: AsyncEngine) -> str:
+    """Return the file of the application's engine; refuse anything but a SQLite file."""
     name = engine.dialect.name
     path = engine.url.database
     if name != "sqlite" or not path or ":memory:" in path or isinstance(engine.pool, StaticPool):

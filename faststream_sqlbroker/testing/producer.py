@@ -57,9 +57,10 @@ class FakeProducer(SqlBrokerProducer):
         return ids
 
     def _register_record(self, cmd: "SqlBrokerPublishCommand", ids: Sequence[int | None]) -> None:
-        """Register messages of a publisher to be recorded after the commit.
+        """Prepare to record the messages of a publisher as its calls, once they are committed.
 
-        Only messages that the publisher's subscriber does not get are recorded this way.
+        Only needed for messages that the publisher's own subscriber, which otherwise records them,
+        does not get.
         """
         records = self._publisher.records
         for message_id in ids:
@@ -69,6 +70,11 @@ class FakeProducer(SqlBrokerProducer):
                 records[message_id] = partial(self._record_call, cmd.publisher)
 
     async def _record_call(self, publisher: Any, message_id: int) -> None:
+        """Record a published message as a call of its publisher.
+
+        Called after the commit. A message in the queue of the publisher's own subscriber is
+        skipped: that subscriber records it.
+        """
         test_publisher = self._publisher
         for row in test_publisher.pump.database.list_published(
             test_publisher.table, None, message_id
@@ -97,7 +103,7 @@ class FakePublisher(Publisher):
         self.pump = pump
         self._negative_ids = count(1)
         self.recorded_queues: dict[Any, str] = {}
-        """Of each publisher the queue whose messages it records as they are handled; "" for none.
+        """By publisher: the queue whose handled messages count as its calls, or "" for none.
         """
         self.records: dict[int | None, Callable[[int], Awaitable[None]]] = {}
         """Record messages of publishers, by id."""
@@ -116,13 +122,22 @@ class FakePublisher(Publisher):
 
     @override
     def _get_count_connection(self, connection: Any) -> Any:
-        """Return the connection to count on; None, a separate one, for the private database."""
+        """Return the connection that counts due messages for `max_depth`; None for a new one.
+
+        Only in the engine passed to TestSqlBroker can the caller's transaction see the messages.
+        """
         return connection if self.pump.database.is_external else None
 
     @override
     async def _write(
         self, rows: Sequence[NewMessage], *, connection: Any = None
     ) -> list[int | None]:
+        """Insert the rows; delay their delivery until the caller's transaction commits.
+
+        In the engine passed to TestSqlBroker the caller's transaction itself inserts the rows. For
+        a transaction of another database only ids are reserved, and the rows are inserted after its
+        COMMIT.
+        """
         if connection is None or not rows:
             return await super()._write(rows, connection=None)
         async_connection: Any = connection
@@ -149,6 +164,7 @@ class FakePublisher(Publisher):
         return ids
 
     async def _insert_reserved(self, reserved: "Sequence[tuple[int, NewMessage]]") -> None:
+        """Insert messages after the caller's COMMIT, with the ids it already got; deliver them."""
         ids, rows = zip(*reserved, strict=True)
         database = self.pump.database
         insert = partial(self._store.insert_in, rows=rows)
@@ -156,9 +172,10 @@ class FakePublisher(Publisher):
 
     @override
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
-        """Return negative ids for messages that are held back.
+        """Insert the rows of synchronous code like `_write`.
 
-        Without an event loop no ids can be reserved in the database.
+        Rows that are inserted after the COMMIT get negative ids, because without an event loop no
+        ids can be reserved in the database.
         """
         sync_connection = (
             connection if isinstance(connection, Connection) else connection.connection()
@@ -234,13 +251,14 @@ class TestRequests(Requests):
         )
 
     async def _withdraw(self, ids: Sequence[int | None]) -> None:
-        """Remove an ended request: requests do not expire in the time of the test."""
+        """Remove a request whose caller stopped waiting: it does not expire in virtual time."""
         publisher = self._publisher
         request_ids = [id_ for id_ in ids if id_ is not None]
         await publisher.pump.database.remove_messages(publisher.table, request_ids)
 
 
 def _is_for(reply: ClaimedMessage, address: ReplyAddress, correlation_id: str | None) -> bool:
+    """Return True if `reply` answers the request: by its reply id, or else its correlation id."""
     reply_id = reply.headers.get(REPLY_ID)
     if reply_id is None:
         return correlation_id == reply.headers.get("correlation_id")

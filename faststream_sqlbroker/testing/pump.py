@@ -33,8 +33,8 @@ MAX_DELIVERIES = 10_000
 """Maximum number of deliveries of one call of `run_due`."""
 MAX_CHAIN = 100
 """Maximum number of deliveries at one time of which each is caused by the previous one: handlers
-that wait for what they publish, replies to replies, retries without a delay. A longer chain is a
-circle.
+that wait for what they publish, replies to replies, retries without a delay. A longer chain counts
+as endless.
 """
 _nesting_depth: ContextVar[int] = ContextVar("sqlbroker_test_nested", default=0)
 
@@ -90,7 +90,11 @@ class BrokerMember:
 
 
 class _ChainLengths:
-    """Counts the deliveries of one `run_due` between a message and the original cause."""
+    """Measures chains of messages: a delivery publishes a message whose delivery publishes another.
+
+    A chain that grows without an advance of time is a loop of handlers or a retry without a delay.
+    Counts belong to one call of `run_due`.
+    """
 
     def __init__(self, last_ids: dict[str, int]) -> None:
         """Start a count; `last_ids` has the last id of each table."""
@@ -99,8 +103,10 @@ class _ChainLengths:
         self._lengths: dict[tuple[str, int], int] = {}
 
     def add(self, delivery: RunningDelivery, last_id: int) -> int:
-        """Return the length of the chain that ends with `delivery`; `last_id` is the table's
-        current one.
+        """Return the length of the chain that ends with `delivery`.
+
+        `last_id` is the table's last id now. Every message with an id since the previous call
+        counts as published by this delivery.
         """
         self.count += 1
         table = delivery.consumer.table
@@ -113,7 +119,11 @@ class _ChainLengths:
 
 
 class Pump:
-    """Runs the subscribers of a test."""
+    """Runs the subscribers of a test in place of their loops.
+
+    It claims the next due message of all subscribers and runs its handler, one delivery after
+    another, until nothing is due. Time passes only by the clock.
+    """
 
     def __init__(
         self, clock: VirtualClock, database: TestDatabase, tables: Collection[str]
@@ -123,21 +133,21 @@ class Pump:
         self.clock = clock
         self.database = database
         self.held_publishes = HeldPublishes()
-        """What is published once its transaction is committed."""
+        """Publishes that wait for the COMMIT of their transactions."""
         self.members: list[BrokerMember] = []
         self._consumers: list[SteppedConsumer] = []
         self._deliveries: dict[asyncio.Task[None], RunningDelivery] = {}
         self._claiming = asyncio.Lock()
         self._shielded = ShieldedCalls()
         self._blocked_consumers: set[SteppedConsumer] = set()
-        """Those whose claims have found nothing, until something changes."""
+        """Subscribers whose last claim found no message; cleared when anything changes."""
         self._poll_at: dict[SteppedConsumer, int] = {}
         self._awaited: set[tuple[str, int]] = set()
         self._failures: list[HandlerFailure] = []
         self._attempts: list[Attempt] = []
         self._closed = False
         self._is_endless = False
-        """Whether deliveries go in a circle, and some of their handlers still run."""
+        """True while handlers of an endless chain of deliveries still run."""
 
     # -- who takes part ------------------------------------------------------------------------
 
@@ -184,8 +194,9 @@ class Pump:
     # -- deliver -------------------------------------------------------------------------------
 
     async def deliver_published(self, ids: Collection[int | None], table: str) -> None:
-        """Deliver the messages `ids` and all due messages; raise the errors of their first
-        attempts.
+        """Deliver the messages `ids` and all other due messages, for a publish in a test.
+
+        Raise the first error of their first attempts, as if the handler ran inside the publish.
         """
         own_keys = {(table, message_id) for message_id in ids if message_id is not None}
         self._blocked_consumers = set()
@@ -204,7 +215,10 @@ class Pump:
         self._raise_first_failure(own_keys, failure_count)
 
     def _raise_first_failure(self, own_keys: set[tuple[str, int]], start: int) -> None:
-        """Raise the first failure from index `start` on that no other publisher waits for."""
+        """Raise the first unreported error from index `start` on, as the publish's own error.
+
+        The error of a message that another publisher waits for is left to that publisher.
+        """
         for failure in self._failures[start:]:
             if failure.is_reported or not failure.is_first_attempt:
                 continue
@@ -230,6 +244,7 @@ class Pump:
                 await asyncio.sleep(POLL_INTERVAL)
 
     def _list_running(self, time_follows: bool) -> list[RunningDelivery]:
+        """Return the deliveries that can end without an advance of time."""
         return [
             delivery
             for delivery in self._deliveries.values()
@@ -237,15 +252,20 @@ class Pump:
         ]
 
     def _is_running(self, delivery: RunningDelivery, time_follows: bool) -> bool:
-        """Return True if the delivery continues without time that passes."""
+        """Return True if the delivery can end without an advance of time.
+
+        `time_follows` is True if the caller advances time next.
+        """
         task = delivery.task
         return not task.done() and not self.clock.is_waiting_for_time(task, within=time_follows)
 
     async def _wait_for_blocking_handler(
         self, own_keys: Collection[tuple[str, int]], table: str
     ) -> bool:
-        """Wait for the end of a handler that blocks any of `own_keys`; False without such a
-        handler.
+        """Wait for a running handler if a due message of `own_keys` still has no lease.
+
+        Such a message is blocked by a policy, its order or a busy worker. Return False if no
+        handler runs that could unblock it, or no message is blocked.
         """
         now = self.clock.microseconds
         live = self.database.list_live(table)
@@ -267,7 +287,10 @@ class Pump:
         return True
 
     async def _wait_until_ended(self, own_keys: set[tuple[str, int]]) -> None:
-        """Wait until no other task runs a handler on any of `own_keys`."""
+        """Wait until no other task runs a handler on any of `own_keys`.
+
+        A nested or concurrent `run_due` may have started these deliveries.
+        """
         current = asyncio.current_task()
         for task, delivery in list(self._deliveries.items()):
             if delivery.keys & own_keys and task is not current:
@@ -275,6 +298,9 @@ class Pump:
 
     async def run_due(self, *, limit: float | None = None) -> bool:
         """Deliver all due messages until there are no more; return True if there were any.
+
+        Called after each publish and each jump of the clock. A handler that publishes calls it
+        again inside its own delivery.
 
         Args:
             limit: Maximum real seconds of a handler.
@@ -286,7 +312,7 @@ class Pump:
         if self._closed:
             return False
         depth = _nesting_depth.get()
-        # Once the circle is detected, all handlers that wait for each other give up.
+        # Once an endless chain is detected, all handlers that wait for each other give up.
         self._is_endless = bool(self._deliveries) and (self._is_endless or depth > MAX_CHAIN)
         self._check_endless()
         for member in self.members:
@@ -304,6 +330,7 @@ class Pump:
         return chains.count > 0
 
     def _check_endless(self) -> None:
+        """Raise AssertionError if `run_due` has detected an endless chain of deliveries."""
         if self._is_endless:
             raise AssertionError(
                 f"deliveries do not end at {self.clock.now:%H:%M:%S.%f}: handlers publish to each "
@@ -311,7 +338,10 @@ class Pump:
             )
 
     async def _deliver_next(self, limit: float | None) -> RunningDelivery | None:
-        """Deliver the first due message; return the delivery, or None if no message may start."""
+        """Deliver the first due message; return the delivery, or None if no message may start.
+
+        A claimed message either joins a batch that still waits for messages, or starts a delivery.
+        """
         async with self._claiming:
             claimed = await self._shielded.run(self._claim_next(), self._release_claims)
             if claimed is None:
@@ -334,10 +364,12 @@ class Pump:
             await consumer.release_waiting()
 
     async def _claim_next(self) -> tuple[SteppedConsumer, RunningDelivery | None] | None:
-        """Claim the first due message; return the subscriber, and the waiting delivery that takes
-        it.
+        """Claim the first due message of all subscribers; return its subscriber.
 
-        None if no message may start.
+        The second value is a batch that still waits for messages and takes this one, or None. A
+        subscriber whose claim finds nothing is blocked until something changes, although its
+        messages are due: a policy, for example, holds them back. Return None if no message may
+        start.
         """
         while True:
             if (
@@ -354,14 +386,14 @@ class Pump:
                 for consumer in reversed(self._consumers)
                 if consumer not in self._blocked_consumers
             ]
-            heads = [
+            candidates = [
                 (due, consumer)
                 for consumer in unblocked
                 if (due := next(consumer.iter_due(now), None)) is not None
             ]
-            if not heads:
+            if not candidates:
                 return None
-            _, consumer = min(heads, key=lambda head: head[0][:3])
+            _, consumer = min(candidates, key=lambda candidate: candidate[0][:3])
             blocked_consumers = self._blocked_consumers
             poll_delay = await consumer.claim(now)
             self._poll_at.pop(consumer, None)
@@ -374,7 +406,10 @@ class Pump:
                 self._poll_at[consumer] = now + round(poll_delay * 1_000_000)
 
     def _join_batch(self, consumer: SteppedConsumer) -> RunningDelivery | None:
-        """Return the batch whose worker takes the claimed rows next, if any."""
+        """Return the started batch that takes the claimed rows, if one still waits for messages.
+
+        With `batch_max_wait` a handler's batch is filled over several claims before it runs.
+        """
         gathering = consumer.inflight.first_pending_batch
         if gathering is None or gathering.task not in self._deliveries:
             return None
@@ -383,6 +418,7 @@ class Pump:
         return delivery
 
     def _start(self, consumer: SteppedConsumer) -> RunningDelivery:
+        """Start a task that runs the handler on the claimed rows."""
         rows = consumer.list_waiting() if consumer.settings.batch else consumer.list_waiting()[:1]
         task = asyncio.create_task(self._deliver(consumer), name=consumer.title)
         delivery = self._deliveries[task] = RunningDelivery(consumer, task)
@@ -391,12 +427,14 @@ class Pump:
         return delivery
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        """Forget an ended delivery; retrieve its exception so asyncio does not log it."""
         del self._deliveries[task]
         if not task.cancelled():
             task.exception()
         self.clock.notify_change()
 
     async def _deliver(self, consumer: SteppedConsumer) -> None:
+        """Run one delivery, and record its attempts for `drain`; the body of its task."""
         _nesting_depth.set(_nesting_depth.get() + 1)
         clocks.current_delivery.set(asyncio.current_task())
         try:
@@ -411,6 +449,10 @@ class Pump:
                 self._record_attempt(row, delivery)
 
     def _record_attempt(self, row: ClaimedMessage, delivery: RunningDelivery) -> None:
+        """Add an attempt to the report of `drain`, with the error of its handler.
+
+        The error of handler_timeout is found in the outcome, because no handler raised it.
+        """
         outcome = row.outcome
         error = getattr(outcome, "error", None)
         if delivery.failure is None and isinstance(error, TimeoutError):
@@ -433,7 +475,10 @@ class Pump:
     async def _wait_for(
         self, delivery: RunningDelivery, limit: float | None, *, time_follows: bool = False
     ) -> None:
-        """Wait until the delivery has ended, or waits for time to pass."""
+        """Wait until the delivery has ended, or waits for time to pass.
+
+        If the waiting task is cancelled, the handler is cancelled, too.
+        """
         clock = self.clock
         deadline = None if limit is None else asyncio.get_running_loop().time() + limit
         ids = ", ".join(map(str, sorted(delivery.attempts)))
@@ -453,6 +498,10 @@ class Pump:
     # -- what time does ------------------------------------------------------------------------
 
     async def _run_schedules(self, member: BrokerMember) -> None:
+        """Publish the messages of the schedules that are due, and store the next fire time.
+
+        The next time is at least 1 ms away, because at the same time `advance` would never end.
+        """
         now = self.clock.microseconds
         if member.fires_at is not None and member.fires_at <= now:
             fires_at = await member.scheduler.fire_due()
@@ -461,6 +510,11 @@ class Pump:
             )
 
     async def _process_leases(self) -> None:
+        """Do the work that the loops of a broker do when time has passed.
+
+        Renew leases of running handlers, release expired leases, refresh pauses, and wake callers
+        that wait for messages.
+        """
         now = self.clock.microseconds
         for consumer in self._consumers:
             await consumer.renew_leases()
@@ -478,15 +532,15 @@ class Pump:
                 member.wakeups.wake_all()
 
     def get_next_time(self) -> int | None:
-        """Return the time of the next event after now, in microseconds since 1970."""
+        """Return the time of the next event after now, in microseconds since 1970, or None."""
         now = self.clock.microseconds
         return min((time for time in self._iter_event_times(now) if time > now), default=None)
 
     def _iter_event_times(self, now: int) -> Iterator[int]:
-        """Yield the times of events.
+        """Yield the times of all known future events, for `get_next_time`.
 
-        A claim may find more, a schedule fires, a pause ends, a message is due that a subscriber or
-        a caller waits for, a lease ends, or a lease is to be renewed.
+        A claim may find more messages, a schedule fires, a pause ends, a message becomes due for a
+        subscriber or a waiting caller, a lease ends, or a lease must be renewed.
         """
         yield from self._poll_at.values()
         for member in self.members:
@@ -561,6 +615,7 @@ class Pump:
         ]
 
     def _describe_row(self, row: LiveRow, running: Collection[int]) -> Waiting:
+        """Describe why a live message waits: it runs, is not due yet, or something blocks it."""
         until = from_microseconds(row.due if row.lease_ends_at is None else row.lease_ends_at)
         if row.lease_ends_at is not None:
             reason = "is being handled and leased" if row.id in running else "is leased"

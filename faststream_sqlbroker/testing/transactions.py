@@ -41,12 +41,20 @@ class HeldPublishes:
         return sum(len(pending.callbacks) for pending in self._pending.values())
 
     def hold(self, connection: Connection, commit: CommitCallback) -> None:
-        """Call `commit` in the event loop after the transaction of `connection`."""
+        """Call `commit` in the event loop once the transaction of `connection` has committed.
+
+        After a rollback it is not called.
+        """
         if connection not in self._pending:
             self._listen(connection)
         self._pending[connection].callbacks.append((_get_savepoint_number(connection), commit))
 
     def _listen(self, connection: Connection) -> None:
+        """Start to observe the transactions of `connection`.
+
+        Only a commit makes its publishes visible to handlers. A rollback discards all of them, and
+        the rollback of a savepoint discards the publishes since that savepoint.
+        """
         pending = self._pending[connection] = _PendingPublishes()
 
         def on_commit(_connection: Connection) -> None:
@@ -76,6 +84,7 @@ class HeldPublishes:
     def _start_commit(
         self, connection: Connection, transaction: Any, commits: Sequence[CommitCallback]
     ) -> None:
+        """Run the callbacks of a committed transaction in a task of the test's event loop."""
         task = asyncio.get_running_loop().create_task(
             self._commit(connection, transaction, commits)
         )
@@ -85,6 +94,10 @@ class HeldPublishes:
     async def _commit(
         self, connection: Connection, transaction: Any, commits: Sequence[CommitCallback]
     ) -> None:
+        """Wait until the COMMIT has ended, then run the callbacks if it succeeded.
+
+        SQLAlchemy announces a commit before the database has executed it.
+        """
         try:
             while transaction.is_active:
                 await asyncio.sleep(POLL_INTERVAL)

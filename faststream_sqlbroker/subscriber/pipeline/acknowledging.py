@@ -98,7 +98,10 @@ class Acknowledger:
     async def _acknowledge(
         self, row: Any, message: Any, error: BaseException | None, failure: BaseException | None
     ) -> bool:
-        """Acknowledge after `failure`, raised while logging, or else after `error`."""
+        """Acknowledge by the ack policy after an error; return True if the error was handled.
+
+        `failure` was raised while logging and takes precedence over `error`, the handler's.
+        """
         if self._make_ack is not None:
             ack: Any = self._make_ack(row, context=self._context)
             ack.message = message

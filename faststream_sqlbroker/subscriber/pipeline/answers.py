@@ -66,7 +66,10 @@ def _is_body_alone(response: Response) -> bool:
 
 
 def _find_plain_producer(publisher: Any) -> SqlBrokerProducer | None:
-    """Return the producer if only a publisher of this package takes part in the answer."""
+    """Return the producer if the publisher's answer needs nothing but its row, or None.
+
+    With middlewares, a custom codec, a test or another broker, FastStream publishes the answer.
+    """
     if not _is_own_publisher(publisher):
         return None
     outer = publisher._outer_config
@@ -78,6 +81,7 @@ def _find_plain_producer(publisher: Any) -> SqlBrokerProducer | None:
 
 
 def _is_own_publisher(publisher: Any) -> bool:
+    """Return True if neither a test nor the application has changed how it publishes."""
     return (
         publisher.__class__ is QueuePublisher
         and not publisher.is_test

@@ -88,7 +88,7 @@ def _has_nested(dependencies: ResolvedDependencies) -> bool:
 
 
 class _SolvedCall:
-    """Calls a handler with all kinds of arguments."""
+    """Calls a handler that takes dependencies, context values or validated arguments."""
 
     def __init__(
         self,
@@ -110,6 +110,11 @@ class _SolvedCall:
         self._load = load
 
     async def call_compiled(self, message: Any) -> Any:
+        """Decode the body, build the arguments and call the handler.
+
+        Rare cases, such as overridden dependencies or an unsuitable body, are left to FastDepends,
+        which then behaves and fails as documented.
+        """
         # Overrides exist only during a test, so FastDepends applies them.
         if self._dependencies and self._provider.overrides:
             return await self._handler._wrapped_call(message)
@@ -136,6 +141,10 @@ class _SolvedCall:
         raise AssertionError("unreachable")
 
     async def _call(self, values: Values, stack: AsyncExitStack | None) -> Any:
+        """Solve the dependencies, validate the arguments, call the handler and check its result.
+
+        `stack` closes dependencies that are context managers; None if there are none.
+        """
         arguments = self._arguments
         if self._dependencies:
             await self._dependencies.add(values, stack, {})
@@ -144,9 +153,10 @@ class _SolvedCall:
 
 
 def _is_argument_mapping(body: Any) -> bool:
-    """Return True if each value of `body` may be an argument.
+    """Return True if each value of `body` may be an argument of the handler.
 
-    A decoder may return keys that are not text.
+    A decoder may return keys that are not text. Names of FastDepends' own parameters are not
+    allowed either.
     """
     return (
         isinstance(body, Mapping)
@@ -185,7 +195,11 @@ def _make_unchecked_call(
     *,
     copies: bool,
 ) -> HandlerCall:
-    """Return a call for a handler that takes nothing from the context, or only the message."""
+    """Return a call that passes the body without validation, with the message if requested.
+
+    `copies` is True for a body annotated as dict, of which Pydantic would only make a copy. `names`
+    are the parameters that receive the message.
+    """
     call = arguments.call
     respond = arguments.respond
     repository = get_local_repository(context)

@@ -68,9 +68,9 @@ def is_decode_replaced(message: Any) -> bool:
 
 
 def make_quick_parse(parser: SqlBrokerParser) -> Parse:
-    """Return a function like `parser.parse` that mostly avoids the constructor.
+    """Return a function like `parser.parse` that mostly avoids FastStream's constructor.
 
-    Return `parser.parse` itself if the constructor would create a different message.
+    Both are compared on samples. If their messages differ, `parser.parse` itself is returned.
     """
     parse_fully = parser.parse
 
@@ -98,8 +98,10 @@ def _make_message(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMess
     correlation_id = headers.get(CORRELATION_ID)
     if not correlation_id or correlation_id.__class__ is not str:
         # Like `get_correlation_id`, without the call.
-        holder = row.services
-        correlation_id = message_id if holder is None else holder.correlation_ids.build_id(row.id)
+        services = row.services
+        correlation_id = (
+            message_id if services is None else services.correlation_ids.build_id(row.id)
+        )
     message = SqlBrokerMessage.__new__(SqlBrokerMessage)
     message.__dict__ = {
         "raw_message": row,
@@ -137,6 +139,7 @@ _HOLDER = HandlerServices(
 
 
 def _make_sample(headers: str) -> ClaimedMessage:
+    """Create a row with `headers` to compare the two ways of creating its message."""
     timestamp = datetime(2026, 1, 1, tzinfo=timezone.utc)
     row = ClaimedMessage(
         *(1, "queue", b"{}", headers, 0, None, 0, 1, 1, timestamp, timestamp),

@@ -35,7 +35,11 @@ from faststream_sqlbroker.subscriber.transactions import TRANSACTION
 
 
 class Guard:
-    """Checks before each message of a subscriber."""
+    """Checks before each message that nothing has changed since the pipeline was compiled.
+
+    FastStream reads its configuration for each message, and the compiled pipeline has copied it. A
+    change therefore needs FastStream's pipeline, or a new compilation.
+    """
 
     __slots__ = (
         *(
@@ -113,14 +117,15 @@ class Guard:
         )
 
     def is_temporary(self) -> bool:
-        """Return True if a temporary condition requires FastStream's pipeline.
+        """Return True if a condition that ends by itself requires FastStream's pipeline.
 
-        The condition is a test, or the transaction of another message.
+        The condition is a test, or the transaction of another message. Compiling again would not
+        help.
         """
         return self._handler.is_test or (current_transaction.get() is None) is self._transactional
 
     def is_unchanged(self) -> bool:
-        """Return True if nothing has changed."""
+        """Return True if nothing that the compiled pipeline has copied has changed."""
         return (
             self._has_same_handler()
             and self._scopes.is_unchanged()
@@ -129,6 +134,7 @@ class Guard:
         )
 
     def _has_same_handler(self) -> bool:
+        """Return True if the subscriber still has the same single handler, options and methods."""
         item = self._item
         calls = self._calls.data
         return (
@@ -144,6 +150,7 @@ class Guard:
         )
 
     def _has_same_configuration(self) -> bool:
+        """Return True if broker and routers have the same middlewares, context and logger."""
         for composition, configs in self._compositions:
             if composition.configs is not configs:
                 return False
@@ -160,6 +167,7 @@ class Guard:
         return broker.fd_config.context is self._context and broker.logger is self._state
 
     def _has_same_dependencies(self) -> bool:
+        """Return True if the dependencies that were looked up are still the current ones."""
         # A rebuilt dependency is another model under the same key.
         dependencies = self._provider.dependencies
         return all(dependencies.get(key) is model for key, model in self._dependencies)
@@ -245,6 +253,10 @@ class CompiledHandler:
             await self._subscriber.handle_error(row, error)
 
     async def _run_fallback(self, row: Any) -> None:
+        """Handle a message that the guard refused: compile again, or use FastStream's pipeline.
+
+        `MAX_CHANGES` limits the number of compilations while the subscriber runs.
+        """
         guard = self._guard
         # A test or another message's transaction ends by itself. Compiling for it would use up the
         # allowed changes.
@@ -257,6 +269,10 @@ class CompiledHandler:
         await self._subscriber.consume(row)
 
     def _compile(self) -> None:
+        """Compile the pipeline; if that is not possible, store the reason and use FastStream's.
+
+        Called at the start, and again after a change that the guard has noticed.
+        """
         # If anything fails from here on, FastStream's pipeline is used.
         self._process = None
         self._guard = None
@@ -268,6 +284,11 @@ class CompiledHandler:
             self.reason = str(reason)
 
     def _select_pipeline(self) -> None:
+        """Check that the subscriber is supported, and assemble its compiled pipeline.
+
+        The compiled pipeline processes a message as FastStream's does, but all choices that
+        FastStream makes for each message are made here once.
+        """
         if get_selected_pipeline() == GENERIC:
             raise NotCompiled(f"{VARIABLE}={GENERIC}")
         subscriber = self._subscriber
@@ -299,6 +320,10 @@ class CompiledHandler:
     def _make_call(
         self, item: Any, injection: Any, dependencies: ResolvedDependencies
     ) -> HandlerCall:
+        """Return the compiled call of the handler, or FastDepends' own call.
+
+        The second is slower, but supports all kinds of parameters.
+        """
         try:
             self._check_known(ARGUMENTS, "FastDepends builds the arguments of handlers")
             return compile_call(item, injection, make_loader(item.decoder), dependencies)
@@ -310,7 +335,10 @@ class CompiledHandler:
             return wrapped
 
     def _check_known(self, group: str, instead: str) -> None:
-        """Refuse to compile from unknown functions; warn the first time.
+        """Refuse to replace functions of `group` whose source is not known; warn the first time.
+
+        A new version of FastStream may have changed them. `instead` describes the fallback in the
+        log.
 
         Raises:
             NotCompiled: functions of `group` are not known.
@@ -350,6 +378,7 @@ _PARSERS = (SqlBrokerParser.parse_message, SqlBrokerBatchParser.parse_batch)
 
 
 def _make_parts(subscriber: Any, item: Any, scopes: Scopes, call: HandlerCall) -> Parts:
+    """Collect the parts of the compiled pipeline for a subscriber with one handler."""
     outer = subscriber._outer_config
     is_batch = subscriber.config.settings.batch
     return Parts(
@@ -371,7 +400,7 @@ def _make_parts(subscriber: Any, item: Any, scopes: Scopes, call: HandlerCall) -
 
 
 def _make_log_context(subscriber: Any) -> Callable[[Any], dict[str, str]]:
-    """Return `subscriber.get_log_context`, specialized for the message of a row."""
+    """Return a faster `subscriber.get_log_context` for the message of a single row."""
     queues = ",".join(subscriber.queues)
 
     def log_context(message: Any) -> dict[str, str]:

@@ -138,6 +138,7 @@ def _get_validator(serializer: Serializer | None) -> Callable[[Values], Any] | N
 
 
 def _get_result_validator(model: CallModel) -> Callable[[Any], Any] | None:
+    """Return the function that validates the result; None if every result is valid."""
     serializer = model.serializer
     if serializer is None or model.is_generator:
         return None
@@ -161,9 +162,9 @@ def is_any_object(model: CallModel, name: str) -> bool:
 
 
 def _get_field(model: CallModel, name: str) -> Any:
-    """Return Pydantic's required field `name` without constraints, or None.
+    """Return Pydantic's required field `name`, or None if it has constraints or a default.
 
-    None, too, if the model has another serializer.
+    None, too, if the model has another serializer, which may validate differently.
     """
     if _get_validator(model.serializer) is None:
         return None

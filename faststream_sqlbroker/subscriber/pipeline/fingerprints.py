@@ -53,10 +53,11 @@ def get_selected_pipeline() -> str:
 
 
 def find_unknown(group: str) -> list[str]:
-    """Return the functions of `group` that may not be replaced.
+    """Return the functions of `group` that the compiled pipeline must not replace.
 
-    These are the names of functions that do not belong to the library; or, if all do, a text with
-    the versions whose functions differ.
+    It replaces only functions whose behavior it reproduces: the library's own functions, with a
+    known digest. The result has the names of functions that do not belong to the library; or, if
+    all do, a text with the versions whose functions differ.
     """
     group_digests = list(iter_digests(group))
     if foreign := [name for name, digest in group_digests if not digest]:
@@ -114,6 +115,7 @@ def _get_library(module: str) -> str:
 
 
 def _get_function(owner: Any, name: str) -> Any:
+    """Return the function, or the getter of a property, without binding it to its owner."""
     attribute = inspect.getattr_static(owner, name, None)
     return attribute.fget if isinstance(attribute, property) else attribute
 
@@ -159,7 +161,10 @@ def _parse_function(function: FunctionType) -> ast.Module:
 
 
 def _render_tree(node: Any) -> str:
-    """Render a syntax tree as text that is the same in every version of Python."""
+    """Render a syntax tree as text that is the same in every version of Python.
+
+    The digest of this text shows whether a library's function has changed.
+    """
     if isinstance(node, list):
         return (
             "["
@@ -180,7 +185,10 @@ def _render_tree(node: Any) -> str:
 
 
 def _is_docstring(node: Any) -> bool:
-    # Any string that is a statement of its own has no effect.
+    """Return True for a docstring, or any other string that is a statement of its own.
+
+    Such strings have no effect, so a digest must not depend on them.
+    """
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

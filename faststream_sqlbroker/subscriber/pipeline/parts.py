@@ -44,7 +44,7 @@ class Parts:
 
 
 class Plain:
-    """Runs the handler on single rows."""
+    """Runs the handler on single rows, for subscribers without middlewares."""
 
     __slots__ = (
         *("_acks", "_answers", "_call", "_decoder", "_acknowledging", "_lock"),
@@ -101,7 +101,7 @@ class Plain:
 
 
 class Wrapped:
-    """Runs the handler inside of middlewares, entered and left as by FastStream."""
+    """Runs the handler on rows or batches inside of middlewares, in FastStream's order."""
 
     __slots__ = ("_middlewares", "_parts")
 
