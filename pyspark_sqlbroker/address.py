@@ -132,6 +132,11 @@ def parse_address(url: str | URL) -> Address:
 
 
 def _check_options(kind: str, url: URL) -> None:
+    """Refuse URL options that JDBC does not know, and Unix sockets, which Java cannot use.
+
+    Options of the broker's own drivers that do not affect reading are ignored, so that one URL
+    serves the broker and its readers.
+    """
     socket = url.query.get("unix_socket") or url.query.get("host")
     if socket is not None:
         raise SetupError(
@@ -147,10 +152,15 @@ def _check_options(kind: str, url: URL) -> None:
 
 
 def _get_text(value: Any) -> str:
+    """Return an option's value; of an option that the URL repeats, the last value."""
     return value if isinstance(value, str) else str(value[-1])
 
 
 def _build_postgresql(url: URL, options: dict[str, str]) -> Address:
+    """Convert the URL for pgjdbc and psycopg.
+
+    asyncpg's option `ssl` becomes libpq's `sslmode`, unless the URL has both.
+    """
     if "ssl" in options:
         mode = options.pop("ssl")
         options.setdefault("sslmode", _SSL_MODES.get(mode.lower(), mode))
@@ -168,6 +178,7 @@ def _build_postgresql(url: URL, options: dict[str, str]) -> Address:
 
 
 def _build_mysql(url: URL, options: dict[str, str]) -> Address:
+    """Convert the URL for MariaDB's Java driver, which serves MySQL too, and for PyMySQL."""
     options.pop("charset", None)  # always utf8mb4
     # MariaDB's driver under its own scheme makes Spark quote names as strings: filters then match
     # nothing.
@@ -189,7 +200,7 @@ def _build_mysql(url: URL, options: dict[str, str]) -> Address:
 
 
 def _parse_connect_timeout(value: str) -> int:
-    """Parse whole seconds: Python's driver takes no fractions, and no 0."""
+    """Parse the option connect_timeout: whole seconds, at least 1, as PyMySQL needs."""
     if not re.fullmatch(r"[0-9]{1,6}", value) or int(value) == 0:
         raise SetupError(
             "the URL option connect_timeout must be whole seconds from 1 to 999999, such as "
@@ -199,6 +210,7 @@ def _parse_connect_timeout(value: str) -> int:
 
 
 def _build_sqlite(url: URL) -> Address:
+    """Convert the path of a file; refuse databases that no other process can open."""
     database = url.database
     if not database or database == ":memory:" or database.startswith("file:"):
         raise SetupError(
@@ -213,7 +225,7 @@ def _build_sqlite(url: URL) -> Address:
 
 
 def _parse_timeout(url: URL) -> float:
-    """Return the seconds to wait for a lock of the file."""
+    """Return the seconds that SQLite's drivers wait for a lock of the file."""
     value = _get_text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", value):
         raise SetupError(
@@ -230,6 +242,7 @@ def _build_file_url(path: Path, timeout: float) -> URL:
 
 
 def _get_credentials(url: URL) -> dict[str, str]:
+    """Return user and password as JDBC properties, which keeps both out of the JDBC URL."""
     credentials = {
         "user": url.username,
         "password": None if url.password is None else str(url.password),
@@ -251,7 +264,10 @@ def _build_jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
 
 
 def _check_mysql_name(name: str) -> str:
-    """Return the name unquoted for MariaDB's driver, which does not decode; refuse separators."""
+    """Return the name unquoted, because MariaDB's Java driver decodes no %-escapes.
+
+    Separators are refused: they would end the name, and the rest could set options of the driver.
+    """
     if re.search("[?/#&]", name):
         raise SetupError(
             "the name of a MySQL or MariaDB database must not contain ?, /, # or &, which Java "
@@ -261,5 +277,6 @@ def _check_mysql_name(name: str) -> str:
 
 
 def _build_python_url(url: URL, options: dict[str, str]) -> URL:
+    """Return the URL with the synchronous driver of the readers."""
     kind = DATABASE_KINDS[url.get_backend_name()]
     return url.set(drivername=f"{kind}+{PYTHON_DRIVERS[kind]}", query=options)

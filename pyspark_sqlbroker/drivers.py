@@ -109,7 +109,11 @@ def find_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> DriverJ
 
 
 def _find_latest_jar(kind: str, jars: str | Path | Sequence[str | Path]) -> DriverJar | None:
-    """Return the newest jar of the first source that has any, even if too old."""
+    """Return the newest jar of the first source that has any, even if too old.
+
+    Sources are the user's arguments, the environment variable, Debian's folder and Maven's cache,
+    in this order.
+    """
     driver = DRIVERS[kind]
     for source, paths in _iter_sources(driver, to_paths(jars)):
         matching = [
@@ -124,12 +128,14 @@ def _find_latest_jar(kind: str, jars: str | Path | Sequence[str | Path]) -> Driv
 
 
 def _is_too_old(kind: str, jar: DriverJar) -> bool:
+    """Return True if the jar's version is known and below the driver's minimum."""
     return (
         jar.version != UNKNOWN_VERSION and _parse_version(jar.version) < DRIVERS[kind].min_version
     )
 
 
 def _create_age_error(kind: str, jar: DriverJar) -> SetupError:
+    """Create the error about a jar that is too old."""
     driver = DRIVERS[kind]
     oldest = ".".join(map(str, driver.min_version))
     return SetupError(
@@ -176,7 +182,7 @@ def require_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> Driv
 
 
 def get_hint(kind: str) -> str:
-    """Return a hint how to install a driver."""
+    """Return the remedies for a missing driver, for an error message."""
     driver = DRIVERS[kind]
     return (
         f"install the Debian package {driver.package}, give the jar as jars=[...] or in "
@@ -185,7 +191,10 @@ def get_hint(kind: str) -> str:
 
 
 def _iter_sources(driver: Driver, user_paths: list[Path]) -> Iterator[tuple[str, list[Path]]]:
-    """Yield sources with their jars lazily, so that a folder is read only when needed."""
+    """Yield the sources of jars with their files, in order of preference.
+
+    A generator, so that a folder is read only if no earlier source has the driver.
+    """
     variable = [Path(jar) for jar in os.environ.get(JARS_VARIABLE, "").split(os.pathsep) if jar]
     for source, paths in (("jars", user_paths), (JARS_VARIABLE, variable)):
         missing = [str(path) for path in paths if not path.is_file()]
@@ -200,6 +209,7 @@ def _iter_sources(driver: Driver, user_paths: list[Path]) -> Iterator[tuple[str,
 
 
 def _parse_version(version: str) -> tuple[int, ...]:
+    """Parse a version into numbers to compare; parts that are not numbers are skipped."""
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 

@@ -48,6 +48,7 @@ def parse_time(name: str, value: TimeInput | None) -> datetime | None:
 
 
 def _parse_text(name: str, value: str) -> datetime | date:
+    """Parse ISO 8601 text; a text of ten characters is a date."""
     try:
         return (
             date.fromisoformat(value)

@@ -116,7 +116,7 @@ def _get_running() -> SparkSession | None:
 
 
 def _get_submitted() -> dict[str, str]:
-    """Return spark-submit's settings, which the running Java knows."""
+    """Return the settings of spark-submit; empty if spark-submit did not start this Java."""
     # Without a running Java this would start Java before its options are set.
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
@@ -144,7 +144,10 @@ def merge_settings(defaults: Mapping[str, str], submitted: Mapping[str, str]) ->
 def _resolve(
     kinds: list[str], jars: list[Path], *, packages: bool, strict: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the paths of jars and the coordinates of packages."""
+    """Return the paths of jars, and the Maven coordinates of drivers that Spark is to fetch.
+
+    With `strict` a missing driver is an error, unless packages may be fetched.
+    """
     paths = [str(jar.resolve()) for jar in jars]
     coordinates = []
     for kind in kinds:
@@ -158,6 +161,7 @@ def _resolve(
 
 
 def _build_settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
+    """Return the settings that must be made before Java starts."""
     settings = {
         "spark.driver.extraJavaOptions": UTC_OPTION,
         "spark.executor.extraJavaOptions": UTC_OPTION,
@@ -173,6 +177,7 @@ def _build_settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
 
 
 def _require_drivers(spark: SparkSession, kinds: list[str]) -> None:
+    """Check that the session's Java has the drivers of the given kinds."""
     for kind in kinds:
         require_driver(spark, DRIVERS[kind].class_name, kind)
 

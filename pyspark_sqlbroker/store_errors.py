@@ -47,6 +47,7 @@ def wrap_callback(callback: Callable[[T], Any] | None) -> Callable[[T], None]:
     """
 
     def call(value: T) -> None:
+        """Call the callback, and mark an error as the caller's own."""
         try:
             if callback is not None:
                 callback(value)
@@ -58,7 +59,7 @@ def wrap_callback(callback: Callable[[T], Any] | None) -> Callable[[T], None]:
 
 
 def _format_error(error: Exception) -> str:
-    """Format the source of the error and the message."""
+    """Format who reported the error, and the message."""
     if isinstance(error, SQLAlchemyError):
         return f"the database answered: {_format_line(getattr(error, 'orig', None) or error)}"
     source = "Spark" if isinstance(error, _get_spark_errors()) else "the file system"
@@ -66,7 +67,7 @@ def _format_error(error: Exception) -> str:
 
 
 def _get_spark_errors() -> tuple[type[Exception], ...]:
-    """Return Spark's errors, or none if pyspark, an extra, was not imported."""
+    """Return Spark's error classes; none if pyspark, an extra, was not imported."""
     if "pyspark.sql" not in sys.modules:
         return ()
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra

@@ -114,11 +114,16 @@ def payload_schema(df: DataFrame) -> DataFrame:
 
 
 def _to_ddl(schema: Column) -> Column:
-    """Convert a VARIANT's schema to DDL, which knows no OBJECT."""
+    """Convert the schema of VARIANT values to DDL for `decode_payload`.
+
+    Spark names objects OBJECT<…> there, which DDL does not know. Only the types are replaced, not
+    quoted names of fields.
+    """
 
     # Every second part is the name of a field; a backquote in a name is doubled, so the parity
     # stays.
     def replace_object(part: Column, index: Column) -> Column:
+        """Rename OBJECT to STRUCT, except within the quoted names of fields (odd `index`)."""
         return F.when(
             index % 2 == 0, F.replace(part, F.lit("OBJECT<"), F.lit("STRUCT<"))
         ).otherwise(part)

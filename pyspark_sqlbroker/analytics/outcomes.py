@@ -272,7 +272,11 @@ def dlq_age(
 
 
 def _add_now(dead: DataFrame, times: DataFrame, as_of_time: datetime | None) -> DataFrame:
-    """Add the column now: `as_of_time`, or the latest of `times`; no time of death is later."""
+    """Add the column `now`, the time at which ages are measured.
+
+    It is `as_of_time` if given. Otherwise it is the latest of `times`, and a later `at` is lowered
+    to it.
+    """
     if as_of_time is not None:
         return dead.withColumn("now", F.lit(as_of_time))
     now = F.coalesce(F.max("at"), F.current_timestamp()).alias("now")
@@ -281,7 +285,11 @@ def _add_now(dead: DataFrame, times: DataFrame, as_of_time: datetime | None) -> 
 
 
 def _select_last_rows(df: DataFrame) -> DataFrame:
-    """Return the row of each message that was archived last."""
+    """Keep the latest archived row of each message.
+
+    A lake has several rows of a message that was retried. Without the column id, each row counts as
+    a message.
+    """
     if "id" not in df.columns:
         return df
     last = F.max_by(F.struct("queue", "state", "headers", "archived_at"), "archived_at")
@@ -289,6 +297,7 @@ def _select_last_rows(df: DataFrame) -> DataFrame:
 
 
 def _count_ages() -> list[Column]:
+    """Return a count of dead letters for each range of ages; needs the column age, in seconds."""
     bounds = {
         "under_1h": 0,
         "1h_to_1d": HOUR_SECONDS,
@@ -316,6 +325,11 @@ def _get_origin(name: str) -> Column:
 
 
 def _build_failure(queue: str | Column, reason: str | Column, error: str | Column) -> Column:
+    """Return a struct that describes a failure: queue, reason and error.
+
+    A failure in the message's own queue and a failure before a dead letter queue both take this
+    shape, so that one explode yields both.
+    """
     fields = {"queue": queue, "reason": reason, "error": error}
     return F.struct(
         *(

@@ -141,7 +141,10 @@ def latency_trend(
 
 
 def _check_group_columns(result: str, by: Sequence[str]) -> None:
-    """Check that no grouping column is a column of the result; Spark ignores case."""
+    """Check that no grouping column is a column of the result; Spark ignores case.
+
+    The result would have two columns of one name.
+    """
     result_columns = [field.name for field in RESULTS[result] if field.name != "queue"]
     for name in by:
         if name.lower() in result_columns:
@@ -153,6 +156,11 @@ def _check_group_columns(result: str, by: Sequence[str]) -> None:
 
 
 def _measure_latency(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
+    """Compute the statistics of each phase, grouped by the columns of `by` and the phase.
+
+    Each message becomes three rows, one for each phase of `latency`. A phase that the message does
+    not have is NULL there and is dropped.
+    """
     validate_integer("accuracy", accuracy, maximum=MAX_ACCURACY)
     microseconds = {name: F.unix_micros(F.col(name)) for name in _TIME_COLUMNS}
     # A producer whose clock is ahead may have written a created_at later than the other times.

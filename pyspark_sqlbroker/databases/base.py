@@ -256,14 +256,18 @@ class ArchiveDatabase(ABC):
         return self._cut_range(connection, rows, max_count) if max_count > 1 else ["1=1"]
 
     def _cut_range(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """Return two or more conditions of about the same number of rows, whatever gaps the values
-        have.
+        """Return two or more conditions that each match about the same number of rows.
+
+        The values may have large gaps, so ranges of equal length would not do. The values are
+        halved repeatedly into slices, and the rows of each slice are estimated from samples at both
+        of its ends.
 
         Few rows are read: for times from an index; for ids from the table itself if its rows are in
         the order of ids (SQLite, MySQL, MariaDB), a hundred for each of some four slices a range.
         """
 
         def find_slice(low: int, high: int) -> ValueSlice | None:
+            """Return the rows between two values, both included; None without rows."""
             bounds = f">= {self._format_bound(rows, low)}", f"<= {self._format_bound(rows, high)}"
             return self._estimate_slice(
                 connection, rows, " AND ".join(f"{column} {bound}" for bound in bounds)
@@ -283,8 +287,10 @@ class ArchiveDatabase(ABC):
     def _estimate_slice(
         self, connection: Connection, rows: TableRange, where: str
     ) -> "ValueSlice | None":
-        """Return the bounds of the rows of a condition, with their estimated number; None without
-        rows.
+        """Return the lowest and highest value of the matching rows, with their estimated number.
+
+        The estimate extrapolates the density of `PROBE_ROWS` rows at each end; a slice with fewer
+        rows is counted. None without rows.
         """
         column = self.quote(rows.column)
         value = column if rows.column == "id" else self.build_microseconds(column)
@@ -317,6 +323,7 @@ class ArchiveDatabase(ABC):
         return ValueSlice(int(low), int(high), max(density * value_range, probe_rows + 1))
 
     def _build_ranges(self, rows: TableRange, cuts: Sequence[int]) -> list[str]:
+        """Return the conditions of the ranges between the given cuts, as SQL."""
         name = self.quote(self.get_range_column(rows.column))
         return build_ranges(name, [self._format_bound(rows, cut) for cut in cuts])
 
@@ -332,8 +339,10 @@ class ArchiveDatabase(ABC):
 
 
 def build_ranges(column: str, cuts: Sequence[str]) -> list[str]:
-    """Return half-open ranges of `column` between `cuts`, open at both ends: each value is in a
-    single range.
+    """Return conditions that split the values of `column` at the cuts.
+
+    The first and the last range are open, so that each value, also one outside of the cuts, is in
+    exactly one range.
     """
     if not cuts:
         return ["1=1"]
@@ -395,7 +404,11 @@ def split_into_slices(
 
 
 def compute_balanced_cuts(slices: Sequence[ValueSlice], number: int) -> list[int]:
-    """Return cuts of ordered slices into `number` ranges of about the same number of rows."""
+    """Return cuts of ordered slices into `number` ranges of about the same number of rows.
+
+    Within a slice the rows count as evenly spread. Equal cuts are merged, so that there may be
+    fewer ranges.
+    """
     rows_per_range = sum(slice_.rows for slice_ in slices) / number
     rows_before = 0.0
     cuts: list[int] = []

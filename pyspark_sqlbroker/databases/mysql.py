@@ -108,7 +108,7 @@ class MySQL(ArchiveDatabase):
     def _get_statistics(
         self, connection: Connection, name: str, schema: str | None
     ) -> TableSize | None:
-        """Return the estimated size; None if there is no such table. A view has no estimates."""
+        """Return a table's estimated size; zeros for a view, None if there is no such table."""
         row = connection.execute(
             text(
                 "SELECT table_rows, data_length FROM information_schema.tables "

@@ -163,4 +163,5 @@ class PostgreSQL(ArchiveDatabase):
         )
 
     def _build_regclass(self, name: str, schema: str | None) -> str:
+        """Return SQL for the table's OID; NULL if there is no such table."""
         return f"to_regclass({self.format_text(self.quote_table(name, schema))})"

@@ -89,9 +89,10 @@ def find_horizon(
 
 
 def _find_by_lock(query: HorizonQuery) -> Horizon:
-    """Take SQLite's write lock for an instant.
+    """Find SQLite's horizon by taking the only write lock for an instant.
 
-    No writer is active then, and later writers write later times.
+    While this process holds the lock, no writer is active, and later writers archive rows at later
+    times. If the lock is not free in time, or the file is read-only, the safety lag applies.
     """
     connection = query.connection
     database = query.database
@@ -124,6 +125,7 @@ def _find_by_lock(query: HorizonQuery) -> Horizon:
 
 @contextmanager
 def _set_busy_timeout(connection: Connection, seconds: float) -> Iterator[None]:
+    """Limit the wait for SQLite's lock within the block; then restore the caller's limit."""
     previous = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
     try:

@@ -51,7 +51,10 @@ class HorizonQuery:
     sleep: Callable[[float], object] = time.sleep
 
     def create_lagging(self, clock: datetime, reason: str) -> Horizon:
-        """Return the horizon for transactions that cannot be seen."""
+        """Return a horizon `lag` before `clock`, for a database whose transactions cannot be seen.
+
+        It holds only if no transaction lasts longer than the lag.
+        """
         detail = f"{reason}, so rows of the last {format_seconds(self.lag)} are skipped for now"
         return Horizon(clock - self.lag, "safety lag", detail)
 

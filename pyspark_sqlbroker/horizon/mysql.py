@@ -27,10 +27,10 @@ REPLICATION_VARIABLES_SQL = (
 
 
 def build_timestamp(local: str) -> str:
-    """Convert a DATETIME in the server's time zone to seconds since 1970, in a session of that
-    zone.
+    """Return SQL that converts a DATETIME of the server's time zone to seconds since 1970.
 
-    A time that occurs twice in autumn is taken to be the earlier.
+    The session must use that zone. An hour occurs twice in autumn: the earlier time is assumed,
+    because a horizon that is too early loses no rows.
     """
     utc = f"UNIX_TIMESTAMP({local})"
     earlier = (
@@ -63,7 +63,11 @@ TRANSACTIONS_SQL = (
 
 
 def find_horizon(query: HorizonQuery) -> Horizon:
-    """Return the start of the oldest statement or transaction that may still write."""
+    """Return the start of the oldest statement or transaction that may still write.
+
+    The safety lag applies instead if the server may apply rows of other servers (read_only,
+    Galera), or if the user lacks the privilege PROCESS.
+    """
     connection = query.connection
     database = query.database
     clock = database.get_time(connection)
@@ -85,6 +89,15 @@ def find_horizon(query: HorizonQuery) -> Horizon:
 
 
 def _find_by_transactions(query: HorizonQuery, clock: datetime) -> Horizon:
+    """Return the horizon by the running statements and InnoDB's open transactions.
+
+    An archived row has the time of its statement's start. So the horizon is the start of the oldest
+    statement or writing transaction, less the margin. The safety lag applies instead if InnoDB's
+    list is outdated, or if the server replicates rows of another server.
+
+    An XA transaction that was prepared and then lost its client is `detached`: its start may be
+    unknown, so the lag before it limits the horizon.
+    """
     connection = query.connection
     statements, oldest_statement, replicating = _read_statements(query, clock)
     # Race: InnoDB shows a cached list. Our own transaction begins here: a list that contains it
@@ -108,12 +121,12 @@ def _find_by_transactions(query: HorizonQuery, clock: datetime) -> Horizon:
         )
     oldest, detached, writing_count = transactions
     margin = query.margin
-    time = min(clock, oldest_statement, *([oldest] if oldest else [])) - margin
+    moment = min(clock, oldest_statement, *([oldest] if oldest else [])) - margin
     detail = (
         f"{statements} running statements and {writing_count} transactions that may write; margin "
         f"{format_seconds(margin)}"
     )
-    horizon = Horizon(time, "transactions", detail)
+    horizon = Horizon(moment, "transactions", detail)
     if detached is None or not _has_prepared_transactions(connection):
         return horizon
     # After a restart of the server, InnoDB shows the restart as the transaction's start.
@@ -138,7 +151,11 @@ def _has_prepared_transactions(connection: Connection) -> bool:
 
 
 def _read_statements(query: HorizonQuery, clock: datetime) -> tuple[int, datetime, bool]:
-    """Return the number of statements, the oldest start, and True if the server replicates."""
+    """Return the number of running statements, the oldest start, and a replication flag.
+
+    The start is computed from the statement's age, and may be up to a second too early. The flag is
+    True if the server applies rows of another server.
+    """
     connection = query.connection
     is_mariadb = "MariaDB" in str(query.database.fetch_scalar(connection, "SELECT VERSION()"))
     age = "CEIL(time_ms * 1000)" if is_mariadb else "(time + 1) * 1000000"
@@ -154,9 +171,11 @@ def _read_statements(query: HorizonQuery, clock: datetime) -> tuple[int, datetim
 
 
 def _read_transactions(query: HorizonQuery) -> tuple[datetime | None, datetime | None, int] | None:
-    """Return the oldest start, the oldest detached start, and the number of transactions.
+    """Return the oldest start, the oldest start without a client, and the number of transactions.
 
-    None if the list stayed old.
+    InnoDB refreshes this list only if it was not read for 0.1 s. The list is new enough once it
+    shows this query itself, found by a random marker in its text. None if that does not happen
+    within `MAX_REFRESH_WAIT`.
     """
     # The connection's id alone could match an older list, which has the connection's previous
     # transaction.
@@ -175,12 +194,13 @@ def _read_transactions(query: HorizonQuery) -> tuple[datetime | None, datetime |
 
 
 def _parse_time(value: float | None) -> datetime | None:
+    """Convert InnoDB's seconds since 1970 to a datetime; None stays None."""
     return None if value is None else from_microseconds(int(value * 1_000_000))
 
 
 @contextmanager
 def _use_system_time_zone(connection: Connection) -> Iterator[None]:
-    """Set the session to the server's time zone, which InnoDB uses for times."""
+    """Use the server's time zone, in which InnoDB shows times, within the block."""
     zone = connection.exec_driver_sql("SELECT @@session.time_zone").scalar_one()
     connection.exec_driver_sql("SET time_zone = 'SYSTEM'")
     try:

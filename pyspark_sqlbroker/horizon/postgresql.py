@@ -71,7 +71,11 @@ def find_horizon(query: HorizonQuery, primary: str | URL | None) -> Horizon:
 
 
 def _find_on_primary(query: HorizonQuery) -> Horizon:
-    """Return the start of the oldest transaction that may still write."""
+    """Return the start of the oldest transaction that may still write, less the margin.
+
+    Where transactions are hidden from the role, prepared, or replicated by a subscription, the
+    safety lag gives an earlier horizon, and the earliest counts.
+    """
     connection = query.connection
     database = query.database
     # Race: the order matters. The clock is read first. PREPARE moves a transaction from the
@@ -105,6 +109,11 @@ def _create_horizon(query: HorizonQuery, time: datetime, writing: int) -> Horizo
 
 
 def _create_prepared_horizon(query: HorizonQuery, prepared: datetime) -> Horizon:
+    """Return the horizon for a prepared transaction.
+
+    PostgreSQL shows when it was prepared but not when it began, so it is assumed to have begun at
+    most the safety lag earlier.
+    """
     detail = (
         f"a prepared transaction (PREPARE TRANSACTION) of {prepared.isoformat()} is still open; "
         f"its start is assumed to be at most {format_seconds(query.lag)} earlier"
@@ -113,7 +122,12 @@ def _create_prepared_horizon(query: HorizonQuery, prepared: datetime) -> Horizon
 
 
 def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
-    """Return the primary's horizon after its replay here; else a lag behind the replay."""
+    """Return the primary's horizon after waiting for the replay on this standby.
+
+    A standby does not see the primary's open transactions. So the horizon is found on the primary,
+    and then the standby must replay the primary's log up to a position read after that. Without
+    `primary` the horizon is a lag behind the replay.
+    """
     if primary is None:
         return _find_by_replay(query)
     primary_database = get_database(parse_address(primary))
@@ -144,6 +158,7 @@ def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
 
 
 def _wait_for_replay(query: HorizonQuery, position: str) -> None:
+    """Wait until the standby has replayed the primary's log up to `position`."""
     deadline = time.monotonic() + query.max_wait
     statement = f"SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"
     while not query.database.fetch_scalar(query.connection, statement):
@@ -157,6 +172,7 @@ def _wait_for_replay(query: HorizonQuery, position: str) -> None:
 
 
 def _find_by_replay(query: HorizonQuery) -> Horizon:
+    """Return a horizon `lag` before the latest commit that this standby has replayed."""
     database = query.database
     connection = query.connection
     statement = f"SELECT {database.build_microseconds('pg_last_xact_replay_timestamp()')}"

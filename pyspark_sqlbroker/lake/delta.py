@@ -89,6 +89,7 @@ class DeltaWriter:
     """
 
     def __init__(self, folders: Folders, storage: Mapping[str, str] | None) -> None:
+        """Open the table, if existing; `storage` has deltalake's settings for an object store."""
         self.folders = folders
         self._storage = dict(storage or {}) or None
         self._table: DeltaTable | None = None
@@ -167,7 +168,11 @@ class DeltaWriter:
             self.load()
 
     def stage(self, frame: DataFrame) -> list[DataFile]:
-        """Write rows to a folder of this attempt; the files are not part of the table yet."""
+        """Write rows to a new folder of this attempt; return the Parquet files.
+
+        They are not part of the table before a commit names them. If writing fails, the folder is
+        removed.
+        """
         folder = f"{DATA}/{uuid.uuid4().hex}"
         files = list[DataFile]()
         with undo_on_error(self.folders.delete, folder):
@@ -180,7 +185,10 @@ class DeltaWriter:
         return files
 
     def write_state(self, state: bytes) -> int:
-        """Write the state of the lake after the next commit; return that version."""
+        """Write the state of the lake after the next commit; return that version.
+
+        The state takes effect only with the commit that names this version.
+        """
         number = (self._get_state_version() >> _ATTEMPT_BITS) + 1
         version = (number << _ATTEMPT_BITS) + secrets.randbits(_ATTEMPT_BITS)
         path = get_state_path(version)
@@ -255,9 +263,11 @@ class DeltaWriter:
             raise StoreError(msg) from error
 
     def _read_notes(self, last: int) -> list[bytes]:
-        """Read the notes of older commits, which have no state and consecutive versions.
+        """Read the notes of a lake that was written before states existed.
 
-        The library may read commits that are newer than the loaded files.
+        Each commit then had a change of the state as a note in its metadata, with a consecutive
+        number. The library may list commits newer than the loaded files, so notes after `last` are
+        skipped.
         """
         if not last:
             return []
@@ -272,7 +282,11 @@ class DeltaWriter:
         return self.folders.get_full_path(get_state_path(self._get_state_version()))
 
     def _get_state_version(self) -> int:
-        """Return the version of our last commit to the loaded table; 0 before the first."""
+        """Return the version of our last commit to the loaded table; 0 before the first.
+
+        It names the state file. The high bits count commits; the low bits are random, so that two
+        attempts at one commit write different files.
+        """
         return self._require_table().transaction_version(APPLICATION) or 0
 
     def _open_file_system(self) -> Any:
@@ -320,7 +334,10 @@ class DeltaWriter:
         self.folders.sync([*(file.path for file in self.list_files()), *states, LOG])
 
     def is_older_state(self, path: str) -> bool:
-        """Return True if `path` is the state of a version before the loaded version."""
+        """Return True if `path` is the state of a version before the loaded version.
+
+        Only the loaded version's state is read, so older ones may be removed.
+        """
         number = path.rpartition("/")[2].partition(".")[0]
         return number.isdecimal() and int(number) < self._get_state_version()
 
@@ -347,6 +364,10 @@ class DeltaWriter:
                 )
 
     def _check_version(self) -> None:
+        """Raise ConcurrentLoadError if the table has a newer version than the loaded version.
+
+        Called for a missing file: an erasure may have removed the file, or the file was lost.
+        """
         loaded = self.version
         with self._convert_errors():
             latest = DeltaTable(self.folders.address, storage_options=self._storage).version()
@@ -357,6 +378,7 @@ class DeltaWriter:
             )
 
     def _require_table(self) -> DeltaTable:
+        """Return the loaded table, or raise SetupError if the path has none."""
         if self._table is None:
             raise SetupError(
                 f"{self.folders.root} is not a Delta table: give the path of an export"
@@ -365,6 +387,7 @@ class DeltaWriter:
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:
+        """Convert deltalake's errors; a commit that lost a race is ConcurrentLoadError."""
         try:
             yield
         except CommitFailedError as error:
@@ -387,7 +410,11 @@ def get_state_path(version: int) -> str:
 
 
 def _format_stats(file: DataFile) -> str:
-    """Format statistics of the only two columns by which readers may skip a file."""
+    """Format a file's statistics for the log of the Delta table.
+
+    Readers skip files by these columns. Others are left out: their bounds would put contents of
+    messages into the log.
+    """
     stats: dict[str, Any] = {"numRecords": file.rows}
     if file.ids is not None and file.times is not None:
         low, high = (

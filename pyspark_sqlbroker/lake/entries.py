@@ -53,7 +53,7 @@ class LakeState:
         return self.covered[0][1] if self.covered else None
 
     def merge(self, change: "LakeState") -> "LakeState":
-        """Return the state after a commit with this change."""
+        """Return the state after a commit with this change, whose records replace older records."""
         return LakeState(
             {**self.entries, **change.entries},
             tuple(merge_spans([*self.covered, *change.covered])),

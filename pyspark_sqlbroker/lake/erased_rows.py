@@ -73,7 +73,7 @@ class MatchedRows:
         return frozenset(self.waiting | self.leased | {id_ for id_, _ in self.archived})
 
     def count_by_window(self, size: str) -> dict[ExportWindow, RowChecksums]:
-        """Count the archive's rows in each window."""
+        """Count the archive's rows in each window, to lower the lake's records."""
         checksums = dict[ExportWindow, RowChecksums]()
         for id_, archived_at in self.archived:
             window = ExportWindow(floor_to_window(archived_at, size), size)
@@ -142,11 +142,11 @@ def delete_messages(
 def subtract_from_records(
     connection: Connection, table: Table, lake_id: str, removed: Mapping[ExportWindow, RowChecksums]
 ) -> None:
-    """Subtract removed rows from the lake's records of windows, so that retention finds no
-    difference.
+    """Subtract removed rows from the lake's records of windows in the database.
 
-    A record that differs, or has changed since it was read, is left; the next export writes it
-    again.
+    A record tells retention how many rows of a window the lake has; without this, retention would
+    find a difference and keep the window. A record that differs, or has changed since it was read,
+    is not touched; the next export writes it again.
     """
     by_name = {
         window.name: RowSum(removed_rows.rows, removed_rows.ids)
@@ -198,7 +198,10 @@ class ErasureAudit:
         )
 
     def finish(self, counts: Mapping[str, int], leased: int) -> None:
-        """Record the counts of the removed rows."""
+        """Record that the erasure has ended, with the counts of removed rows.
+
+        `leased` counts the messages that stayed because a subscriber has leased them.
+        """
         arguments = {**self._job.arguments, **counts}
         done = sum(counts.values())
         now = self._database.get_time(self._connection)
@@ -214,13 +217,17 @@ class ErasureAudit:
 
 
 def _split(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield `values` in parts of at most `CHUNK_SIZE`, to bound the length of a statement."""
     for first in range(0, len(values), CHUNK_SIZE):
         yield values[first : first + CHUNK_SIZE]
 
 
 @contextmanager
 def _hide_values() -> Iterator[None]:
-    """Raise errors of the database without the keys that the statement had."""
+    """Convert the database's errors to StoreError without the statement.
+
+    Its values are personal data; `from None` keeps them out of the traceback, too.
+    """
     try:
         yield
     except DBAPIError as error:

@@ -165,6 +165,7 @@ def erase_messages(
 
 
 def _parse_filter(ids: Iterable[int], keys: Iterable[str]) -> MessageFilter:
+    """Check ids and keys, and return a filter; at least one id or key is required."""
     message_filter = MessageFilter(
         frozenset(validate_integer("ids", number) for number in ids), frozenset(keys)
     )
@@ -178,6 +179,7 @@ def _parse_filter(ids: Iterable[int], keys: Iterable[str]) -> MessageFilter:
 def _open_lake(
     spark: SparkSession | None, path: str | None, storage: Mapping[str, str] | None
 ) -> Lake | None:
+    """Load the lake below `path`; None without a path, to erase from the database only."""
     if path is None:
         return None
     if spark is None:
@@ -190,11 +192,14 @@ def _open_lake(
 def _expand_filter(
     connection: Connection, tables: Tables, lake: Lake | None, requested: MessageFilter
 ) -> tuple[MessageFilter, MatchedRows]:
-    """Add the ids of all rows with any of the keys, and of all copies, in every table and the
-    lake.
+    """Find the ids of all messages to erase, in the live table, the archive and the lake.
+
+    They are the requested ids, the ids of all rows with a requested key, and all copies made by
+    replays. Return the complete filter, and the database's rows that match.
     """
 
     def find_copies(ids: frozenset[int]) -> frozenset[int]:
+        """Return the ids of the messages' copies, in the database and the lake."""
         return find_rows(connection, tables, MessageFilter(origins=ids)).ids | _find_copies(
             lake, ids
         )
@@ -225,6 +230,10 @@ def _erase(
     selected: MessageFilter,
     audit: ErasureAudit,
 ) -> EraseResult:
+    """Remove the selected rows from the database, then from the lake, and finish the audit record.
+
+    The order matters twice: see the comments on races.
+    """
     # Race: the database first, so that an export that plans after the lake's commit finds no row to
     # add.
     live, matched = delete_messages(connection, tables, selected)
@@ -248,9 +257,14 @@ def _erase(
 def _erase_from_lake(
     lake: Lake, selected: MessageFilter, archived: Mapping[ExportWindow, RowChecksums]
 ) -> ErasedFiles:
+    """Rewrite the lake without the selected messages, again after each commit of another process.
+
+    `archived` counts the rows that were removed from the database, by window.
+    """
     results = list[ErasedFiles]()
 
     def erase() -> None:
+        """Find the ids in the loaded lake, and commit the lake without rows of these ids."""
         # Search again in each try: an export may have added rows since the last one.
         ids = selected.ids | _find_ids_by_key(lake, selected.keys)
         ids = _add_copies(ids, lambda new_ids: _find_copies(lake, new_ids))
@@ -288,7 +302,10 @@ def _find_copies(lake: Lake | None, ids: Collection[int]) -> frozenset[int]:
 def _find_ids(
     lake: Lake | None, columns: Sequence[str], values: Collection[Any], type_name: str
 ) -> frozenset[int]:
-    """Return the ids of the lake's rows that have any of the values in any of the columns."""
+    """Return the ids of the lake's rows that have any of the values in any of the columns.
+
+    The values are joined as a frame: as literals they would appear in Spark's plans and logs.
+    """
     if lake is None or not values or not lake.files:
         return frozenset()
     values_frame = F.broadcast(_create_column(lake, values, f"wanted {type_name}"))
@@ -346,7 +363,7 @@ def erase_rows(
 
 
 def _find_files(lake: Lake, ids: Collection[int]) -> list[DataFile]:
-    """Return the files that have rows of the given ids."""
+    """Return the files that have rows of the given ids, and so must be rewritten."""
     if not lake.files or not ids:
         return []
     matches = _join_ids(lake, lake.read_with_file_names(lake.files), ids, "left_semi")
@@ -359,6 +376,11 @@ def _compare_checksums(
     removed: Mapping[ExportWindow, RowChecksums],
     remaining: Mapping[ExportWindow, RowChecksums],
 ) -> None:
+    """Check that remaining and removed rows of each window add up to the former rows.
+
+    A difference means that rows were lost or changed while the files were rewritten, so nothing is
+    committed.
+    """
     for window in sorted({*total, *remaining}):
         actual = remaining.get(window, NO_ROWS) + removed.get(window, NO_ROWS)
         if actual != total[window]:
@@ -375,10 +397,10 @@ def _build_entries(
     removed: Mapping[ExportWindow, RowChecksums],
     archived: Mapping[ExportWindow, RowChecksums],
 ) -> dict[str, Entry]:
-    """Return the new records of the windows.
+    """Return the records of the windows without the removed rows.
 
-    Removed rows are subtracted. New counts of the database would hide rows that have come late and
-    are not in the lake.
+    The recorded counts are lowered, not counted again: new counts of the database would hide rows
+    that have come late and are not in the lake.
     """
     entries = dict[str, Entry]()
     for window in sorted({*removed, *archived}):
@@ -391,10 +413,12 @@ def _build_entries(
 
 
 def _join_ids(lake: Lake, rows: DataFrame, ids: Iterable[int], join_type: str) -> DataFrame:
+    """Join rows with ids: "left_semi" keeps rows of these ids, "left_anti" the others."""
     return rows.join(F.broadcast(_create_column(lake, sorted(ids), "id long")), "id", join_type)
 
 
 def _create_column(lake: Lake, values: Iterable[Any], schema: str) -> DataFrame:
+    """Create a frame of one column in the lake's session, and keep the caller's session active."""
     caller_session = SparkSession.getActiveSession()
     frame = lake.session.createDataFrame([(value,) for value in values], schema)
     if caller_session is not None:

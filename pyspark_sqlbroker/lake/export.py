@@ -248,7 +248,11 @@ def export_archive(
 
 
 def _find_changes(lake: Lake) -> LakeChanges:
-    """Find changes of other programs, and accept their files with unchanged rows."""
+    """Find files that others have altered, and accept rewritten files with unchanged rows.
+
+    The SHA-256 of an accepted file is committed to the state, so that later exports need not
+    compare its rows again.
+    """
     results = list[LakeChanges]()
 
     def compare() -> None:
@@ -263,6 +267,7 @@ def _find_changes(lake: Lake) -> LakeChanges:
 def _open_records(
     lake: Lake, name: str | None, url: str | URL, message_table: str, schema: str | None
 ) -> AbstractContextManager[WindowRecords | None]:
+    """Open the lake's records in the database, for retention; None if `record_as` was not given."""
     if name is None:
         return nullcontext()
     return open_records(name, lake.id, url, message_table, schema)
@@ -287,6 +292,7 @@ class ExportRun:
         changes: LakeChanges,
         on_window: Callable[[ExportedWindow], Any] | None,
     ) -> None:
+        """Prepare the run, and stop retention from removing rows of damaged windows."""
         self.job = job
         self.connection = connection
         self.records = records
@@ -299,7 +305,10 @@ class ExportRun:
             records.hold(changes.windows)
 
     def is_intact(self, window: ExportWindow) -> bool:
-        """Return True if the lake has rows of a window, and all their files are unaltered."""
+        """Return True if the lake has rows of a window, and all their files are unaltered.
+
+        Only such windows are recorded for retention.
+        """
         entry = self.job.lake.get_entry(window)
         return (
             entry is not None and bool(entry.lake.rows) and window.name not in self._changes.windows
@@ -307,6 +316,10 @@ class ExportRun:
 
     def export_spans(self, spans: Sequence[Span]) -> None:
         """Export the rows of some spans that the lake lacks.
+
+        A span is a stretch of whole windows. New windows are exported in batches; recorded windows
+        are compared with the database. A window whose rows may be in an altered file, but that has
+        no record, is skipped as damaged: exporting it could add its rows twice.
 
         Raises:
             ConcurrentLoadError: another process has committed since the lake was loaded.
@@ -341,6 +354,12 @@ class ExportRun:
         windows: Sequence[ExportWindow],
         counts: Mapping[ExportWindow, RowChecksums],
     ) -> None:
+        """Export the new windows of a span in batches, and recheck the recorded windows.
+
+        The windows are visited in order. A batch ends before a recorded window, because it is read
+        as one range of time, or once it has `rows_per_commit` rows. `counts` are the database's
+        rows of each window.
+        """
         pending = list[ExportWindow]()
         rows = 0
         exported_until = span[0]
@@ -363,22 +382,31 @@ class ExportRun:
     def _export_windows(
         self, windows: list[ExportWindow], rows: int, covered: Sequence[Span]
     ) -> None:
-        """Export windows of which the lake has no row; the commit covers the spans."""
+        """Export windows of which the lake has no row, and mark `covered` as exported.
+
+        A covered window without rows shows that it was exported. If it has rows now, they came
+        late. Without windows, only the covered spans are committed.
+        """
         lake = self.job.lake
         if not windows:
             if any(subtract_spans(span, lake.state.covered) for span in covered):
                 lake.commit(LakeState(covered=tuple(covered)))
             return
-        late_windows = {span for span in windows if lake.is_covered(span)}
-        for span in sorted(late_windows):
-            _log_late_rows(span, rows if len(windows) == 1 else None)
+        late_windows = {window for window in windows if lake.is_covered(window)}
+        for window in sorted(late_windows):
+            _log_late_rows(window, rows if len(windows) == 1 else None)
         batch = WindowBatch(tuple(windows), rows, False, tuple(covered))
         entries = transfer_batch(self.job, self.connection, batch)
-        for span in sorted(entries):
-            self._record(span, "again" if span in late_windows else "exported", entries[span])
+        for window in sorted(entries):
+            action = "again" if window in late_windows else "exported"
+            self._record(window, action, entries[window])
 
     def _recheck(self, window: ExportWindow, counts: RowChecksums) -> None:
-        """Add late rows to a window that the lake has."""
+        """Compare a recorded window with the database's counts, and add rows that came late.
+
+        Equal counts need no read. Otherwise the rows are compared: the database may also have fewer
+        rows, after a prune or a retried dead letter, and the lake keeps them.
+        """
         lake = self.job.lake
         entry = lake.get_entry(window)
         if entry is None:
@@ -398,6 +426,11 @@ class ExportRun:
         self._record(window, "again", transfer_batch(self.job, self.connection, batch)[window])
 
     def _record(self, window: ExportWindow, action: str, entry: Entry) -> None:
+        """Report the result of a window, and record an intact window for retention.
+
+        After a conflict the windows are visited again; a window that this run has exported keeps
+        that result.
+        """
         if self.records is not None and self.is_intact(window):
             self.records.write(window, entry.source)
         previous = self.done.get(window.name)
@@ -412,7 +445,10 @@ class ExportRun:
 
 
 def _plan_spans(run: ExportRun, window: str, horizon: datetime, recheck: float) -> list[Span]:
-    """Return the spans to check, for the current state of the lake."""
+    """Return the spans to check, for the current state of the lake.
+
+    Windows without a record for retention are added, however old they are.
+    """
     lake = run.job.lake
     selection = run.job.selection
     oldest = find_oldest(run.job.database, run.connection, selection)
@@ -426,10 +462,15 @@ def _plan_spans(run: ExportRun, window: str, horizon: datetime, recheck: float) 
 
 
 def _is_within(window: ExportWindow, spans: Sequence[Span]) -> bool:
+    """Return True if a span contains the whole window."""
     return any(start <= window.start and window.end <= end for start, end in spans)
 
 
 def _log_late_rows(window: ExportWindow, rows: int | None) -> None:
+    """Warn that rows were archived in an exported window.
+
+    `rows` is None if the number of late rows of this window is unknown.
+    """
     logger.warning(
         "window %s: %s rows were archived after its export, so it is exported again: a "
         "transaction was open for longer than safety_lag",

@@ -65,6 +65,11 @@ class Folders:
     _local = False
 
     def __init__(self, spark: SparkSession, root: str) -> None:
+        """Open the file system of `root`.
+
+        A local file system is used without Hadoop's .crc files, which would turn an altered file
+        into an error of Java.
+        """
         # Hadoop's .crc files would turn an altered file into an error of Java.
         self._java, self._root, self._system = _open_path(spark, root)
         self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
@@ -127,8 +132,9 @@ class Folders:
         return max(timestamps)
 
     def _iter_entries(self, folder: Any) -> Iterator[Any]:
-        """Yield the entries of a folder; in an object store all files below, as that is one
-        request.
+        """Yield the entries of a folder; in an object store all files below, by a single request.
+
+        A folder that was removed meanwhile has no entries.
         """
         try:
             if self._flat:
@@ -156,7 +162,11 @@ class Folders:
             stream.close()
 
     def get_time(self) -> int:
-        """Return the file system's time, in milliseconds since 1970, by creating a file."""
+        """Return the file system's time, in milliseconds since 1970, by creating a file.
+
+        File times are compared with it: the clock of this host may differ from that of the file
+        system.
+        """
         probe = self._get_location(f"data/.{uuid.uuid4().hex}.tmp")
         try:
             self._system.create(probe, True).close()
@@ -209,10 +219,15 @@ class Folders:
             _sync_path(path)
 
     def _get_location(self, path: str) -> Any:
+        """Return a path below the root as a Java object; "" is the root itself."""
         return self._path(self._root, path) if path else self._root
 
 
 def _sync_path(path: Path) -> None:
+    """Flush a file or folder to the disk, against a power failure.
+
+    A missing path was removed by another process and is ignored.
+    """
     try:
         file = os.open(path, os.O_RDONLY)
         try:
@@ -229,7 +244,10 @@ def _sync_path(path: Path) -> None:
 
 @contextmanager
 def undo_on_error(undo: Callable[[T], None], value: T) -> Iterator[None]:
-    """Call `undo(value)` if the block fails; an error of `undo` does not hide that of the block."""
+    """Call `undo(value)` if the block fails, such as to remove files that no commit will name.
+
+    An error of `undo` does not hide the error of the block.
+    """
     try:
         yield
     except BaseException:
@@ -324,7 +342,10 @@ def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
 
 
 def _delete_orphans(system: Any, location: Any) -> None:
-    """Delete temporary files of killed writers, by the file system's own clock."""
+    """Delete temporary files of killed writers, by the file system's own clock.
+
+    A temporary file counts as abandoned when it is an hour older than the file just written.
+    """
     written_at = system.getFileStatus(location).getModificationTime()
     for entry in system.listStatus(location.getParent()):
         name = str(entry.getPath().getName())
@@ -334,6 +355,7 @@ def _delete_orphans(system: Any, location: Any) -> None:
 
 
 def _write_bytes(system: Any, location: Any, data: bytes) -> None:
+    """Write a complete file, flushed to the disk before a rename can publish the file."""
     stream = system.create(location, True)
     try:
         stream.write(bytearray(data))
@@ -343,7 +365,10 @@ def _write_bytes(system: Any, location: Any, data: bytes) -> None:
 
 
 def _rename_over(spark: SparkSession, java: Any, temporary: Any, location: Any) -> None:
-    """Rename by FileContext, as FileSystem.rename refuses to replace a file."""
+    """Replace a file by another atomically, through FileContext.
+
+    FileSystem.rename refuses to replace an existing file.
+    """
     options = getattr(java, "java.lang.reflect.Array").newInstance(
         getattr(java, "java.lang.Class").forName("org.apache.hadoop.fs.Options$Rename"), 1
     )
@@ -370,4 +395,5 @@ def _open_path(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
 
 
 def _is_missing(error: Py4JJavaError) -> bool:
+    """Return True if Java raised the error because a file does not exist."""
     return bool(error.java_exception.getClass().getName() == "java.io.FileNotFoundException")

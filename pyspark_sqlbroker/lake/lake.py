@@ -132,6 +132,7 @@ class Lake:
                 return
 
     def _load_state(self) -> None:
+        """Read source, state and files of the loaded table; all are empty without a table."""
         self.source: dict[str, Any] | None = None
         self.state = LakeState()
         self.files: list[DataFile] = []
@@ -309,8 +310,10 @@ class Lake:
     def _compute_file_stats(
         self, files: Sequence[DataFile]
     ) -> tuple[dict[str, DataFile], dict[ExportWindow, RowChecksums]]:
-        """Compute the statistics of staged files and windows in a single pass; files without rows
-        are left out.
+        """Compute the statistics of staged files and the checksums of their windows.
+
+        A single pass reads the files. A file may have rows of several windows, so its rows arrive
+        in several groups and are added up. Files without rows are omitted.
         """
         measured = dict[str, DataFile]()
         checksums = dict[ExportWindow, RowChecksums]()
@@ -383,6 +386,11 @@ class Lake:
             self.folders.delete(f"{DATA}/{folder}")
 
     def _get_used_folders(self) -> set[str]:
+        """Return the names of the folders below data/ that a commit has named.
+
+        Digests also name replaced files, which earlier versions of the table may still need. The
+        folder of a dead attempt is in no commit.
+        """
         paths = [*self.state.digests, *(file.path for file in self.files)]
         return {path.split("/")[1] for path in paths if path.startswith(f"{DATA}/")}
 
@@ -467,7 +475,10 @@ class Lake:
         return {file.path: issues[file.path] for file in files if file.path in issues}
 
     def _list_actual_files(self, files: Iterable[DataFile]) -> dict[str, FileStatus]:
-        """List the files in the folders of `files`; other programs write to the table's root."""
+        """List the files on disk in the folders of `files`.
+
+        Other programs write to the table's root, so these files are in several folders.
+        """
         folders = {
             DATA if file.path.startswith(f"{DATA}/") else file.path.rpartition("/")[0]
             for file in files
@@ -481,6 +492,10 @@ class Lake:
     def _find_file_issue(
         self, file: DataFile, actual: Mapping[str, FileStatus], *, checked: bool
     ) -> str | None:
+        """Describe how a file on disk differs from the commit; None if equal.
+
+        The SHA-256 is compared only if `checked`, because that reads the file.
+        """
         if file.path not in actual:
             return "it is missing"
         size = actual[file.path].size
@@ -520,7 +535,10 @@ class Lake:
         return first, last + WINDOW_LENGTHS[self.size]
 
     def find_windows(self, paths: Iterable[str]) -> list[ExportWindow]:
-        """Return the recorded windows that may have rows in the given files."""
+        """Return the recorded windows that may have rows in the given files.
+
+        The bounds of a file's times decide, so a window may be returned without having rows there.
+        """
         requested_paths = set(paths)
         files = [file for file in self.files if file.path in requested_paths]
         return [

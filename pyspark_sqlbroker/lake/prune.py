@@ -178,6 +178,7 @@ def _check_options(
     spark: SparkSession | None,
     queues: Iterable[str] | None,
 ) -> None:
+    """Refuse combinations of options from which the rows to remove are not clear."""
     if exported is None and older_than is None:
         raise SetupError(
             "give exported= (the path of an export), older_than= (like '720h'), or both"
@@ -191,6 +192,7 @@ def _check_options(
 def _prune_by_age(
     database: ArchiveDatabase, connection: Connection, selection: Selection, *, dry_run: bool
 ) -> int:
+    """Delete the selected rows, oldest first and a chunk at a time; return their number."""
     if dry_run:
         return query_checksums(database, connection, selection, checksums=False).rows
     gone = 0
@@ -206,7 +208,11 @@ def _prune_exported(
     dry_run: bool,
     on_window: Callable[[PrunedWindow], Any],
 ) -> tuple[str, ...]:
-    """Fill `run.results`; return the partitions that were dropped."""
+    """Remove the rows of exported windows, up to `cutoff`; return the names of dropped partitions.
+
+    PostgreSQL's partitions are dropped first where all their rows may be removed; the remaining
+    rows are deleted. A dry run only compares. The results of the windows are in `run.results`.
+    """
     spans: Sequence[Span] = run.lake.state.covered
     if cutoff is not None:
         spans = cut_spans(spans, None, floor_to_window(cutoff, run.lake.size))
@@ -236,6 +242,7 @@ def _prune_exported(
 
 
 def _exclude_windows(spans: Sequence[Span], windows: Sequence[ExportWindow]) -> list[Span]:
+    """Return the spans without the given windows."""
     excluded = [(window.start, window.end) for window in windows]
     return [remaining for span in spans for remaining in subtract_spans(span, excluded)]
 
@@ -247,7 +254,11 @@ def _drop_partitions(
     spans: Sequence[Span],
     windows: Sequence[ExportWindow],
 ) -> None:
-    """Drop the partitions within spans whose rows may all be removed."""
+    """Drop the partitions whose rows may all be removed.
+
+    Such a partition lies within the exported spans and touches no refused window, which is one with
+    a row that the lake lacks. After the first drop that fails, no other is tried.
+    """
     refused = [window for window in windows if not _assign_partitions(run, window, candidates)]
     removable = _exclude_windows(spans, refused)
     selected = [partition for partition in candidates if _is_covered(partition, removable)]
@@ -260,7 +271,10 @@ def _drop_partitions(
 
 
 def _assign_partitions(run: _PruneRun, window: ExportWindow, partitions: list[Partition]) -> bool:
-    """Return True if a window's rows may be removed; note which rows are in which partition."""
+    """Note a window's checksums in each partition; return False for a refused window.
+
+    The checksums of a partition are compared again under its lock before it is dropped.
+    """
     rows, refused = _check_window(run, window)
     if refused is not None:
         return False
@@ -274,8 +288,9 @@ def _assign_partitions(run: _PruneRun, window: ExportWindow, partitions: list[Pa
 def _prune_window(
     run: _PruneRun, window: ExportWindow, on_window: Callable[[PrunedWindow], Any], *, dry_run: bool
 ) -> bool:
-    """Remove the rows that were dropped with no partition; return True if the window may be
-    removed.
+    """Delete a window's rows that no drop has removed; return False for a refused window.
+
+    Rows are listed again here, because rows may have come since the partitions were compared.
     """
     rows, refused = _check_window(run, window)
     dropped = run.count_dropped_rows(window)
@@ -295,7 +310,10 @@ def _prune_window(
 
 
 def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[ArchiveRowIds, str | None]:
-    """Return the window's rows in the database, and the reason against their removal."""
+    """Return the window's rows in the database, and the reason to keep the rows, or None.
+
+    Equal checksums prove that the lake has every row. Otherwise each row is searched in the lake.
+    """
     rows = list_rows(run.database, run.connection, run.selection.between(window.start, window.end))
     if not rows.ids:
         return rows, None

@@ -63,6 +63,7 @@ class WindowRecords:
             self._check_lake(record)
 
     def _check_lake(self, record: LoadedWindow) -> None:
+        """Refuse to overwrite the records of another lake with the same name."""
         if record.lake_id != self._lake_id:
             raise SetupError(
                 f"record_as={self._lake!r} is the name of another lake, which recorded window "
@@ -72,7 +73,10 @@ class WindowRecords:
             )
 
     def find_unrecorded(self, windows: list[ExportWindow]) -> set[ExportWindow]:
-        """Return the windows without a record, or with a record that differs."""
+        """Return the windows without a record, or with a record that was found to differ.
+
+        An export checks these windows again, however old they are.
+        """
         return {
             window
             for window in windows
@@ -80,7 +84,11 @@ class WindowRecords:
         }
 
     def hold(self, names: Iterable[str]) -> None:
-        """Stop retention from removing rows of these windows until new records are written."""
+        """Stop retention from removing rows of some windows until new records are written.
+
+        Their records move to the scope of differing windows, which retention ignores. Used for
+        windows whose files are damaged.
+        """
         c = self._table.c
         for name in names:
             conditions = (c.scope == LOADED_SCOPE + self._lake, c.key == name)
@@ -139,6 +147,11 @@ class WindowRecords:
     def _save(
         self, new: LoadedWindow, previous: LoadedWindow | None, values: dict[str, Any]
     ) -> None:
+        """Insert a record, or replace the record that was read unless its counter has changed.
+
+        Race: retention lowers the counts of a record while rows are removed, and raises its
+        counter. The late update then matches no row.
+        """
         if previous is None:
             self._connection.execute(insert(self._table).values(key=new.name, **values))
             return
@@ -156,7 +169,10 @@ def open_records(
     message_table: str,
     schema: str | None,
 ) -> Iterator[WindowRecords]:
-    """Open the records of `lake` on a separate connection, in autocommit."""
+    """Open the records of `lake` on a separate connection, in autocommit.
+
+    They are written to the primary, while the export may read a standby.
+    """
     config = SqlBrokerSchemaConfig(
         message_table_name=message_table, message_archive_table_name=None, schema=schema
     )

@@ -64,7 +64,11 @@ class ArchiveRowIds:
         return ArchiveRowIds(self.ids[first:last], self.times[first:last])
 
     def count_missing(self, pairs: Iterable[tuple[int, int]]) -> int:
-        """Count the rows that are not among `pairs` of id and time; needs a byte a row."""
+        """Count the rows that are not among `pairs` of id and time, in any order.
+
+        `pairs` are streamed, and a byte is kept for each row, so that a large window fits in
+        memory.
+        """
         is_found = bytearray(len(self.ids))
         for id_, time in pairs:
             first = bisect_left(self.times, time)
@@ -125,7 +129,11 @@ def _append_rows(
     limit: int,
     extra_condition: str = "",
 ) -> int:
-    """Append the next rows after `rows`, up to `limit`; return their number."""
+    """Append the next rows after the last of `rows`, up to `limit`; return their number.
+
+    Keyset paging: the last row's time and id are the position, so no page depends on an offset.
+    `extra_condition` is more SQL for WHERE.
+    """
     id_ = database.quote("id")
     time = database.quote("archived_at")
     conditions = [
@@ -152,14 +160,18 @@ def _append_rows(
 def delete_rows(
     database: ArchiveDatabase, connection: Connection, selection: Selection, rows: ArchiveRowIds
 ) -> int:
-    """Delete exactly `rows`, none that came later; return how many still existed."""
+    """Delete exactly `rows`, none that came later; return how many still existed.
+
+    Each chunk is a transaction. The bounds of its times let a partitioned archive visit only the
+    partitions of these times.
+    """
     count = 0
     time = database.quote("archived_at")
     for first in range(0, len(rows.ids), DELETE_CHUNK):
         ids = rows.ids[first : first + DELETE_CHUNK]
         times = rows.times[first : first + DELETE_CHUNK]
         low, high = (
-            database.format_time(from_microseconds(time)) for time in (times[0], times[-1])
+            database.format_time(from_microseconds(bound)) for bound in (times[0], times[-1])
         )
         result = connection.exec_driver_sql(
             f"DELETE FROM {selection.get_table_name(database)} WHERE {time} >= {low} AND {time} "
@@ -196,7 +208,10 @@ class ArchivePartitions:
         self._selection = selection
 
     def find_partitions(self) -> list[Partition]:
-        """List the partitions whose bounds are both points in time."""
+        """List the partitions that may be dropped: their bounds are both points in time.
+
+        None if only some queues are selected, as a partition has the rows of all queues.
+        """
         if self._database.kind != "postgresql" or self._selection.queues is not None:
             return []
         archive = Table(self._selection.table, MetaData(), schema=self._selection.schema)
@@ -236,12 +251,14 @@ class ArchivePartitions:
             return None
 
     def _query_checksums(self, name: str) -> RowChecksums:
+        """Count the rows of a partition and sum their ids and times."""
         columns = ", ".join(build_checksum_expressions(self._database, checksums=False))
         row = self._connection.exec_driver_sql(f"SELECT {columns} FROM {name}").one()
         return RowChecksums(*(int(value) for value in row))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """Run the block in a transaction: commit at the end, roll back after an error."""
         self._database.begin(self._connection)
         try:
             yield

@@ -115,7 +115,7 @@ class _RepairRun:
         self._lake = job.lake
 
     def run(self, connection: Connection) -> None:
-        """Repair each span by a separate commit."""
+        """Examine the lake, and repair each damaged span by a separate commit."""
         findings = examine_lake(self._lake)
         suspects = findings.list_suspect_files()
         self.unrepaired = {}
@@ -123,7 +123,12 @@ class _RepairRun:
             self._repair_span(connection, _DamagedSpan(self._lake, findings, suspects, span))
 
     def _repair_span(self, connection: Connection, damaged: "_DamagedSpan") -> None:
-        """Export the rows again that only suspect files have, and take the files out."""
+        """Replace the suspect files of a span by rows of the database.
+
+        A suspect file is altered, missing, or of another program with other rows. The rows of the
+        intact files and the staged rows together must have the recorded checksums. Otherwise
+        nothing is committed, and the windows stay damaged with a reason.
+        """
         lake = self._lake
         counts, staged, staged_checksums = self._export(connection, damaged)
         checksums = {
@@ -194,6 +199,7 @@ class _DamagedSpan:
     def __init__(
         self, lake: Lake, findings: LakeExamination, suspects: Iterable[DataFile], span: Span
     ) -> None:
+        """Compare the span's windows in the intact files with the records."""
         self.span = span
         self.removed_files = [file for file in suspects if file.may_hold(*span)]
         self.intact_rows = lake.read(*span, excluded=self.removed_files)
@@ -224,7 +230,11 @@ class _DamagedSpan:
         return self.get_checksums(window).matches(self.expected[window])
 
     def find_issues(self, checksums: _ChecksumsByWindow) -> dict[str, str]:
-        """Return why windows would stay damaged with the given checksums, by name."""
+        """Return the reasons why windows would stay damaged with the given checksums, by name.
+
+        An empty result allows the commit. One window that cannot be restored blocks all windows of
+        the span, because they share files.
+        """
         mismatches = {
             window.name: f"the record says {self.expected[window]}; the database and the "
             f"intact files have {checksums[window]}"
@@ -241,10 +251,11 @@ class _DamagedSpan:
         return {window.name: mismatches.get(window.name, reason) for window in windows}
 
     def _count_unknown(self) -> int:
-        """Count rows of altered files that may belong to unrecorded windows.
+        """Count rows of altered files that may belong to windows without a record.
 
-        A file whose SHA-256 is recorded had no such rows. Of another file we only know how many
-        rows it had in excess of those that recorded windows lack.
+        Taking such files out of the table would lose these rows unnoticed. A file whose SHA-256 is
+        recorded was written by an export, which recorded its windows. For another file only the
+        number of rows is known: it may have had more rows than the recorded windows lack.
         """
         altered = [file for file in self.removed_files if file.path in self._findings.altered]
         missing = (
@@ -267,7 +278,10 @@ class _DamagedSpan:
 def _find_damaged_spans(
     lake: Lake, findings: LakeExamination, suspects: Iterable[DataFile]
 ) -> list[Span]:
-    """Return spans of differing windows and suspect files; no such file is in two spans."""
+    """Return the spans to repair, merged until no suspect file reaches into two spans.
+
+    A file without times in the log may have rows of any window, so its span is that of all windows.
+    """
     windows = sorted({*lake.list_windows(), *findings.checksums})
     parts = [(window.start, window.end) for window in findings.differing]
     for file in suspects:

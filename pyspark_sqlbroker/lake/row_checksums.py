@@ -49,6 +49,7 @@ class RowChecksums:
     def _combine(
         self, other: "RowChecksums", calculate: Callable[[int, int], int]
     ) -> "RowChecksums":
+        """Apply `calculate` to each pair of sums; a sum missing in either is None."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         sums: list[Any] = [None if None in pair else calculate(*pair) for pair in pairs]
         return RowChecksums(*sums)
@@ -74,6 +75,7 @@ class RowChecksums:
         }
 
     def __str__(self) -> str:
+        """Return the existing sums as text, for error messages."""
         return ", ".join(
             f"{name}={value}" for name, value in asdict(self).items() if value is not None
         )
@@ -134,7 +136,7 @@ def build_start_expression(database: ArchiveDatabase, size: str) -> str:
 
 
 def _group_by_window(rows: Iterable[Any], size: str) -> dict[ExportWindow, RowChecksums]:
-    """Return checksums by window; times outside of the years 1 to 9999 are left out."""
+    """Return the queried checksums by window; times outside of the years 1 to 9999 are omitted."""
     return {
         ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
         for first, *values in rows
@@ -213,6 +215,7 @@ def build_checksum_columns(*, checksums: bool) -> list[Column]:
 
 
 def _get_other_fields() -> list[Field]:
+    """Return the columns that the checksum of columns joins: all but the payload."""
     return [field for field in ARCHIVE_FIELDS if field.name != "payload"]
 
 
@@ -223,14 +226,23 @@ def _build_source_value(database: ArchiveDatabase, field: Field) -> str:
 
 
 def _build_spark_value(field: Field) -> Column:
+    """Return a column's value as text, as `build_joined_text` of the databases renders it.
+
+    NULL and an empty text must differ: NULL becomes ~, other values follow an =.
+    """
     column = F.col(field.name)
     value = F.unix_micros(column) if field.type == "timestamp" else column
     return F.coalesce(F.concat(F.lit("="), value.cast("string")), F.lit("~"))
 
 
 def _sum(column: Column) -> Column:
+    """Return an exact sum: a bigint would overflow."""
     return F.coalesce(F.sum(column.cast("decimal(20,0)")).cast(_DIGITS), F.lit(0).cast(_DIGITS))
 
 
 def _digest_sum(column: Column) -> Column:
+    """Return the sum of the first 60 bits of each MD5, as the databases compute it.
+
+    A sum does not depend on the order of rows, so both sides can compare without sorting.
+    """
     return _sum(F.conv(F.substring(F.md5(column), 1, 15), 16, 10))

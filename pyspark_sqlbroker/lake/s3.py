@@ -52,6 +52,7 @@ def open_folders(spark: SparkSession, path: str, storage: Mapping[str, str] | No
 
 
 def _has_s3a(spark: SparkSession) -> bool:
+    """Return True if the session's Java can load Hadoop's file system for S3."""
     java = get_java(spark)
     if java is None:
         return True  # Folders raises the error about Spark Connect
@@ -181,6 +182,7 @@ class S3Folders(Folders):
         return numbers.mapInArrow(task, result_schema)
 
     def _list_entries(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
+        """List the entries below a path; empty if there is no such folder."""
         selector = fs.FileSelector(
             self._get_location(path), allow_not_found=True, recursive=recursive
         )
@@ -193,7 +195,11 @@ class S3Folders(Folders):
 def _write_task(
     settings: Mapping[str, Any], folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task, at an executor; the store shows only the complete file."""
+    """Write the rows of a task to a new file; runs at an executor.
+
+    The store shows only the complete file. Yield its name, so that the driver ignores files of
+    failed attempts.
+    """
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
@@ -215,7 +221,10 @@ def _read_task(
     name: str,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Read the files of a task's numbers, at an executor; missing columns are NULL."""
+    """Read a task's files, whose positions in `paths` the batches hold; runs at an executor.
+
+    `name` is the column for the file's name, or empty. Missing columns are NULL.
+    """
     system = fs.S3FileSystem(**settings)
     for numbers in batches:
         for number in numbers.column(0).to_pylist():
@@ -228,6 +237,7 @@ def _read_task(
 def _to_schema(
     batch: pa.RecordBatch, schema: pa.Schema, extra: Mapping[str, str]
 ) -> pa.RecordBatch:
+    """Cast a batch to `schema`: missing columns take their value from `extra`, else NULL."""
     columns = []
     for field in schema:
         if field.name in batch.schema.names:

@@ -77,7 +77,7 @@ class WindowBatch:
 
 
 def count_missing_rows(job: TransferJob, connection: Connection, window: ExportWindow) -> int:
-    """Count the database's rows that the lake lacks in a window."""
+    """Count the rows of a window that the database has and the lake lacks."""
     selection = job.selection.between(window.start, window.end)
     rows = scan_rows(
         job.lake.session, job.database, connection, selection, "auto", None, job.options
@@ -115,6 +115,12 @@ def transfer_batch(
 def _transfer_once(
     job: TransferJob, connection: Connection, batch: WindowBatch
 ) -> dict[ExportWindow, Entry]:
+    """Copy a batch into the lake by a single commit, after the written rows were compared.
+
+    The rows are read and counted in one snapshot where the database has snapshots. If the lake has
+    rows of the window already, only the missing rows are staged, and rows that only the lake has
+    are counted separately.
+    """
     start = batch.windows[0].start
     end = batch.windows[-1].end
     selection = job.selection.between(start, end)
@@ -154,9 +160,9 @@ def _compare_checksums(
     database_checksums: Mapping[ExportWindow, RowChecksums],
     lake_only: Mapping[ExportWindow, RowChecksums],
 ) -> dict[ExportWindow, Entry]:
-    """Return the records of the windows.
+    """Return the new records of the windows, or raise an error if a window differs.
 
-    The lake's rows plus the staged ones must equal the database's rows plus those that only the
+    The lake's rows plus the staged rows must equal the database's rows plus the rows that only the
     lake has.
     """
     entries = {}
@@ -176,8 +182,9 @@ def _compare_checksums(
 def share_snapshot(
     job: TransferJob, connection: Connection
 ) -> Iterator[tuple[Connection, Snapshot | None]]:
-    """Share a snapshot among all reads, on PostgreSQL; elsewhere None, as closed windows do not
-    change.
+    """Share a snapshot among all reads of a transfer (PostgreSQL).
+
+    Elsewhere the snapshot is None: rows of a closed window do not change, unless they are removed.
     """
     if not job.database.shares_snapshots:
         yield connection, None
@@ -200,7 +207,11 @@ def _scan_rows(
     snapshot: Snapshot | None,
     rows: int,
 ) -> DataFrame:
-    """Scan all rows of the span, in a partition for each file to write."""
+    """Scan all rows of the batch, in as many partitions as files are to be written.
+
+    Each partition becomes a file. A batch of few rows takes one partition; otherwise the size of
+    the rows and the number of cores decide.
+    """
     size = job.database.estimate_size(connection, selection.table, selection.schema)
     total_bytes = rows * (size.row_bytes or DEFAULT_ROW_BYTES)
     cores = int(job.lake.session.sparkContext.defaultParallelism)

@@ -159,6 +159,7 @@ def verify_export(
     end = parse_time("until", until)
 
     def is_selected(window: ExportWindow) -> bool:
+        """Return True if the whole window lies between since= and until=."""
         return (first is None or window.start >= first) and (end is None or window.end <= end)
 
     is_bounded = first is not None or end is not None
@@ -188,7 +189,12 @@ def _compare_with_database(
     name: str | None,
     is_selected: Callable[[ExportWindow], bool],
 ) -> tuple[dict[str, str], int]:
-    """Compute `VerifyResult.lacking` and `VerifyResult.uncovered`."""
+    """Compute `VerifyResult.lacking` and `VerifyResult.uncovered`.
+
+    Only windows whose counts differ from the record are listed row by row. If the listing by the
+    index on times disagrees with the counts, the rows are listed again by their computed window,
+    which reads the whole table.
+    """
     database = get_database(parse_address(url))
     selection = lake.select(database, name, hint="give the URL of its database")
     end = max((end for _, end in lake.state.covered), default=MIN_TIME)
@@ -218,6 +224,7 @@ def _compare_with_database(
 
 
 def _describe_difference(lake: Lake, findings: LakeExamination, window: ExportWindow) -> str:
+    """Describe how a window in the files differs from its record, for `VerifyResult.differing`."""
     recorded = lake.get_checksums(window)
     actual = findings.checksums.get(window, NO_ROWS)
     issue = "its rows differ"
@@ -265,15 +272,16 @@ def examine_lake(
     )
     if is_selected is not None:
         checksums_by_window = {
-            file: figures for file, figures in checksums_by_window.items() if is_selected(file)
+            window: sums for window, sums in checksums_by_window.items() if is_selected(window)
         }
     differing = tuple(_find_differing(lake, all_windows, checksums_by_window))
-    # No window has these rows, so no figures would show them.
+    # Rows without a time are in no window, so no checksums would show them.
     unidentified = lake.find_files_without_ids(foreign)
     return LakeExamination(files, altered, unidentified, foreign, checksums_by_window, differing)
 
 
 def _may_hold_any(file: DataFile, windows: Iterable[ExportWindow]) -> bool:
+    """Return True if the file may have rows of any of the windows."""
     return any(file.may_hold(window.start, window.end) for window in windows)
 
 
@@ -282,7 +290,10 @@ def _find_differing(
     windows: Iterable[ExportWindow],
     checksums: Mapping[ExportWindow, RowChecksums],
 ) -> list[ExportWindow]:
-    """Return the windows whose checksums differ from the records, in order."""
+    """Return the windows whose checksums differ from the records, in order.
+
+    A window without a record differs if it has rows.
+    """
     all_windows = sorted({*windows, *checksums})
     return [
         window
@@ -331,7 +342,10 @@ def find_changes(lake: Lake, checked_bytes: float) -> LakeChanges:
 def _find_differing_foreign(
     lake: Lake, files: Sequence[DataFile], foreign: Sequence[DataFile]
 ) -> list[ExportWindow]:
-    """Return the differing windows among the windows of foreign files."""
+    """Return the windows in files of other programs whose rows differ from the records.
+
+    A window may have rows in our own files, too, so those files are read as well.
+    """
     if not foreign:
         return []
     spans = [lake.get_file_span(file) for file in foreign]
@@ -348,6 +362,9 @@ def _find_differing_foreign(
 
 
 def _has_recorded_row_count(lake: Lake) -> bool:
-    """Return True if the log has as many rows as are recorded."""
+    """Return True if the log has as many rows as are recorded.
+
+    A cheap test for rows that another program has removed, or restored: it reads only the log.
+    """
     recorded = sum(lake.get_checksums(window).rows for window in lake.list_windows())
     return sum(file.rows for file in lake.files) == recorded

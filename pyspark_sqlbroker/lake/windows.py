@@ -58,7 +58,7 @@ Span = tuple[datetime, datetime]
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the same time as spans in order, none of which touches another."""
+    """Merge spans that touch or overlap; return the result in order."""
     merged = list[Span]()
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if merged and start <= merged[-1][1]:
@@ -80,7 +80,7 @@ def cut_spans(spans: Iterable[Span], start: datetime | None, end: datetime | Non
 
 
 def subtract_spans(span: Span, removed: Iterable[Span]) -> list[Span]:
-    """Subtract `removed` spans, which are in order and do not touch each other, from a span."""
+    """Return the parts of `span` outside of `removed`, which is merged and in order."""
     remaining = list[Span]()
     start, end = span
     for first, last in removed:
@@ -125,7 +125,11 @@ def plan_spans(
 def _find_start(
     covered: Sequence[Span], since: datetime | None, oldest: datetime | None, size: str
 ) -> datetime | None:
-    """Return the first time that an export checks; None if there is nothing."""
+    """Return the start of the new windows that an export checks; None if there are none.
+
+    Without `since` it is the end of the first exported span. With `since` it is `since`, or later
+    if the first row or exported span is later: all windows before that are empty.
+    """
     if since is None and covered:
         return covered[0][1]
     # All windows before the first row and before the first window of the lake are empty.

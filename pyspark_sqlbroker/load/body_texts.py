@@ -25,7 +25,7 @@ def to_json_text(payload: bytes, headers: str | None) -> str | None:
 
 
 def _get_media_type(headers: str | None) -> str:
-    """Return the content type without parameters, in lower case; "" if there is none."""
+    """Return the content type in the headers, without parameters and in lower case; "" if none."""
     try:
         fields = json.loads(headers or "{}")
     except ValueError:

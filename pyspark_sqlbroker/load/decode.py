@@ -97,6 +97,7 @@ def get_header(path: str) -> Column:
 
 
 def _parse_data_type(schema: Any) -> DataType:
+    """Return the Spark type of `schema`: a type, a Pydantic model, DDL, or "variant"."""
     if isinstance(schema, DataType):
         return schema
     if isinstance(schema, type) and hasattr(schema, "model_fields"):
@@ -119,7 +120,10 @@ def _parse_data_type(schema: Any) -> DataType:
 
 
 def _classify_content() -> Column:
-    """Return the kind of content: "json", "text" or CONTENT_TYPE."""
+    """Return the kind of content by the header content-type: "json", "text" or CONTENT_TYPE.
+
+    CONTENT_TYPE means that the payload is not decoded. Without the header it is read as JSON.
+    """
     # Names of headers keep their case in the table; most are spelled as FastStream does.
     fields = F.map_entries(F.from_json(F.col("headers"), "map<string, string>"))
     matching = F.filter(fields, lambda field: F.lower(field["key"]) == "content-type")
@@ -132,6 +136,7 @@ def _classify_content() -> Column:
 
 
 def _build_result(body: Column, error: Column) -> Column:
+    """Return body and error as a struct; the error only where the body is NULL."""
     reason = F.when(body.isNull(), error)
     return F.struct(body.alias("body"), reason.alias("error"))
 
@@ -153,6 +158,7 @@ def _is_json(sealed: Column, text: Column) -> Column:
 
 
 def _parse_variant(text: Column) -> Column:
+    """Parse the text as VARIANT; the seal proves that the whole text is a single JSON value."""
     parsed = F.try_parse_json(_build_sealed_array(text))
     return _build_result(
         F.when(_is_json(parsed, text), F.try_variant_get(parsed, "$[0]", VARIANT)), F.lit(NOT_JSON)
@@ -160,7 +166,10 @@ def _parse_variant(text: Column) -> Column:
 
 
 def _build_sealed_object(text: Column) -> Column:
-    """Return text and seal as fields of an object; an array's values would have one type."""
+    """Return text and seal, a hash of the text, as fields of a JSON object.
+
+    An array would not do here, as `from_json` gives all its values one type.
+    """
     return F.concat(
         F.lit(f'{{"{_BODY_FIELD}":'),
         text,
@@ -171,6 +180,11 @@ def _build_sealed_object(text: Column) -> Column:
 
 
 def _parse_typed(text: Column, data_type: DataType) -> Column:
+    """Parse the text as `data_type`, with the reason if that fails.
+
+    The text counts only if the seal after it is intact and no other field was added; otherwise it
+    is valid JSON of another type ("mismatch") or no JSON ("not_json").
+    """
     schema = StructType(
         [
             StructField(_BODY_FIELD, data_type),
@@ -193,4 +207,5 @@ def _parse_typed(text: Column, data_type: DataType) -> Column:
 
 
 def _convert_text(text: Column, data_type: DataType) -> Column:
+    """Return the text of a text message; NULL if the schema is not STRING."""
     return text if isinstance(data_type, StringType) else F.lit(None).cast(data_type)

@@ -233,11 +233,15 @@ class Watermark:
     pending_end: Horizon | None = None
 
     def start_load(self, since: datetime | None, end: Horizon) -> "Watermark":
-        """Start a load of [since, end); an earlier load can then no longer change the file."""
+        """Return the watermark that announces a load of [since, end).
+
+        Its new random number makes the end of any earlier load fail, as that load finds another
+        number.
+        """
         return replace(self, until=since, load=uuid.uuid4().hex, pending_end=end)
 
     def finish_load(self) -> "Watermark":
-        """Return the watermark after a load that ended well."""
+        """Return the watermark after a load that ended well, from which the next load starts."""
         return (
             self
             if self.pending_end is None
@@ -299,6 +303,7 @@ class WatermarkFile:
 
 
 def _parse_watermark(content: Mapping[str, Any], source: Mapping[str, Any]) -> Watermark:
+    """Parse the file's content; `begun` is the window of a load that has not finished."""
     pending = content["begun"]
     end = None
     if pending is not None:
@@ -308,6 +313,7 @@ def _parse_watermark(content: Mapping[str, Any], source: Mapping[str, Any]) -> W
 
 
 def _render_watermark(watermark: Watermark) -> dict[str, Any]:
+    """Render the watermark as the file's content."""
     end = watermark.pending_end
     pending = end and {"until": end.moment.isoformat(), "source": end.source, "detail": end.detail}
     until = None if watermark.until is None else watermark.until.isoformat()
@@ -321,7 +327,7 @@ def _render_watermark(watermark: Watermark) -> dict[str, Any]:
 
 
 def _log_load(window: Selection, watermark: Watermark, end: Horizon) -> None:
-    """Log a line for each load."""
+    """Log the window of a load, and the reason for its end."""
     first, until = (
         "the oldest row" if time is None else time.astimezone(timezone.utc).isoformat()
         for time in (window.since, window.until)

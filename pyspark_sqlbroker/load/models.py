@@ -122,6 +122,10 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
 def _build_struct(
     model: type[BaseModel], path: str, by_alias: bool, parents: tuple[type, ...]
 ) -> StructType:
+    """Convert the fields of a model; `parents` are the models around the model.
+
+    `path` names the model in errors.
+    """
     _check_cycle(model, path, parents)
     fields = []
     for name, info in model.model_fields.items():
@@ -133,6 +137,7 @@ def _build_struct(
 
 
 def _check_cycle(model: type[BaseModel], path: str, parents: tuple[type, ...]) -> None:
+    """Refuse a model that is among its own `parents`: Spark's types cannot be recursive."""
     if model in parents:
         raise SetupError(
             f"{path}: {model.__name__} contains itself, which Spark schemas do not support; {_HINT}"
@@ -143,6 +148,7 @@ _HINT = 'annotate it as Any (it becomes VARIANT), or give decode_payload a DDL o
 
 
 def _get_alias(info: FieldInfo, field_path: str) -> str | None:
+    """Return a field's alias, the name in JSON, or None; of several choices the first name."""
     alias = info.validation_alias if info.validation_alias is not None else info.alias
     if isinstance(alias, AliasChoices):
         alias = next(
@@ -157,7 +163,7 @@ def _get_alias(info: FieldInfo, field_path: str) -> str | None:
 
 
 def _iter_constraints(annotations: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the metadata of `Annotated`, also from `Field(…)`."""
+    """Yield the constraints in the metadata of `Annotated`, also from within `Field(…)`."""
     for annotation in annotations:
         if isinstance(annotation, FieldInfo):
             yield from annotation.metadata
@@ -174,6 +180,7 @@ class _Converter:
     parents: tuple[type, ...]
 
     def __call__(self, annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
+        """Convert an annotation; `metadata` has the constraints, such as max_digits."""
         if annotation is Decimal:
             return self._convert_decimal(metadata)
         if isinstance(annotation, collections.abc.Hashable) and annotation in _SCALAR_TYPES:
@@ -195,6 +202,7 @@ class _Converter:
         return self._convert_class(annotation)
 
     def _convert_class(self, annotation: Any) -> DataType:
+        """Convert a class other than the scalar types: a model, an Enum or a subclass of str."""
         if not isinstance(annotation, type):
             raise self._build_error(annotation)
         if issubclass(annotation, RootModel):
@@ -217,6 +225,7 @@ class _Converter:
     def _convert_generic(
         self, origin: Any, arguments: tuple[Any, ...], annotation: Any
     ) -> DataType:
+        """Convert a list, tuple[X, ...] or mapping; a mapping needs keys of type str."""
         if origin in _LIST_TYPES:
             return ArrayType(self(arguments[0]))
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:  # noqa: PLR2004 - tuple[X, ...]
@@ -235,6 +244,7 @@ class _Converter:
         return types_[0]
 
     def _convert_decimal(self, metadata: tuple[Any, ...]) -> DataType:
+        """Convert Decimal to Spark's type, with the digits that the constraints allow."""
         digits = next(
             (
                 constraint.max_digits
@@ -260,6 +270,7 @@ class _Converter:
         return DecimalType(precision, scale)
 
     def _build_error(self, annotation: Any) -> SetupError:
+        """Create the error about an annotation without a counterpart in Spark."""
         name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
         return SetupError(
             f"{self.field_path} is annotated {name}, which has no counterpart in Spark: {_HINT}"

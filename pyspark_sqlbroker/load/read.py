@@ -252,6 +252,7 @@ def _read(
     decode: Any,
     options: Mapping[str, str] | None,
 ) -> DataFrame:
+    """Read a selection for `read_archive` and `read_messages`."""
     if not isinstance(snapshot, bool | Snapshot):
         raise SetupError(
             "snapshot must be True, False or the snapshot of `with open_snapshot(url) as now:`, "
@@ -311,7 +312,11 @@ def scan_rows(
 def _choose_time_format(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> ArchiveDatabase:
-    """Read times as microseconds if the oldest `archived_at` is before `FIRST_EXACT_TIME`."""
+    """Read times as microseconds if the oldest `archived_at` is before `FIRST_EXACT_TIME`.
+
+    Spark would shift such old timestamps. Newer ones are read natively, so that filters on them can
+    be pushed down.
+    """
     if not database.native_timestamps or selection.time_column != "archived_at":
         return database  # no index serves other time columns
     oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
@@ -322,6 +327,7 @@ def _choose_time_format(
 def _count_partitions(
     spark: SparkSession, requested: int | Literal["auto"], size: TableSize
 ) -> int:
+    """Return the number of partitions to read: the requested number, or by the table's size."""
     if requested != "auto":
         return validate_integer("num_partitions", requested, other=' or "auto"')
     context = getattr(spark, "_sc", None)
@@ -353,6 +359,11 @@ def _build_raw_schema(database: ArchiveDatabase, selection: Selection) -> str:
 def _convert_columns(
     spark: SparkSession, database: ArchiveDatabase, selection: Selection
 ) -> list[Any]:
+    """Convert the columns that JDBC read to the public schema.
+
+    The conversions also stop Spark from pushing down filters that the database would evaluate
+    differently.
+    """
     pushable = database.native_timestamps and _is_java_in_utc(spark)
     columns = []
     for field in selection.fields:
@@ -373,7 +384,10 @@ def _convert_columns(
 
 
 def _is_java_in_utc(spark: SparkSession) -> bool:
-    """Return True if times that Spark pushes down keep their meaning."""
+    """Return True if times keep their meaning when Spark pushes a filter down.
+
+    Spark formats them in Java's time zone.
+    """
     java = get_java(spark)
     if java is None:
         return False

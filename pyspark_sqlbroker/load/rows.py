@@ -65,7 +65,7 @@ def read_batches(
 def _read_by_adbc(
     address: Address, statement: str, schema: pa.Schema, fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Read by PostgreSQL's binary COPY, decoded outside of Python."""
+    """Run the statement by PostgreSQL's binary COPY, which ADBC decodes outside of Python."""
     try:
         from adbc_driver_postgresql import StatementOptions, dbapi  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -107,7 +107,11 @@ def build_conninfo(address: Address) -> str:
 
 @contextmanager
 def _open_mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """Open a cursor that holds one row: a plain cursor would fetch all rows first."""
+    """Run the statement with a cursor that holds a single row at a time.
+
+    A plain cursor would fetch all rows first. The connection is dropped at the end, even with rows
+    unread.
+    """
     from pymysql.cursors import SSCursor  # noqa: PLC0415 - of MySQL only
 
     with address.create_engine().connect() as connection:
@@ -125,7 +129,10 @@ def _open_mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tupl
 
 @contextmanager
 def _open_sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """Open a read-only connection: no lock that a writer would meet in WAL."""
+    """Run the statement on a read-only connection.
+
+    In WAL mode it takes no lock that blocks a writer.
+    """
     import sqlite3  # noqa: PLC0415 - of SQLite only
 
     url = address.python_url
@@ -145,6 +152,7 @@ def _decode(value: bytes) -> str:
 def _split_batches(
     rows: Iterator[tuple[Any, ...]], schema: pa.Schema, fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
+    """Collect rows into batches of at most `fetch_rows` rows and about `BATCH_BYTES`."""
     sized_columns = [
         index
         for index, type_ in enumerate(schema.types)
@@ -183,6 +191,7 @@ def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
 
 
 def _to_array(values: list[Any], type_: pa.DataType) -> pa.Array:
+    """Convert the values of a column; texts may arrive as bytes, and bytes as text (SQLite)."""
     if pa.types.is_timestamp(type_):
         return pa.array(values, pa.int64()).cast(type_)
     if pa.types.is_binary(type_):

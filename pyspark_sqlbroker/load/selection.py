@@ -172,7 +172,10 @@ def select_rows(
 def find_oldest(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> datetime | None:
-    """Return the time of the oldest selected row from year 1 on; None if there is none."""
+    """Return the time of the oldest selected row from year 1 on; None if there is none.
+
+    Python has no earlier times.
+    """
     dated = selection.between(selection.since or MIN_TIME, selection.until)
     # An index provides the minimum of the column, but not of a function's results.
     oldest = database.build_microseconds(f"min({database.quote(selection.time_column)})")
@@ -183,6 +186,7 @@ def find_oldest(
 
 
 def _parse_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return the queues as a tuple; a single name may be given as text. None selects all."""
     if queues is None:
         return None
     names = (queues,) if isinstance(queues, str) else tuple(queues)
@@ -195,6 +199,7 @@ def _parse_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
 def _parse_states(
     states: Iterable[str | MessageState] | None, allowed: frozenset[MessageState]
 ) -> tuple[str, ...] | None:
+    """Return the names of the states, given in any case of letters; None selects all."""
     if states is None:
         return None
     allowed_names = {state.name: state for state in MessageState if state in allowed}

@@ -197,6 +197,7 @@ def replay(
 
 
 def _build_plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> ReplayPlan:
+    """Check job, queue and headers, and return the rules by which rows are copied."""
     if issue := find_name_error(job):
         raise SetupError(f"job cannot be {format_value(job)}: {issue}")
     if queue is not None and (issue := find_queue_error(queue)):
@@ -214,6 +215,7 @@ def _build_plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) 
 
 
 def _check_rate(rate: float | None) -> float | None:
+    """Check that the rate is a finite number of at least `MIN_RATE`; None has no limit."""
     if rate is None:
         return None
     if (
@@ -241,6 +243,7 @@ def _prepare_writer(writer: ReplayWriter, *, spread: bool) -> ReplayWriter:
 
 
 def _require_tables(writer: ReplayWriter, connection: Connection) -> None:
+    """Find missing tables and rights before Spark starts tasks, by selecting no rows."""
     for table in writer.build_tables().broker_tables:
         try:
             connection.execute(select(*table.c).where(false()))
@@ -312,7 +315,10 @@ def partition_rows(
 
 
 def _convert_headers(df: DataFrame) -> Column:
-    """Return headers as stored, or as JSON if typed: Python sees a map as a list."""
+    """Return headers as JSON text, whether stored as text or as a typed column.
+
+    In Python a map would arrive as a list of pairs.
+    """
     data_type = df.schema["headers"].dataType
     if isinstance(data_type, StructType | MapType | VariantType):
         return F.to_json("headers").alias("headers")
@@ -336,7 +342,10 @@ def _convert_payload(df: DataFrame) -> Column:
 
 
 def _run_tasks(rows: DataFrame, writer: ReplayWriter) -> list[Any]:
+    """Publish the rows in Spark's tasks, a task for each partition, and collect the counts."""
+
     def run_task(batches: Iterable[Any]) -> Iterable[Any]:
+        """Publish the rows of a partition; runs in a worker, where `writer` arrives pickled."""
         context = TaskContext.get()
         task = ReplayTask(writer, 0 if context is None else context.partitionId())
         task_rows = (row for batch in batches for row in batch.to_pylist())
@@ -349,6 +358,7 @@ def _run_tasks(rows: DataFrame, writer: ReplayWriter) -> list[Any]:
 
 
 def _to_arrow(counts: Mapping[str, QueueReplayCount]) -> Any:
+    """Convert the counts of a task to a batch, a row for each queue."""
     rows = [
         asdict(count) | {"queue": queue, "sample": json.dumps(count.sample)}
         for queue, count in counts.items()
@@ -357,7 +367,10 @@ def _to_arrow(counts: Mapping[str, QueueReplayCount]) -> Any:
 
 
 def _convert_error(error: PySparkException) -> BaseException:
-    """Return this package's error that a task raised, without Java's text around it."""
+    """Return this package's error that a task raised, without Java's surrounding text.
+
+    Spark reports only the traceback as text, so class and message are found in it.
+    """
     matches = _PACKAGE_ERROR.findall(str(error))
     if not matches:
         return error
@@ -369,6 +382,10 @@ def _convert_error(error: PySparkException) -> BaseException:
 
 
 def _summarize(results: list[Any], job: str, *, dry_run: bool) -> ReplayResult:
+    """Add up the counts of all tasks.
+
+    Rows that are neither published nor redriven were published by an earlier run of the job.
+    """
     queues: dict[str, int] = {}
     for row in sorted(results, key=lambda row: row.queue):
         queues[row.queue] = queues.get(row.queue, 0) + row.fresh

@@ -112,7 +112,7 @@ class QueueReplayCount:
     sample: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, copy: ReplayCopy, *, is_new: bool, in_sample: bool) -> None:
-        """Count a row."""
+        """Count a row; a new row in the sample is also kept for display."""
         self.rows += 1
         if is_new:
             self.fresh += 1
@@ -128,6 +128,7 @@ class ReplayTask:
     """The work of a partition."""
 
     def __init__(self, writer: ReplayWriter, partition: int) -> None:
+        """Prepare the task of a partition; the connection is opened on first use."""
         self._writer = writer
         self._database = writer.database
         tables = writer.build_tables()
@@ -163,16 +164,19 @@ class ReplayTask:
         return self.counts
 
     def _find_latest(self, ids: Sequence[int]) -> dict[int, int | None]:
+        """Return the current state of some messages, with retries; see `find_latest`."""
         return self._retry(
             lambda connection: find_latest(connection, self._message, self._archive, ids)
         )
 
     def _count_redriven(self, row: dict[str, Any]) -> None:
+        """Count a skipped row, whose message was redriven."""
         count = self.counts.setdefault(row["queue"], QueueReplayCount())
         count.rows += 1
         count.redriven += 1
 
     def _count(self, batch: Sequence[ReplayCopy], published: set[int]) -> None:
+        """Count a batch; the first copies that are new become the sample."""
         for copy in batch:
             count = self.counts.setdefault(copy.queue, QueueReplayCount())
             count.add(
@@ -183,13 +187,19 @@ class ReplayTask:
             self._sample_count += copy.origin not in published
 
     def _find_published(self, batch: Sequence[ReplayCopy]) -> set[int]:
+        """Return the ids that earlier runs of the job have published, for a dry run."""
+
         def find_marks(connection: Connection) -> set[int]:
             return {int(mark.key) for mark in self._read_marks(connection, batch)}
 
         return self._retry(find_marks)
 
     def _publish(self, batch: Sequence[ReplayCopy]) -> set[int]:
-        """Write the copies without a mark; return the ids that an earlier run has written."""
+        """Publish the copies without a mark; return the ids that another run published.
+
+        A mark is a row of the policy state that records a published id of the job. Marks and
+        messages are committed together. Then subscribers are notified of queues with due messages.
+        """
         attempts: set[uuid.UUID] = set()
 
         def publish(connection: Connection) -> tuple[set[int], set[str]]:
@@ -218,8 +228,15 @@ class ReplayTask:
     def _write(
         self, connection: Connection, batch: Sequence[ReplayCopy], token: uuid.UUID
     ) -> tuple[set[int], set[str]]:
-        """Insert marks and messages; return the ids of earlier runs, and the queues with rows due
-        now.
+        """Insert marks and messages in the open transaction.
+
+        A mark with another run's id shows that another run has published the row. A mark of this
+        run with another token was committed by an earlier attempt, and its message too: it is
+        counted but not published again. A slot is the position of a copy in the task's sequence of
+        due times.
+
+        Returns:
+            The ids that other runs published, and the queues with messages that are due now.
         """
         now = self._database.get_time(connection)
         # Race: all tasks insert marks in the order of ids, so two tasks with the same rows may wait
@@ -248,12 +265,17 @@ class ReplayTask:
         return {copy.origin for copy in batch} - set(slots), due_queues
 
     def _compute_due_time(self, slot: int, now: datetime) -> datetime:
+        """Return the due time of the copy at position `slot` of this task.
+
+        A time out of range becomes the latest possible time.
+        """
         with contextlib.suppress(OverflowError):
             since = now if self._start is None else self._start
             return min(since + self._writer.delay + self._writer.spacing * slot, MAX_DUE_TIME)
         return MAX_DUE_TIME
 
     def _build_mark(self, copy: ReplayCopy, token: uuid.UUID, now: datetime) -> dict[str, Any]:
+        """Return the mark of a published copy, which stops other runs from publishing the row."""
         remember = self._writer.remember
         return {
             "scope": self._writer.scope,
@@ -265,6 +287,7 @@ class ReplayTask:
         }
 
     def _read_marks(self, connection: Connection, batch: Sequence[ReplayCopy]) -> Sequence[Any]:
+        """Return the existing marks of a batch, from any run of the job."""
         c = self._state.c
         condition = and_(
             c.scope == self._writer.scope, c.key.in_([str(copy.origin) for copy in batch])
@@ -272,7 +295,10 @@ class ReplayTask:
         return connection.execute(select(c.key, c.lease_token, c.info).where(condition)).all()
 
     def _notify(self, queues: set[str]) -> None:
-        """Notify subscribers if the database can; otherwise subscribers poll."""
+        """Wake the subscribers of the queues, in a database that can notify.
+
+        Other subscribers poll, so a failure is ignored.
+        """
         if self._connection is not None:
             try:
                 self._database.notify(self._connection, self._writer.config.channel, queues)
@@ -280,7 +306,11 @@ class ReplayTask:
                 self.close()
 
     def _retry(self, function: Callable[[Connection], T]) -> T:
-        """Call `function` until the database succeeds, on a new connection after each failure."""
+        """Call `function` with a connection, and again if the database fails for a moment.
+
+        Each failure closes the connection, and the pause doubles. After `MAX_ATTEMPTS`, or
+        immediately after an error of the statement, StoreError is raised without the statement.
+        """
         for pause in (*(RETRY_PAUSE * 2**n for n in range(MAX_ATTEMPTS - 1)), None):
             try:
                 if self._connection is None:
@@ -306,12 +336,14 @@ class ReplayTask:
 def filter_current_rows(
     rows: Iterable[Row], find_latest: FindLatest, on_redriven: Callable[[Row], None]
 ) -> Iterator[Row]:
-    """Yield the newest rows that are still the last of their message.
+    """Yield the newest row of each message, unless the message was redriven since.
+
+    A lake has a row for each time that a message was archived, so older rows are skipped.
 
     Args:
         rows: Sorted by id, the newest row of an id first; each with archived_us.
         find_latest: Returns the database's state of some ids, like the function `find_latest`.
-        on_redriven: Called once for each message that is left out.
+        on_redriven: Called once for each message that is skipped.
     """
     remaining_rows = iter(rows)
     last_id: int | None = None
@@ -329,6 +361,10 @@ def filter_current_rows(
 
 
 def _is_current(row: Row, latest: int | None) -> bool:
+    """Return True if the archive's newest row of the message is not newer than `row`.
+
+    `latest` is None if the live table has the message.
+    """
     archived_at = row["archived_us"]
     return latest is not None and archived_at is not None and latest <= archived_at
 
@@ -363,7 +399,10 @@ def format_refusal(error: DBAPIError) -> str:
 def split_batches(
     copies: Iterable[ReplayCopy], size: int, max_bytes: int
 ) -> Iterator[list[ReplayCopy]]:
-    """Split `copies` into lists of at most `size`, and of about `max_bytes` of payloads."""
+    """Split `copies` into batches of at most `size`, and of about `max_bytes` of payloads.
+
+    Each batch becomes a transaction.
+    """
     batch: list[ReplayCopy] = []
     total = 0
     for copy in copies:

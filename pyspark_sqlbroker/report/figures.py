@@ -92,7 +92,11 @@ def compute_figures(
     as_of: TimeInput | None = None,
     before: DataFrame | None = None,
 ) -> ReportFigures:
-    """Compute all figures; each frame is read once."""
+    """Compute all figures of a report; each frame is read only once.
+
+    `before` is the previous period, for comparison: of its errors only those of this period are
+    kept.
+    """
     require_columns(frame, "the report", *ARCHIVE_SCHEMA.names)
     if before is not None:
         require_columns(before, "the report (before)", *ARCHIVE_SCHEMA.names)
@@ -122,8 +126,9 @@ def compute_figures(
 
 @contextmanager
 def _cache(frame: DataFrame) -> Iterator[DataFrame]:
-    """Cache the columns of a report without payloads, and only the used parts of headers and
-    errors.
+    """Cache the columns that a report needs; the frame is then read only once.
+
+    Payloads are replaced by their length. Of headers and errors only the used parts are kept.
     """
     columns = {
         "payload_bytes": F.octet_length("payload"),
@@ -139,6 +144,7 @@ def _cache(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def _compute_totals(slim: DataFrame) -> Row:
+    """Compute the figures of all messages together."""
     totals = slim.agg(
         F.count("*").alias("messages"),
         *build_outcome_counts(),
@@ -151,6 +157,7 @@ def _compute_totals(slim: DataFrame) -> Row:
 
 
 def _rank_queues(slim: DataFrame, count: int) -> list[str]:
+    """Return the largest queues, and last a name for the sum of all smaller queues."""
     limit = MAX_QUEUES if count <= MAX_QUEUES else MAX_QUEUES - 1
     counts = slim.groupBy("queue").count().orderBy(F.desc("count"), "queue").limit(limit)
     return [*(row["queue"] for row in counts.collect()), f"{count - limit:,} other queues"]
@@ -163,12 +170,18 @@ def _build_display_name(queues: Sequence[str], small: Column) -> Column:
 
 
 def _has_archived() -> Column:
-    """Return True for queues with archived messages, False for sources of dead letters."""
+    """Return a condition on queues that have archived messages themselves.
+
+    A queue may appear only as the origin of dead letters.
+    """
     return F.col("completed") + F.col("failed") + F.col("discarded") > 0
 
 
 def _choose_width(totals: Row, every: Duration | None) -> float:
-    """Return the width of a bucket in seconds."""
+    """Return the width of a bucket in seconds: `every`, or the smallest that gives few buckets.
+
+    `totals` has the first and last time of the period.
+    """
     span = 0.0 if totals["first"] is None else (totals["last"] - totals["first"]).total_seconds()
     if every is None:
         days = 86_400 * math.ceil(span / DEFAULT_MAX_BUCKETS / 86_400)
@@ -193,7 +206,7 @@ def _choose_width(totals: Row, every: Duration | None) -> float:
 
 
 def _compute_comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[str, DataFrame]:
-    """Compute the results to compare with the previous period."""
+    """Compute the results that a report also shows for the previous period."""
     # Rates are computed for each queue first, then added up: a dead letter counts for its original
     # queue, which only its header names.
     sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
@@ -213,6 +226,7 @@ def _compute_comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[
 def _compute_results(
     slim: DataFrame, figures: ReportFigures, live: DataFrame | None, as_of: datetime | None
 ) -> dict[str, DataFrame]:
+    """Compute the results of a period, limited to the rows that fit on a page."""
     results = _compute_comparable_results(slim, figures.queues)
     # The worst queues first, and not too many: sources of dead letters are queues too. A queue with
     # archived messages is in the table of queues, and needs its rate there.

@@ -46,7 +46,10 @@ MAX_ROW_LENGTH = 150
 
 
 def draw(name: str, figures: ReportFigures) -> tuple[Markup, Colours]:
-    """Draw a table's chart as an SVG element; return also the colours. The table must have rows."""
+    """Draw a table's chart; return the SVG element and the colours of the legend.
+
+    The table must have rows. Metadata and ids are removed from the SVG.
+    """
     file = StringIO()
     # Each chart has its own ids. Browsers have more letters than the font that measures texts.
     settings: list[Any] = ["pyspark_sqlbroker.report.charts", {"svg.hashsalt": name}]
@@ -195,7 +198,7 @@ def _draw_bars(
 
 
 def _add_hints(axes: Axes, starts: Any, width: float, sizes: Any, value_format: str) -> None:
-    """Add invisible columns that show the rows' names and sizes under the mouse."""
+    """Add invisible columns to a chart, which show a row's name and sizes under the mouse."""
     # Thousands of hints would be larger than the drawing.
     rows = sizes.iterrows() if len(sizes) <= 2 * DEFAULT_MAX_BUCKETS else ()
     for start, (title, row) in zip(starts, rows, strict=False):
@@ -208,6 +211,7 @@ def _add_hints(axes: Axes, starts: Any, width: float, sizes: Any, value_format: 
 
 
 def _set_time_axis(axes: Axes, days: Any, every: float, x_title: str, y_title: str) -> None:
+    """Set an axis of times, from the first bucket to the end of the last."""
     last_day = min(days.max() + every, MAX_DAY)
     axes.set(xlabel=x_title, ylabel=y_title, xlim=(days.min(), last_day))
     axes.yaxis.set_major_formatter("{x:,.10g}")
@@ -224,7 +228,7 @@ def _set_names(axes: Any, names: list[str], title: str) -> None:
 
 
 def build_labels(names: Iterable[str]) -> list[str]:
-    """Shorten names, and number equal results."""
+    """Shorten names to fit on an axis, and number equal results."""
     unique_labels: list[str] = []
     for name in names:
         short = replace_invisible(

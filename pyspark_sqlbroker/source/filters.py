@@ -37,7 +37,10 @@ class FilteringReader(BatchReader):
     """A batch reader that pushes filters which the database evaluates exactly like Spark."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Accept filters; return the filters that Spark must evaluate itself."""
+        """Accept filters; return the filters that Spark must evaluate itself.
+
+        Spark calls this before it plans the partitions.
+        """
         selection = self._options.selection
         database = get_database(self._options.address)
         fields = {field.name: field for field in selection.fields}
@@ -75,7 +78,7 @@ def to_condition(
 
 
 def _build_comparison(database: ArchiveDatabase, field: Field, filter_: Any) -> str | None:
-    """Return the condition of a filter that has a value."""
+    """Return the condition of a filter with a value; None if databases may compare differently."""
     name = database.quote(field.name)
     if isinstance(filter_, EqualTo):
         return _build_equality(database, field, (filter_.value,))
@@ -119,7 +122,11 @@ def _format_literal(database: ArchiveDatabase, field: Field, value: Any) -> str 
 
 
 def _limit_times(selection: Selection, filter_: Filter) -> Selection:
-    """Apply the filter's limit of the time, by which the rows are cut among tasks."""
+    """Narrow the selection by a filter on the time column.
+
+    The selection's times decide how the rows are cut among tasks; the filter's own condition stays
+    exact.
+    """
     if getattr(filter_, "attribute", ()) != (selection.time_column,):
         return selection
     if isinstance(filter_, GreaterThan | GreaterThanOrEqual):

@@ -123,7 +123,10 @@ def parse_options(
 
 
 def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> dict[str, str]:
-    """Return the options by their proper names."""
+    """Return the options by their proper names, as Spark passes names in lower case.
+
+    Refuse unknown names, and options of streams in a batch or the reverse.
+    """
     names = {name.lower(): name for name in (*COMMON_OPTIONS, *BATCH_OPTIONS, *STREAM_OPTIONS)} | {
         "path": "table"
     }
@@ -154,6 +157,7 @@ def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> 
 
 
 def _parse_selection(kind: str, options: Mapping[str, str]) -> Selection:
+    """Return the selected rows, by the table, queues, states and times in the options."""
     return select_rows(
         LAYOUTS[kind],
         options.get("table"),
@@ -168,10 +172,12 @@ def _parse_selection(kind: str, options: Mapping[str, str]) -> Selection:
 def _get_option(
     options: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: Any
 ) -> Any:
+    """Parse an option, or return the default if the option is not set."""
     return parse(name, options[name]) if name in options else default
 
 
 def _parse_url(options: Mapping[str, str], name: str) -> URL | None:
+    """Parse an option that is a URL, without repeating the URL in errors; None if not set."""
     if name not in options:
         return None
     try:
@@ -184,6 +190,7 @@ def _parse_url(options: Mapping[str, str], name: str) -> URL | None:
 
 
 def _add_credentials(url: URL, options: Mapping[str, str]) -> URL:
+    """Return the URL with user and password from the options, which win over the URL's own."""
     if "password" in options and "passwordEnv" in options:
         raise SetupError("password and passwordEnv are both given: remove one of them")
     password = options.get("password")
@@ -213,6 +220,7 @@ def _parse_number(name: str, text: str) -> int:
 
 
 def _parse_partitions(name: str, text: str) -> int | None:
+    """Parse numPartitions; None for "auto", which lets the table's size decide."""
     if text.lower() == "auto":
         return None
     value = int(text) if text.strip().isdecimal() else text

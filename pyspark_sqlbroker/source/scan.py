@@ -46,6 +46,7 @@ class BatchReader(DataSourceReader):
             raise SetupError(str(error)) from error
 
     def _plan(self) -> list[InputPartition]:
+        """Cut the selected rows, up to the database's current time, into partitions."""
         database = get_database(self._options.address)
         with database.connect() as connection:
             selection = self._options.selection.end_now(database, connection)
@@ -120,7 +121,10 @@ def build_partitions(
     column: str,
     conditions: Sequence[str],
 ) -> list[InputPartition]:
-    """Build a partition for each condition on `column`, from `build_predicates`."""
+    """Build a partition for each condition on `column`, from `build_predicates`.
+
+    A partition is the statement that one task runs.
+    """
     names = {field.name for field in fields} | {column}
     inner = selection.build_subquery(database, names, column)
     outer = ", ".join(database.quote(field.name) for field in fields)

@@ -134,8 +134,10 @@ class StreamReader(DataSourceStreamReader):
     def _find_next_offset(
         self, start: datetime, limits: WindowLimits, latest: datetime | None = None
     ) -> datetime:
-        """Return the end of the window that begins at `start`; `start` if the window would be
-        empty.
+        """Return the end of the window that begins at `start`; `start` for an empty window.
+
+        A window is the span of `archived_at` that a micro-batch reads. Its end never passes the
+        horizon, nor `latest`.
         """
         database = get_database(self._options.address)
         with database.connect() as connection:
@@ -159,6 +161,7 @@ class StreamReader(DataSourceStreamReader):
         return end
 
     def _find_horizon(self, database: ArchiveDatabase, connection: Connection) -> datetime:
+        """Return the current horizon, and log the horizon's source after a change."""
         options = self._options
         horizon = find_horizon(
             database, connection, safety_lag=options.safety_lag, primary=options.primary
@@ -282,7 +285,7 @@ def find_window_end(
 def _find_row_time(
     database: ArchiveDatabase, connection: Connection, window: Selection, offset: int
 ) -> datetime | None:
-    """Return the time of the row after `offset` rows, by an index."""
+    """Return the time of the row after `offset` rows, by an index; None if there is none."""
     time = database.quote(window.time_column)
     microseconds = database.fetch_scalar(
         connection,
