@@ -185,7 +185,7 @@ def partitions(
     """Add missing partitions to the archive (PostgreSQL; run as the owner of the archive).
 
     --convert first builds a unique index, which takes as long as reading the archive; messages can
-    be archived meanwhile.
+    still be archived while it runs.
     """
     if convert and not options.yes:
         run(context, lambda broker: _get_partitioned_config(broker, every))

@@ -158,7 +158,7 @@ def test_a_first_fire_time_of_older_rules_is_published_too() -> None:
     ],
 )
 def test_an_invalid_expression_is_refused_with_an_example(expression: Any) -> None:
-    with pytest.raises(SetupError, match=r'give five fields, .* such as "0 3 \* \* \*"'):
+    with pytest.raises(SetupError, match=r'use five fields, .* such as "0 3 \* \* \*"'):
         Cron(expression, "UTC")
 
 
