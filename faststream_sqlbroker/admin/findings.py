@@ -149,8 +149,8 @@ class FindingsReport(
         gets the error of a message that waits for its next attempt.
         """
         if finding.kind == "late":
-            policied = await self.policies(queue.queue)
-            return explain_late(finding, queue, policied[0], subscribers) if policied else finding
+            queue_policies = await self.policies(queue.queue)
+            return explain_late(finding, queue, queue_policies[0], subscribers) if queue_policies else finding
         page = await self.messages(queue=queue.queue, state=MessageState.RETRYABLE, limit=1)
         for message in page.messages:
             text = f"{finding.text}; message {message.id} after {message.attempts_count} attempts"

@@ -121,12 +121,12 @@ def _find_by_transactions(query: HorizonQuery, clock: datetime) -> Horizon:
         )
     oldest, detached, writing_count = transactions
     margin = query.margin
-    moment = min(clock, oldest_statement, *([oldest] if oldest else [])) - margin
+    horizon_time = min(clock, oldest_statement, *([oldest] if oldest else [])) - margin
     detail = (
         f"{statements} running statements and {writing_count} transactions that may write; margin "
         f"{format_seconds(margin)}"
     )
-    horizon = Horizon(moment, "transactions", detail)
+    horizon = Horizon(horizon_time, "transactions", detail)
     if detached is None or not _has_prepared_transactions(connection):
         return horizon
     # After a restart of the server, InnoDB shows the restart as the transaction's start.
