@@ -25,7 +25,7 @@ from benchmarks.filling import HEADERS, fill
 from benchmarks.measure import answer, body, clock, compact, percentile
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage, SqlBrokerSchemaConfig
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.subscriber.pipeline.choice import CompiledHandler
+from faststream_sqlbroker.subscriber.pipeline.choice import HandlerPipeline
 from faststream_sqlbroker.subscriber.usecase import REPLACED_METHODS
 
 BATCH = 1_000
@@ -179,7 +179,7 @@ async def _dispatch(count: int, shape: str, watch: str, *, compiled: bool) -> di
     raws = (
         rows if shape != "batch" else [tuple(rows[n : n + BATCH]) for n in range(0, count, BATCH)]
     )
-    handle = CompiledHandler(subscriber, REPLACED_METHODS).run if compiled else subscriber.consume
+    handle = HandlerPipeline(subscriber, REPLACED_METHODS).run if compiled else subscriber.consume
     with clock() as c:
         for raw in raws:
             await handle(raw)

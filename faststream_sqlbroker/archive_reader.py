@@ -200,7 +200,7 @@ class ArchiveReader:
             self.horizon = await self._store.run_read(
                 lambda c: self._find(self._database, c.execution_options(no_parameters=True))
             )
-        end = ArchivePosition(self.horizon.moment)
+        end = ArchivePosition(self.horizon.time)
         window = self._selection.between(MIN_TIME, end.time)
         while not self._is_last:
             # The database may read every body to measure its length. If that takes too long, the

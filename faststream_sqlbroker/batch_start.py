@@ -51,7 +51,7 @@ def record_fault(error: Exception, culprits: Collection[int] = ()) -> None:
             start.culprits = frozenset(culprits)
 
 
-def mark_start(handler: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_to_mark_start(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `handler` to record that the handler has started."""
     begin: Callable[..., Any]
     if is_coroutine_callable(handler):
@@ -72,7 +72,7 @@ def mark_start(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_marking_start(handler: Callable[..., Any]) -> bool:
-    """Return True if `handler` was wrapped by `mark_start`."""
+    """Return True if `handler` was wrapped by `wrap_to_mark_start`."""
     return bool(getattr(handler, _MARKS, False))
 
 

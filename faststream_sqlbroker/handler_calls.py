@@ -13,7 +13,7 @@ from fast_depends.utils import is_coroutine_callable
 from faststream_sqlbroker.adapter.pipeline import HandlerCallWrapper
 from faststream_sqlbroker.control_exceptions import Postpone
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.publish_on_ack import current_delivery
+from faststream_sqlbroker.flow.publish_on_ack import current_delivery_var
 from faststream_sqlbroker.flow.threads import run_in_tracked_thread
 
 MAX_AWAITS = 10
@@ -42,7 +42,7 @@ def ensure_name(handler: Any) -> Any:
     return handler
 
 
-def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
+def _skip_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `handler` so that it does not run if its thread started too late.
 
     A busy thread pool may delay the start past the slot of a Throttle, the time at which this
@@ -51,8 +51,8 @@ def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:
-        delivery = current_delivery.get()
-        if delivery is not None and not delivery.can_start():
+        delivery = current_delivery_var.get()
+        if delivery is not None and not delivery.try_start():
             # This ends the call only: a missed slot has already recorded Release, and after a lost
             # lease nothing is written.
             raise Postpone(0)
@@ -90,7 +90,7 @@ def adapt_handler(handler: Callable[..., Any], *, validates_result: bool) -> Cal
     returns = _get_return_type(handler)
     if is_async and validates_result and returns in (None, type(None)):
         return handler
-    run = handler if is_async else partial(run_in_tracked_thread, _postpone_if_late(handler))
+    run = handler if is_async else partial(run_in_tracked_thread, _skip_if_late(handler))
 
     @wraps(handler)
     async def call(*args: Any, **kwargs: Any) -> Any:

@@ -320,7 +320,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         self._messages: list[SqlBrokerMessage] | None = None
 
     @property
-    def opened(self) -> bool:
+    def is_opened(self) -> bool:
         """True if `messages` was read."""
         return self._messages is not None
 

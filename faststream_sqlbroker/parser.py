@@ -133,7 +133,7 @@ class SqlBrokerBatchParser(SqlBrokerParser):
     # FastStream recognises batch decoders by exactly this name.
     async def decode_batch(self, msg: StreamMessage[Any]) -> list["DecodedMessage"]:
         """Decode each body by its own content type."""
-        if isinstance(msg, SqlBrokerBatchMessage) and not msg.opened:
+        if isinstance(msg, SqlBrokerBatchMessage) and not msg.is_opened:
             headers = msg.batch_headers
             if len(headers) != len(msg.raw_message):
                 # A custom parser created the batch without all its headers.

@@ -235,7 +235,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
                 f"a middleware returned {len(bodies)} other bodies for {len(responses)} messages "
                 "with options: replace bodies, or change their number or order, but not both"
             )
-        return [None if response is UNMATCHED else response for response in aligned]
+        return [None if response is _UNMATCHED else response for response in aligned]
 
     def _set_messages(self, messages: "Sequence[Any]") -> None:
         """Split `messages` into bodies and responses with options."""
@@ -276,11 +276,11 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 def _match_responses(
     old_bodies: "Sequence[Any]", responses: "list[Any]", new_bodies: "Sequence[Any]"
 ) -> "list[Any]":
-    """Return for each new body the response of the identical old body, or `UNMATCHED`."""
+    """Return for each new body the response of the identical old body, or `_UNMATCHED`."""
     unused: dict[int, list[Any]] = {}
     for body, response in zip(old_bodies, responses, strict=False):
         unused.setdefault(id(body), []).append(response)
-    return [(unused.get(id(body)) or [UNMATCHED]).pop(0) for body in new_bodies]
+    return [(unused.get(id(body)) or [_UNMATCHED]).pop(0) for body in new_bodies]
 
 
 def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Sequence[Any]") -> bool:
@@ -290,7 +290,7 @@ def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Seque
     numbers and texts may be the same object, so a new body may look like another body that has
     moved. All bodies may swap between False and True, as `not` produces them.
     """
-    is_replaced = UNMATCHED in aligned
+    is_replaced = _UNMATCHED in aligned
     if len(aligned) == len(responses):
         return not is_replaced and {*map(type, bodies)} != {bool}
     return not is_replaced or all(response is None or response in aligned for response in responses)
@@ -304,7 +304,7 @@ def _is_in_place(aligned: "list[Any]", responses: "list[Any]") -> bool:
     """
     pairs = zip(aligned, responses, strict=False)
     return len(aligned) == len(responses) and all(
-        aligned_response in {UNMATCHED, response} for aligned_response, response in pairs
+        aligned_response in {OTHER_OPTIONS, response} for aligned_response, response in pairs
     )
 
 
@@ -431,16 +431,16 @@ def _filter_options(options: RowOptions) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-UNMATCHED: Any = object()
-"""Returned by `get_only_transaction` if there are further options; also marks a body without a
-matching response.
-"""
+_UNMATCHED: Any = object()
+"""Marks a new body without a matching response."""
+OTHER_OPTIONS: Any = object()
+"""Returned by `get_only_transaction` if there are further options."""
 
 
 def get_only_transaction(options: PublishOptions) -> Any:
     """Return the connection or session to publish with, if `options` contain nothing else.
 
-    Return None for no transaction, and `UNMATCHED` if there are other options.
+    Return None for no transaction, and `OTHER_OPTIONS` if there are other options.
 
     Raises:
         PublishError: both were passed, or a connection or session is not asynchronous.
@@ -448,7 +448,7 @@ def get_only_transaction(options: PublishOptions) -> Any:
     if not options:
         return None
     if not options.keys() <= _TRANSACTION_OPTIONS:
-        return UNMATCHED
+        return OTHER_OPTIONS
     return _get_transaction(options.get("connection"), options.get("session"), with_ack=None)
 
 

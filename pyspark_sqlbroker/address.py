@@ -259,11 +259,13 @@ def _build_jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
     if not url.database:
         raise SetupError("the URL has no database name: add /name after the host")
     server = f"{f'[{host}]' if ':' in host else host}:{url.port}"
-    name = quote(url.database, safe="") if kind == "postgresql" else _check_mysql_name(url.database)
+    name = (
+        quote(url.database, safe="") if kind == "postgresql" else _validate_mysql_name(url.database)
+    )
     return f"jdbc:{kind}://{server}/{name}?{urlencode(options)}"
 
 
-def _check_mysql_name(name: str) -> str:
+def _validate_mysql_name(name: str) -> str:
     """Return the name unquoted, because MariaDB's Java driver decodes no %-escapes.
 
     Separators are refused: they would end the name, and the rest could set options of the driver.

@@ -184,7 +184,7 @@ def metrics() -> str:
             m.kind.value,
             ", ".join(map(_code, m.labels)),
             m.unit,
-            _line(m.meaning),
+            _line(m.description),
         ]
         for m in METRICS
     )

@@ -150,7 +150,11 @@ class FindingsReport(
         """
         if finding.kind == "late":
             queue_policies = await self.policies(queue.queue)
-            return explain_late(finding, queue, queue_policies[0], subscribers) if queue_policies else finding
+            return (
+                explain_late(finding, queue, queue_policies[0], subscribers)
+                if queue_policies
+                else finding
+            )
         page = await self.messages(queue=queue.queue, state=MessageState.RETRYABLE, limit=1)
         for message in page.messages:
             text = f"{finding.text}; message {message.id} after {message.attempts_count} attempts"

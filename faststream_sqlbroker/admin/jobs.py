@@ -25,7 +25,7 @@ from faststream_sqlbroker.core.bulk_jobs import (
     Job,
 )
 from faststream_sqlbroker.core.checks import (
-    validate_bool,
+    check_bool,
     validate_integer,
     validate_name,
     validate_queue,
@@ -381,7 +381,7 @@ class JobOperations(AdminOperations):
         settings = {
             name: filter_options.pop(name, default) for name, default in BULK_DEFAULTS.items()
         }
-        validate_bool("dry_run", settings["dry_run"])
+        check_bool("dry_run", settings["dry_run"])
         filters = parse_filters(has_archive=self._store.messages.has_archive, **filter_options)
         if filters.archived and action not in ARCHIVE_ACTIONS:
             raise SetupError(

@@ -19,7 +19,7 @@ from faststream_sqlbroker.exceptions import SetupError
 
 MAX_PRIORITY = 100
 """Maximum priority; its negative is the minimum, by a CHECK of the message table."""
-UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda _: "UNCHANGED"})()
+UNCHANGED_KEY: Any = type("Unchanged", (), {"__repr__": lambda _: "UNCHANGED"})()
 """Default of an argument for which None has a meaning."""
 
 
@@ -126,7 +126,7 @@ class MessageOperations(AdminOperations):
         message_id: int | str,
         *,
         priority: int | None = None,
-        key: str | None = UNCHANGED,
+        key: str | None = UNCHANGED_KEY,
         due: Duration | datetime | None = None,
         by: str | None = None,
     ) -> Repair:
@@ -147,7 +147,7 @@ class MessageOperations(AdminOperations):
         fields: dict[str, Any] = {}
         if priority is not None:
             fields["priority"] = _validate_priority(priority)
-        if key is not UNCHANGED:
+        if key is not UNCHANGED_KEY:
             fields["key"] = None if key is None else validate_name(key, "a key")
         due_at = None if due is None else parse_time_or_delay("due", due)
         if not fields and due_at is None:

@@ -73,7 +73,7 @@ class WorkerOperations(AdminOperations):
         latest state last.
         """
         operator = get_operator_name(by)
-        names = await self._find_live(worker)
+        names = await self._require_live(worker)
         async with self._pause_semaphore:
             changed, paused = await self._writable_store.live_subscribers.drain(
                 names, worker, self._channel, operator, drained=drained
@@ -81,7 +81,7 @@ class WorkerOperations(AdminOperations):
             self._on_paused(paused)
         return sorted(changed)
 
-    async def _find_live(self, worker: str) -> list[str]:
+    async def _require_live(self, worker: str) -> list[str]:
         """Return the names of the live subscribers that `worker` selects.
 
         A subscriber's name selects that subscriber; "host:pid" selects all of a process.

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.archive_reader import Archive
     from faststream_sqlbroker.core.health import ProcessHealth, ProcessInfo
     from faststream_sqlbroker.core.retention import Retention
-    from faststream_sqlbroker.flow.consumer import Consumer
+    from faststream_sqlbroker.flow.consumer import QueueConsumer
     from faststream_sqlbroker.flow.debug_log import DebugLog
     from faststream_sqlbroker.flow.fleet.sampling import Sampler
     from faststream_sqlbroker.flow.publish_limits import PublishLimits
@@ -383,10 +383,10 @@ class SqlBroker(
         # One series always exists, so that alerts can check whether any process reports findings.
         return {("no subscriber", "error", ""): 0, **(await self.admin.findings()).counts}
 
-    def _iter_running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
+    def _iter_running_consumers(self) -> "Iterator[tuple[tuple[str, ...], QueueConsumer]]":
         """Yield the queues and the running loops of each started subscriber."""
         for subscriber in self.subscribers:
-            consumer: Consumer | None = getattr(subscriber, "consumer", None)
+            consumer: QueueConsumer | None = getattr(subscriber, "consumer", None)
             if consumer is not None:
                 yield subscriber.queues, consumer
 
@@ -399,14 +399,14 @@ class SqlBroker(
             self._store,
             channel=self._wakeups.channel,
             on_paused=self._heartbeat.apply_paused,
-            on_cancel_requested=self._heartbeat.request_cancel,
+            on_cancel_requested=self._heartbeat.notify_cancel,
             pause_semaphore=self._heartbeat.change_lock,
             pipelines=getattr(self, "pipelines", ()),
             on_due=self._wakeups.notify_published,
             on_rescheduled=self._scheduler.wake,
             publish=self._publish_audited,
             get_process=self._get_process_health,
-            get_surroundings=self._get_surroundings,
+            get_surroundings=self._get_process_info,
             find_write_problem=self._write_path.check,
         )
 
@@ -417,7 +417,7 @@ class SqlBroker(
 
         return Archive(self._store)
 
-    def _get_surroundings(self) -> "ProcessInfo":
+    def _get_process_info(self) -> "ProcessInfo":
         """Describe the process for `admin`: LISTEN, publishers of other brokers, running or not.
 
         `listening` is None if the process waits for no wake-ups.
@@ -507,7 +507,7 @@ class SqlBroker(
 
         Maintenance creates missing partitions and removes old messages.
         """
-        if self._is_adding_partitions and self._partitions is not None:
+        if self._adds_partitions and self._partitions is not None:
             self._partitions.start(self._wakeups.outages)
         if self._pruning is not None:
             self._pruning.start(self._wakeups.outages)
@@ -518,7 +518,7 @@ class SqlBroker(
                 self._log_of_loops(logging.INFO, growth)
 
     @property
-    def _is_adding_partitions(self) -> bool:
+    def _adds_partitions(self) -> bool:
         """True if this process creates missing partitions.
 
         A process that only publishes does not.
@@ -544,7 +544,7 @@ class SqlBroker(
             activities.add(Activity.COUNT)
         if self._retention is not None:
             activities |= {Activity.PRUNE, Activity.LOCK}
-        if self._is_adding_partitions:
+        if self._adds_partitions:
             activities.add(Activity.LOCK)
         return frozenset(activities)
 

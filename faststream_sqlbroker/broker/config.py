@@ -19,7 +19,7 @@ from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.flow.consumer import Consumer
+    from faststream_sqlbroker.flow.consumer import QueueConsumer
     from faststream_sqlbroker.flow.debug_log import DebugLog
 
 
@@ -63,7 +63,7 @@ class SqlBrokerConfig(BrokerConfig):
     direct_claimer: DirectClaimer
     recorder: Recorder | None = None
     debug: "DebugLog | None" = None
-    make_consumer: "Callable[..., Consumer] | None" = None
+    make_consumer: "Callable[..., QueueConsumer] | None" = None
     """Creates the loops of a subscriber instead of `Consumer`, for tests."""
     note_failure: Callable[[Any, BaseException], None] = _ignore_failure
     """Called with a row or a batch and the error that its handler raised; for tests."""

@@ -16,7 +16,7 @@ from faststream_sqlbroker.flow.publish_on_ack import get_due_queues
 from faststream_sqlbroker.flow.tasks.requests import parse_request_timeout
 from faststream_sqlbroker.publisher.rows import check_not_one_list
 from faststream_sqlbroker.response import (
-    UNMATCHED,
+    OTHER_OPTIONS,
     MessageOptions,
     PublishOptions,
     RequestOptions,
@@ -73,7 +73,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
                 written.
         """
         transaction = get_only_transaction(options)
-        if transaction is not UNMATCHED and not isinstance(message, Response):
+        if transaction is not OTHER_OPTIONS and not isinstance(message, Response):
             plain = self._plain.find_producer(self)
             if plain is not None:
                 return await plain.publish_plain(message, queue, transaction)

@@ -12,7 +12,7 @@ from faststream_sqlbroker.adapter.broker import Registrator
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_step_options
 from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
-from faststream_sqlbroker.core.checks import find_queue_error, reject_unknown_options, validate_bool
+from faststream_sqlbroker.core.checks import check_bool, find_queue_error, reject_unknown_options
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
@@ -252,7 +252,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
                 f"a publisher's headers must be a dict of JSON values, got {headers!r}"
             )
         batch = options.get("batch", False)
-        validate_bool("a publisher's batch", batch)
+        check_bool("a publisher's batch", batch)
         # Imported here, because `broker.publish` does not need publishers.
         from faststream_sqlbroker.publisher.usecase import (  # noqa: PLC0415
             BatchQueuePublisher,

@@ -165,7 +165,9 @@ class SqlBrokerScheduling:
         `body` is called at each fire time, before the message is created.
         """
         cron = Cron(expression, tz)
-        _check_schedule(name, queue, missed, options, [planned.name for planned in self._schedules])
+        _check_schedule(
+            name, queue, missed, options, [schedule.name for schedule in self._schedules]
+        )
         self._schedules.append(
             DeclaredSchedule(
                 name, cron, missed, partial(self._make_messages, name, queue, body, options)
@@ -268,7 +270,7 @@ def _make_body_factory(function: Any) -> MakeBody:
 
     A synchronous function runs in a thread. The result may be awaitable.
     """
-    takes_fire_time = _is_taking_fire_time(function)
+    takes_fire_time = _accepts_fire_time(function)
     # An object may have an async `__call__`.
     method = getattr(function, "__call__", None)  # noqa: B004 - not a test for being callable
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
@@ -285,7 +287,7 @@ def _make_body_factory(function: Any) -> MakeBody:
     return call
 
 
-def _is_taking_fire_time(function: Any) -> bool:
+def _accepts_fire_time(function: Any) -> bool:
     """Return True if `function` accepts the fire time, False if it takes no argument.
 
     Any other function is refused, because the scheduler could not call it.

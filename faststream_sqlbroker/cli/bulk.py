@@ -20,7 +20,7 @@ from faststream_sqlbroker.cli.output import (
 )
 from faststream_sqlbroker.cli.shared_options import (
     ArchivedMessageFilter,
-    BulkOptions,
+    BulkCommandOptions,
     MessageIds,
     To,
 )
@@ -58,7 +58,7 @@ def _build_group_row(group: DeadLetterGroup) -> list[Any]:
 def redrive(
     context: typer.Context,
     message_filter: ArchivedMessageFilter,
-    options: BulkOptions,
+    options: BulkCommandOptions,
     message_ids: MessageIds = None,
     state: Annotated[str, typer.Option(help="FAILED or DISCARDED.")] = "FAILED",
     to: To = None,
@@ -73,7 +73,7 @@ def replay(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the replay; publishes each message once.")],
     message_filter: ArchivedMessageFilter,
-    options: BulkOptions,
+    options: BulkCommandOptions,
     message_ids: MessageIds = None,
     state: Annotated[
         str | None, typer.Option(help="COMPLETED, FAILED or DISCARDED; default: all.")
@@ -98,7 +98,7 @@ def audit(
 
 
 def run_bulk_action(
-    context: typer.Context, options: BulkOptions, plan: Callable[[Admin], Awaitable[Job]]
+    context: typer.Context, options: BulkCommandOptions, plan: Callable[[Admin], Awaitable[Job]]
 ) -> None:
     """Show the dry run, ask unless `--yes`, and run the job.
 

@@ -44,7 +44,7 @@ def _read_queue_names(ctx: typer.Context, incomplete: str, names: list[str]) -> 
         ctx.obj = [ctx.find_root().params[name] for name in options]
         # The query returns names after the first half of the text, that is after `incomplete`.
         cursor = incomplete * 2
-        url = get_target(ctx).create_broker().engine.url
+        url = get_target(ctx).load_broker().engine.url
         # SQLite would create an empty file if there is none.
         if url.get_backend_name() != "sqlite" or Path(url.database or "").exists():
             names += run(ctx, lambda broker: broker._store.overviews.find_names(cursor))  # noqa: SLF001 - the same package

@@ -67,7 +67,7 @@ def verify(
         {**to_json_dict(result), "intact": result.intact},
         *_format_issues("file", result.damaged),
         *_format_issues("window", result.differing),
-        *_format_issues("window", result.lacking),
+        *_format_issues("window", result.missing),
         *([f"{result.uncovered:,} {uncovered_note}"] if result.uncovered else []),
         f"{counts} compared: {_format_verification(result)}",
         as_json=options.as_json,
@@ -83,13 +83,13 @@ def _format_verification(result: "spark.VerifyResult") -> str:
     """
     if result.intact:
         return "no differences"
-    lacking = f"{len(result.lacking)} windows lack rows of the database"
+    lacking = f"{len(result.missing)} windows lack rows of the database"
     if not (result.damaged or result.differing):
         return lacking
     return (
         f"{len(result.damaged)} files are damaged, {len(result.differing)} windows differ: run "
         "sqlbroker archive repair to export them again, if the database still has their rows"
-        f"{f'; {lacking}' if result.lacking else ''}"
+        f"{f'; {lacking}' if result.missing else ''}"
     )
 
 
@@ -106,16 +106,16 @@ def repair(
     check_folder_exists(path)
     with convert_database_errors():
         result = spark.repair_export(options.start_driver_session(url), url, path, source=source)
-    counts = f"{len(result.windows)} windows repaired, {len(result.left)} still damaged"
+    counts = f"{len(result.windows)} windows repaired, {len(result.unrepaired)} still damaged"
     files = f"{len(result.files)} files removed from the table"
     print_result(
         to_json_dict(result),
         *(f"window {name}: repaired, {rows:,} rows" for name, rows in result.windows.items()),
-        *_format_issues("window", result.left),
+        *_format_issues("window", result.unrepaired),
         f"{counts}; {files}",
         as_json=options.as_json,
     )
-    raise typer.Exit(1 if result.left else 0)
+    raise typer.Exit(1 if result.unrepaired else 0)
 
 
 def _format_issues(label: str, issues: Mapping[str, Any]) -> list[str]:

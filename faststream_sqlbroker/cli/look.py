@@ -281,7 +281,7 @@ def subscribers(
         print_json([to_json_dict(subscriber) for subscriber in live_subscribers])
         return
     rows = [
-        [s.worker, ", ".join(s.queues), s.max_workers, s.way, s.since, _get_mode(s)]
+        [s.worker, ", ".join(s.queues), s.max_workers, s.mode, s.since, _get_mode(s)]
         for s in live_subscribers
     ]
     print_table("Subscribers", ["worker", "queues", "workers", "way", "since", "mode"], rows)

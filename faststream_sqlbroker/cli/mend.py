@@ -20,9 +20,9 @@ from faststream_sqlbroker.cli.output import (
 )
 from faststream_sqlbroker.cli.shared_options import (
     ActionOptions,
-    BulkOptions,
+    BulkCommandOptions,
     ChangeOptions,
-    MessageFilter,
+    MessageFilterOptions,
     Targets,
     is_for_all,
 )
@@ -86,8 +86,8 @@ def resume(context: typer.Context, queue: QueueName, options: ActionOptions) -> 
 def cancel(
     context: typer.Context,
     targets: Targets,
-    message_filter: MessageFilter,
-    options: BulkOptions,
+    message_filter: MessageFilterOptions,
+    options: BulkCommandOptions,
     reason: Annotated[str | None, typer.Option(help="Reason, stored with each message.")] = None,
 ) -> None:
     """Discard messages by id, even if they run, or all waiting messages that match."""
@@ -105,7 +105,10 @@ def cancel(
 
 
 def retry(
-    context: typer.Context, targets: Targets, message_filter: MessageFilter, options: BulkOptions
+    context: typer.Context,
+    targets: Targets,
+    message_filter: MessageFilterOptions,
+    options: BulkCommandOptions,
 ) -> None:
     """Make waiting messages due now, by id or all that match."""
     if is_for_all(targets, message_filter, options):
@@ -136,8 +139,8 @@ def move(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="Target queue.")],
     targets: Targets,
-    message_filter: MessageFilter,
-    options: BulkOptions,
+    message_filter: MessageFilterOptions,
+    options: BulkCommandOptions,
 ) -> None:
     """Move waiting messages, by id or all that match, to another queue, due there now."""
     warn_if_queue_is_empty(context, to)
@@ -281,7 +284,7 @@ def _change_messages(
     The exit code is 1 if a message was not changed, for example because it is leased.
     """
     ids = message_ids or ()
-    if isinstance(options, BulkOptions) and options.dry_run:
+    if isinstance(options, BulkCommandOptions) and options.dry_run:
         _show_affected(context, ids, as_json=options.as_json)
         return
     # A race: a message may change between this query and the action, whose result says so then.

@@ -72,23 +72,23 @@ def prune(
     )
 
 
-def _print_pruned(pruned: Any, verb: str, options: ChangeOptions) -> None:
+def _print_pruned(result: Any, verb: str, options: ChangeOptions) -> None:
     """Print the counts, dropped partitions, and windows that differ from the lake's record."""
     names = ("completed", "failed", "discarded", "differing", "partitions")
-    fields = {name: getattr(pruned, name) for name in names} | {"dry_run": verb != "removed"}
+    fields = {name: getattr(result, name) for name in names} | {"dry_run": verb != "removed"}
     lines = [
-        f"{_format_counts(pruned)} {verb}",
-        *(f"partition {name} dropped" for name in pruned.partitions),
+        f"{_format_counts(result)} {verb}",
+        *(f"partition {name} dropped" for name in result.partitions),
         *(
             f"kept window {window} as the lake has recorded: export it again"
-            for window in pruned.differing
+            for window in result.differing
         ),
     ]
     options.print_result(fields, *lines)
 
 
-def _format_counts(pruned: Any) -> str:
+def _format_counts(result: Any) -> str:
     return (
-        f"{pruned.completed:,} completed, {pruned.failed:,} failed and {pruned.discarded:,} "
+        f"{result.completed:,} completed, {result.failed:,} failed and {result.discarded:,} "
         "discarded messages"
     )

@@ -48,7 +48,7 @@ def sql(
     """Print the migrations, or the SQL functions, without connecting to the database."""
     target = get_target(context)
     if database is None or target.app is not None:
-        broker = target.create_broker()
+        broker = target.load_broker()
         config = broker._store.tables.config  # noqa: SLF001 - the same package
         kind = database or broker._store.dialect_name  # noqa: SLF001
     else:
@@ -88,7 +88,7 @@ def migrate(
     if not (options.yes or dry_run):
         refuse_json(options.as_json)
     operator = get_operator_name(options.by)
-    version, pending = run(context, _find_pending)
+    version, pending = run(context, _read_pending)
     done = bool(pending) and not dry_run
     if done:
         if not options.yes:
@@ -107,7 +107,7 @@ def _format_migration(version: str | None, pending: str, *, done: bool) -> str:
     return pending or f"the tables are up to date at version {HEAD}\n"
 
 
-async def _find_pending(broker: SqlBroker) -> tuple[str | None, str]:
+async def _read_pending(broker: SqlBroker) -> tuple[str | None, str]:
     """Return the version of the tables, and the SQL that migrates them to this package's version.
 
     The version is None if there are no tables; the SQL is empty if the version is current.

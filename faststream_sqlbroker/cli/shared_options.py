@@ -77,7 +77,7 @@ To = Annotated[str | None, typer.Option(help="Target queue; default: each messag
 
 
 @dataclass(frozen=True, slots=True)
-class MessageFilter:
+class MessageFilterOptions:
     """Options that select messages; a message must match all options."""
 
     queue: Annotated[str | None, typer.Option(help="Only messages of this queue.")] = None
@@ -96,7 +96,7 @@ class MessageFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivedMessageFilter(MessageFilter):
+class ArchivedMessageFilter(MessageFilterOptions):
     """Options that select archived messages."""
 
     reason: Annotated[str | None, typer.Option(help="Only messages with exactly this reason.")] = (
@@ -134,7 +134,7 @@ class ChangeOptions(ActionOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class BulkOptions(ChangeOptions):
+class BulkCommandOptions(ChangeOptions):
     """Options of a command that changes many messages."""
 
     rate: Annotated[
@@ -152,7 +152,7 @@ class BulkOptions(ChangeOptions):
         return self.no_wait or (self.rate, self.limit) != (None, None)
 
     def to_arguments(
-        self, message_filter: MessageFilter, message_ids: MessageIds = None
+        self, message_filter: MessageFilterOptions, message_ids: MessageIds = None
     ) -> dict[str, Any]:
         """Return the arguments of `broker.admin` for matching messages, or for `message_ids`."""
         limits = {"rate": self.rate, "limit": self.limit, "by": self.by}
@@ -167,7 +167,9 @@ class Targets:
     every: Annotated[bool, typer.Option("--all", help="Select all waiting messages.")] = False
 
 
-def is_for_all(targets: Targets, message_filter: MessageFilter, options: BulkOptions) -> bool:
+def is_for_all(
+    targets: Targets, message_filter: MessageFilterOptions, options: BulkCommandOptions
+) -> bool:
     """Return True if a command is for all matching messages, and False for message ids.
 
     Raises:

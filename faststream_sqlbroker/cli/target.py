@@ -41,7 +41,7 @@ class Target:
             schema=self.schema,
         )
 
-    def create_broker(self, logger: logging.Logger | None = None) -> SqlBroker:
+    def load_broker(self, logger: logging.Logger | None = None) -> SqlBroker:
         """Return the application's broker, or create a broker for the URL that logs to `logger`.
 
         Raises:
@@ -82,7 +82,7 @@ def run(
     target = get_target(context)
 
     async def run_work() -> T:
-        broker = target.create_broker(logger)
+        broker = target.load_broker(logger)
         try:
             return await work(broker)
         finally:

@@ -33,7 +33,7 @@ class Option:
     name: str
     hint: Any
     is_required: bool
-    meaning: str | None
+    description: str | None
 
 
 def list_dict_options(declared: type) -> list[Option]:

@@ -269,7 +269,7 @@ def create_section(
         field = Field(
             **default,
             alias=option.name,
-            description=option.meaning,
+            description=option.description,
             repr=option.name not in hidden,
         )
         # A prefix, because Pydantic's models have attributes such as `schema` and `copy`.

@@ -90,7 +90,7 @@ class Job:
     of the job before the first of these messages."""
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Number of messages that are not visited yet, as far as known."""
         return 0 if self.state == "ended" else max(0, self.expected - self.visited)
 

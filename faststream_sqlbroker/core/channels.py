@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import Any, Literal
 from uuid import UUID
 
-from faststream_sqlbroker.core.checks import validate_choice, validate_integer, validate_queue
+from faststream_sqlbroker.core.checks import check_choice, validate_integer, validate_queue
 from faststream_sqlbroker.core.retry import RetryStrategyProto
 from faststream_sqlbroker.core.stored import InvalidCursorError
 from faststream_sqlbroker.core.text import format_value
@@ -173,7 +173,7 @@ def validate_consumer_type(value: str | None) -> str:
     Raises:
         SetupError: the type is unknown.
     """
-    validate_choice("type", value or "push", TYPES)
+    check_choice("type", value or "push", TYPES)
     return value or "push"
 
 

@@ -31,13 +31,13 @@ def validate_integer(
     return value
 
 
-def validate_bool(name: str, value: object) -> None:
+def check_bool(name: str, value: object) -> None:
     """Refuse a value that is not a bool."""
     if not isinstance(value, bool):
         raise SetupError(f"{name} must be True or False, got {value!r}")
 
 
-def validate_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse a value that is not among `allowed`."""
     if value not in allowed:
         raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")

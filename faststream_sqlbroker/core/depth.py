@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from faststream_sqlbroker.core.checks import find_queue_error, validate_choice, validate_integer
+from faststream_sqlbroker.core.checks import check_choice, find_queue_error, validate_integer
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
 
 WhenFull = Literal["wait", "raise", "drop"]
 
-MAX_DEPTH = 1_000_000
+MAX_COUNTED_DEPTH = 1_000_000
 """Maximum of `max_depth`: the count stops there, and takes up to a second."""
 COUNT_LIFETIME = 1.0
 """Seconds for which a count below the limit is valid."""
@@ -59,8 +59,8 @@ class MaxDepth:
         Raises:
             SetupError: a value is not allowed.
         """
-        validate_integer("messages of MaxDepth", self.messages, maximum=MAX_DEPTH)
-        validate_choice("when_full", self.when_full, ("wait", "raise", "drop"))
+        validate_integer("messages of MaxDepth", self.messages, maximum=MAX_COUNTED_DEPTH)
+        check_choice("when_full", self.when_full, ("wait", "raise", "drop"))
         self.timeout_seconds  # noqa: B018 - raises if invalid
 
     @property

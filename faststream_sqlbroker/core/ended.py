@@ -81,7 +81,7 @@ class EndedCounts:
             if row is not None and settlement.is_final:
                 self._total[row.queue] += 1
 
-    def to_json(self, now: float) -> dict[str, Any]:
+    def take_report(self, now: float) -> dict[str, Any]:
         """Return the counts of the last minute as JSON; empty if no message ended.
 
         A snapshot is a copy of the counters at a heartbeat. The counts are the difference from the

@@ -39,7 +39,7 @@ class Metric:
     unit: str
     """The unit: messages, seconds and so on."""
     labels: Labels
-    meaning: str
+    description: str
     buckets: tuple[float, ...] = ()
     """Upper bounds of the buckets of a histogram."""
 
@@ -68,16 +68,18 @@ WAIT_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 """Seconds: from the slot of a throttle to opening hours."""
 
 
-def _make_message_counter(name: str, labels: Labels, meaning: str) -> Metric:
-    return Metric(name, Kind.COUNTER, "messages", labels, meaning)
+def _make_message_counter(name: str, labels: Labels, description: str) -> Metric:
+    return Metric(name, Kind.COUNTER, "messages", labels, description)
 
 
-def _make_histogram(name: str, labels: Labels, meaning: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, "seconds", labels, meaning, buckets)
+def _make_histogram(
+    name: str, labels: Labels, description: str, buckets: tuple[float, ...]
+) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, "seconds", labels, description, buckets)
 
 
-def _make_gauge(name: str, unit: str, labels: Labels, meaning: str) -> Metric:
-    return Metric(name, Kind.GAUGE, unit, labels, meaning)
+def _make_gauge(name: str, unit: str, labels: Labels, description: str) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, labels, description)
 
 
 CLAIMED = _make_message_counter(

@@ -73,17 +73,17 @@ class Count:
     stopped there."""
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """True if the number is neither an estimate nor a lower limit."""
         return self.how == "exact"
 
     def __str__(self) -> str:
         """Return the number, with "about" before an estimate and "at least" before a limit."""
-        return f"{self.value}" if self.exact else f"{self.how} {self.value}"
+        return f"{self.value}" if self.is_exact else f"{self.how} {self.value}"
 
     def __add__(self, other: "Count") -> "Count":
         """Return the sum, exact if both are exact."""
-        kind = other.how if self.exact or other.how == "about" else self.how
+        kind = other.how if self.is_exact or other.how == "about" else self.how
         return Count(self.value + other.value, kind)
 
     def share(self, part: int, of: int) -> int:

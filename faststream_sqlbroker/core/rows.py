@@ -174,10 +174,10 @@ def record_claim(
     after the lease has begun.
     """
     # A single call for all rows: a call per row is a measurable part of the cost of a batch.
-    leased = at if requested_at is None else requested_at
+    started_at = at if requested_at is None else requested_at
     for row in rows:
         row.claimed_monotonic = at
-        row.renewed_monotonic = leased
+        row.renewed_monotonic = started_at
         row.services = services
 
 
@@ -208,14 +208,14 @@ class ClaimedMessages(list[ClaimedMessage]):
         """
         if rule is None:
             return cls(rows)
-        claimed = cls()
+        messages = cls()
         classify = rule.classify
         for row in rows:
             if (suspect := classify(row.deliveries_count - row.attempts_count)) is None:
-                claimed.append(row)
+                messages.append(row)
             elif rule.report:
-                claimed.suspects[row.id] = suspect
-        return claimed
+                messages.suspects[row.id] = suspect
+        return messages
 
 
 @dataclass(frozen=True, slots=True)

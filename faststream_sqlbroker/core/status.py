@@ -73,7 +73,7 @@ class LiveSubscriber:
         return self.worker.rpartition(":")[0]
 
     @property
-    def way(self) -> str:
+    def mode(self) -> str:
         """`ordered` and the policies as text, equal for subscribers that are compatible."""
         options = [*([ORDERED_MODE] if self.ordered else []), *self.policies]
         return " and ".join(options) if options else "plain"
@@ -98,7 +98,7 @@ def group_by_mode(
     groups: dict[str, list[LiveSubscriber]] = {}
     for subscriber in subscribers:
         if queue in subscriber.queues and not subscriber.stopping:
-            groups.setdefault(subscriber.way, []).append(subscriber)
+            groups.setdefault(subscriber.mode, []).append(subscriber)
     return groups
 
 

@@ -150,8 +150,8 @@ def build_history(message: StoredMessage) -> tuple[Event, ...]:
     The row only has the times of the first and the last attempt, so attempts between are missing.
     """
     row = message
-    replayed = "" if row.origin_id is None else f", as a replay of message {row.origin_id}"
-    events = [Event(row.created_at, f"published{replayed}")]
+    suffix = "" if row.origin_id is None else f", as a replay of message {row.origin_id}"
+    events = [Event(row.created_at, f"published{suffix}")]
     if row.first_attempt_at is not None and row.first_attempt_at != row.last_attempt_at:
         events.append(Event(row.first_attempt_at, "the first attempt ended"))
     if row.last_attempt_at is not None:

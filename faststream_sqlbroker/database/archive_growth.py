@@ -99,8 +99,8 @@ class ArchiveGrowth:
         day_ago = later(literal_column(str(-86_400_000_000)))
         ids = self._dialect.add_index_hint(select(c.id), self._archive, "archived_index")
         ids = ids.order_by(c.archived_at.desc(), c.id.desc())
-        newest = ids.where(c.archived_at > day_ago).limit(MAX_SAMPLE).subquery()
-        count, last = connection.execute(select(func.count(), func.max(newest.c.id))).one()
+        latest = ids.where(c.archived_at > day_ago).limit(MAX_SAMPLE).subquery()
+        count, last = connection.execute(select(func.count(), func.max(latest.c.id))).one()
         if count < MAX_SAMPLE:
             return int(count)
         previous = ids.where(c.archived_at <= day_ago).limit(PREVIOUS_DAY_ROWS).subquery()
@@ -120,12 +120,12 @@ class ArchiveGrowth:
         c = self._archive.c
         # One range of the primary key per statement, so that every server reads only these ids.
         count = self._dialect.add_index_hint(select(func.count(c.id)), self._archive, None)
-        archived = 0
+        total = 0
         for number in range(SAMPLE_RANGES):
             start = first + drawn * number // SAMPLE_RANGES
             ids = c.id.between(start + 1, start + width)
-            archived += connection.execute(count.where(ids)).scalar_one()
-        return drawn * archived // (SAMPLE_RANGES * width)
+            total += connection.execute(count.where(ids)).scalar_one()
+        return drawn * total // (SAMPLE_RANGES * width)
 
     def _read_size(self, connection: Connection) -> "ArchiveSize | None":
         """Read the archive's size and growth, or return None if either is unknown.
@@ -172,8 +172,8 @@ class ArchiveGrowth:
             limits.append(timedelta(seconds=seconds))
             overdue_before = pruned_at - limits[-1] - MAX_RETENTION_LAG
             c = self._archive.c
-            newest = (c.archived_at.desc(), c.id.desc())
-            if self._find_completed(connection, c.archived_at <= overdue_before, *newest):
+            latest = (c.archived_at.desc(), c.id.desc())
+            if self._find_completed(connection, c.archived_at <= overdue_before, *latest):
                 return None, True
             # Ignore messages of other states, which may be much older.
             oldest = self._find_completed(
@@ -226,9 +226,9 @@ class ArchiveGrowth:
         c = self._archive.c
         columns = (c.payload, c.headers, c.last_error)
         lengths = [func.coalesce(func.length(column), 0) for column in columns]
-        newest = select((lengths[0] + lengths[1] + lengths[2]).label("bytes"))
-        newest = newest.order_by(c.archived_at.desc(), c.id.desc()).limit(MEASURED_ROWS)
-        mean = connection.execute(select(func.avg(newest.subquery().c.bytes))).scalar()
+        latest = select((lengths[0] + lengths[1] + lengths[2]).label("bytes"))
+        latest = latest.order_by(c.archived_at.desc(), c.id.desc()).limit(MEASURED_ROWS)
+        mean = connection.execute(select(func.avg(latest.subquery().c.bytes))).scalar()
         schema = self._archive.schema or "main"
         files = text("SELECT file FROM pragma_database_list WHERE name = :name")
         file = connection.execute(files, {"name": schema}).scalar_one()

@@ -69,7 +69,7 @@ class Checkouts:
             event.listen(engine.sync_engine, "invalidate", _roll_back)
             self._file.watch(engine.sync_engine)
 
-    def evict_if_read_only(self, error: BaseException) -> None:
+    def evict_if_spoiled(self, error: BaseException) -> None:
         """Evict all connections opened so far if `error` came from a read-only server."""
         if self.errors.spoils_connection(error):
             self._evicted_before = monotonic()
@@ -95,10 +95,10 @@ class Checkouts:
         try:
             connection = await self._connect(engine or self.engine)
         except Exception as error:
-            converted = self.errors.convert_connect_error(error)
-            if converted is None:
+            store_error = self.errors.convert_connect_error(error)
+            if store_error is None:
                 raise
-            raise converted from error
+            raise store_error from error
         loop = asyncio.get_running_loop()
         watchdog = None
         driver_connection = None
@@ -109,7 +109,7 @@ class Checkouts:
                 watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
             yield connection
         except Exception as error:
-            self.evict_if_read_only(error)
+            self.evict_if_spoiled(error)
             raise
         finally:
             watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)

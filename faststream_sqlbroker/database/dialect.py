@@ -75,7 +75,7 @@ class Dialect(DialectOperations):
         size: int,  # noqa: ARG002
         max_running: int,  # noqa: ARG002
         scopes: Sequence[str],  # noqa: ARG002
-        suspicion: SuspectRule | None,  # noqa: ARG002
+        suspect_rule: SuspectRule | None,  # noqa: ARG002
     ) -> Work[QueueSnapshots] | None:
         """Build a consistent read of the state that a claim under policies of `queues` needs.
 
@@ -135,7 +135,7 @@ class Dialect(DialectOperations):
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
     ) -> Work[ClaimedMessages]:
         """Build a claim of up to `limit` due rows, ordered by pair, due time and id.

@@ -159,18 +159,18 @@ class Database:
             UnknownOutcomeError: the connection broke between the COMMIT and its answer.
             TransientStoreError, StoreError: nothing was written.
         """
-        committing = False
+        has_sent_commit = False
         write = begin is not None
         results = []
         clock = asyncio.get_running_loop().time
 
         def run(connection: Connection) -> None:
-            nonlocal committing
+            nonlocal has_sent_commit
             with connection.begin() as transaction:
                 if begin is not None:
                     begin(connection)
                 result = work(connection)
-                committing = write
+                has_sent_commit = write
                 try:
                     transaction.commit()
                 except BaseException:
@@ -178,7 +178,7 @@ class Database:
                     # next user of the connection would commit it.
                     connection.invalidate()
                     raise
-                committing = False
+                has_sent_commit = False
             results.append(result)
 
         try:
@@ -194,7 +194,7 @@ class Database:
                     if driver is None:
                         await connection.run_sync(run)
                     else:
-                        committing = write
+                        has_sent_commit = write
                         results.append(
                             await self._fetch_by_driver(connection, driver, work, write=write)
                         )
@@ -205,7 +205,7 @@ class Database:
             if results:
                 # The COMMIT was answered; the connection broke on its way back to the pool.
                 return results[0]
-            if not committing or self.errors.wrote_nothing(error):
+            if not has_sent_commit or self.errors.wrote_nothing(error):
                 raise
             msg = f"the answer to the COMMIT was lost: {error}"
             raise UnknownOutcomeError(msg) from error

@@ -93,15 +93,15 @@ class ErrorClasses:
         Other errors are not the database's or the driver's. As `convert_errors`, for a caller for
         which entering a context each time would cost too much.
         """
-        if isinstance(error, SqlBrokerError) or (converted := self.to_store_error(error)) is None:
+        if isinstance(error, SqlBrokerError) or (store_error := self.to_store_error(error)) is None:
             return
         if self._is_denied(error) and (
             activities := activity_source() if callable(activity_source) else activity_source
         ):
             self._on_denied(activities)
-            if explain and isinstance(converted, AccessError):
-                converted = await self.explain_denied(converted, activities)
-        raise converted from error
+            if explain and isinstance(store_error, AccessError):
+                store_error = await self.explain_denied(store_error, activities)
+        raise store_error from error
 
     async def explain_denied(self, error: AccessError, activities: Activities) -> AccessError:
         """Return `error` with the rights missing for `activities`, or unchanged if unknown.
@@ -136,8 +136,8 @@ class ErrorClasses:
         if type(error) is InvalidRequestError and self.dialect.name == "mariadb":
             hint = "The URL begins with mariadb+: use mysql+, which works for both databases"
             return SetupError(f"{error} {hint}")
-        converted = self.to_store_error(error)
-        return None if converted is None else NotConnectedError(str(converted))
+        store_error = self.to_store_error(error)
+        return None if store_error is None else NotConnectedError(str(store_error))
 
     def to_store_error(self, error: BaseException) -> StoreError | None:
         """Return `error` as a StoreError, None if not from the database or the driver."""

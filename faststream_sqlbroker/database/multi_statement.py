@@ -161,7 +161,7 @@ class MultiStatementDialect(Dialect):
             if due_in is not None
         )
 
-    def find_held_pairs(
+    def select_held_pairs(
         self, connection: Connection, statement: str, leases: Leases
     ) -> set[tuple[int, str]]:
         """Return the (id, token) pairs of `leases` that are still in the message table.
@@ -184,7 +184,7 @@ class MultiStatementDialect(Dialect):
         statement: str,
         binds: dict[str, Any],
         token: UUID,
-        suspicion: SuspectRule | None,
+        suspect_rule: SuspectRule | None,
     ) -> ClaimedMessages:
         """Lock (or lease at once) the rows of `statement` except suspects, by due time and id.
 
@@ -205,10 +205,10 @@ class MultiStatementDialect(Dialect):
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
     ) -> ClaimedMessages:
         """Lease the unlocked rows of `ids` that are due in `queues`, in any order."""
-        claimed = ClaimedMessages()
+        messages = ClaimedMessages()
         for part in iter_chunks(sorted(ids)):
             for names in iter_chunks(queues):
                 binds: dict[str, Any] = {
@@ -217,11 +217,11 @@ class MultiStatementDialect(Dialect):
                     "limit": len(part),
                 }
                 binds |= build_lease_binds(lease, token)
-                rows = self.lock_claimable(connection, "claim_ids", binds, token, suspicion)
-                claimed += rows
-                claimed.suspects |= rows.suspects
-        self.lease_rows(connection, claimed, lease, token)
-        return claimed
+                rows = self.lock_claimable(connection, "claim_ids", binds, token, suspect_rule)
+                messages += rows
+                messages.suspects |= rows.suspects
+        self.lease_rows(connection, messages, lease, token)
+        return messages
 
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
         """Extend the leases that are still held; return their ids.
@@ -263,14 +263,14 @@ class MultiStatementDialect(Dialect):
         """
         return {
             i
-            for i, _ in self.find_held_pairs(
+            for i, _ in self.select_held_pairs(
                 connection, "lock_free" if skip_locked else "lock", leases
             )
         }
 
     def find_held(self, connection: Connection, leases: Leases) -> set[int]:
         """Return the ids of `leases` that are still held."""
-        return {i for i, _ in self.find_held_pairs(connection, "look", leases)}
+        return {i for i, _ in self.select_held_pairs(connection, "look", leases)}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """Lock and write the rows of `settlements` whose leases are still held.
@@ -278,13 +278,13 @@ class MultiStatementDialect(Dialect):
         Returns:
             The settled ids, and the ids whose lease was lost, for which nothing is written.
         """
-        held_pairs = self.find_held_pairs(
+        held_pairs = self.select_held_pairs(
             connection, "lock", [(s.id, s.lease_token) for s in settlements]
         )
         owned = [s for s in settlements if (s.id, s.lease_token.hex) in held_pairs]
         self.settle_locked(connection, owned)
-        settled = {s.id for s in owned}
-        return SettleResult(settled, {s.id for s in settlements} - settled)
+        owned_ids = {s.id for s in owned}
+        return SettleResult(owned_ids, {s.id for s in settlements} - owned_ids)
 
     def settle_locked(self, connection: Connection, settlements: Sequence[Settlement]) -> None:
         """Write the settlements of rows whose leases the transaction has checked and locked.
@@ -436,4 +436,4 @@ class MarkedLocks(HandlerLocks):
 
         The settlement would have removed it.
         """
-        return bool(self._dialect.find_held_pairs(connection, "joined", lock.leases))
+        return bool(self._dialect.select_held_pairs(connection, "joined", lock.leases))

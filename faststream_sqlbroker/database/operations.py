@@ -261,7 +261,7 @@ class DialectOperations(ClaimedRows, ABC):
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
     ) -> ClaimedMessages:
         """Lease the unlocked rows of `ids` that are due in `queues`, in any order.
 

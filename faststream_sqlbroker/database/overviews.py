@@ -112,10 +112,10 @@ class _Fleet:
 
         Subscribers report their own rate. Without them the archive's is used, which is less exact.
         """
-        archived = self.rates.ended
-        if queue in self.live.ended_per_minute or archived is None:
+        ended_rates = self.rates.ended
+        if queue in self.live.ended_per_minute or ended_rates is None:
             return self.live.ended_per_minute.get(queue)
-        return archived.get(queue, 0.0)
+        return ended_rates.get(queue, 0.0)
 
 
 class QueueOverviews:
@@ -382,11 +382,11 @@ def read_rates(connection: Connection, dialect: DialectOperations) -> QueueRates
     rates = QueueRates()
     c = dialect.tables.message.c
     # Sort by id, which has an index: ids are drawn nearly in the order of creation.
-    newest = select(c.queue, c.created_at).order_by(c.id.desc()).limit(MAX_RATED).subquery()
-    created_at = newest.c.created_at
-    statement = select(newest.c.queue, func.count(), func.min(created_at), clock())
+    latest = select(c.queue, c.created_at).order_by(c.id.desc()).limit(MAX_RATED).subquery()
+    created_at = latest.c.created_at
+    statement = select(latest.c.queue, func.count(), func.min(created_at), clock())
     rows = connection.execute(
-        statement.where(created_at > later(_MINUTE_AGO)).group_by(newest.c.queue)
+        statement.where(created_at > later(_MINUTE_AGO)).group_by(latest.c.queue)
     ).all()
     seconds = _compute_window(rows)
     rates.published = {queue: compute_rate(count, seconds=seconds) for queue, count, *_ in rows}
@@ -429,8 +429,10 @@ def _add_ended_rates(connection: Connection, dialect: DialectOperations, rates: 
         # A rate over a short time means little for few messages, so use the whole minute.
         window = seconds if failed_rows >= MIN_FAILING else WINDOW
         rates.failed[queue] = compute_rate(int(failed_rows), seconds=window)
-        published = rates.published.get(queue, 0.0) + compute_rate(int(new_rows), seconds=seconds)
-        rates.published[queue] = round(published, 1)
+        publish_rate = rates.published.get(queue, 0.0) + compute_rate(
+            int(new_rows), seconds=seconds
+        )
+        rates.published[queue] = round(publish_rate, 1)
 
 
 def _compute_window(rows: Sequence[Any]) -> float:
@@ -540,5 +542,5 @@ def _select_failed(dialect: DialectOperations, state: MessageState) -> Select[An
     a = archive.c
     statement = select(a.queue).where(match_ended_state(dialect, state))
     statement = dialect.add_index_hint(statement, archive, "uncompleted_index")
-    newest = statement.order_by(a.archived_at.desc(), a.id.desc()).limit(MAX_DEAD + 1).subquery()
-    return select(newest.c.queue, func.count()).group_by(newest.c.queue)
+    latest = statement.order_by(a.archived_at.desc(), a.id.desc()).limit(MAX_DEAD + 1).subquery()
+    return select(latest.c.queue, func.count()).group_by(latest.c.queue)

@@ -23,7 +23,7 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import pull_job_rows
 from faststream_sqlbroker.database.parts.brought_back import lock_records, restore_messages
 from faststream_sqlbroker.database.parts.channel_rows import get_consumer_key, parse_registration
-from faststream_sqlbroker.database.parts.live_subscribers import is_active, match_pause
+from faststream_sqlbroker.database.parts.live_subscribers import match_active, match_pause
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.schema.types import clock
@@ -223,7 +223,7 @@ class PullJobStore:
         """
         # Lock the consumer before the job, in the same order as a change of the consumer's type.
         starts = request.target is PullJobState.INFLIGHT
-        if starts and not self._is_pulled(connection, request.queue):
+        if starts and not self._lock_pull_consumer(connection, request.queue):
             return ChangeResult("push")
         job = pull_job_rows.read_job(
             connection, self._dialect, request.queue, request.job, lock=True
@@ -243,7 +243,7 @@ class PullJobStore:
         self._dialect.settle(connection, [settlement])
         return ChangeResult("done", job.state, ended=settlement)
 
-    def _is_pulled(self, connection: Connection, queue: str) -> bool:
+    def _lock_pull_consumer(self, connection: Connection, queue: str) -> bool:
         """Return True if `queue` belongs to a pull consumer, and lock the consumer's type.
 
         The shared lock keeps an operator from making it a push consumer before this job is leased.
@@ -263,7 +263,7 @@ class PullJobStore:
         A dead job is first restored from the archive, so that a consumer can retry it.
         """
         pause = select(self._table.c.key).where(
-            match_pause(self._table, request.queue), is_active(self._table)
+            match_pause(self._table, request.queue), match_active(self._table)
         )
         if connection.execute(pause).first() is not None:
             return ChangeResult("paused", job.state)

@@ -220,8 +220,8 @@ class ArchiveRetention:
                 ),
                 c.archived_at <= position.at,
             )
-        newest = statement.order_by(c.archived_at.desc(), c.id.desc())
-        row = connection.execute(newest.offset(number - 1).limit(1)).first()
+        latest = statement.order_by(c.archived_at.desc(), c.id.desc())
+        row = connection.execute(latest.offset(number - 1).limit(1)).first()
         return None if row is None else PrunePosition(row.archived_at, row.id)
 
     async def record_prune_start(self, by: str, options: Mapping[str, Any]) -> Job:
@@ -238,18 +238,18 @@ class ArchiveRetention:
 
         return await self._database.run(add_job, Activity.OPERATE)
 
-    async def record_prune_end(self, job: Job, pruned: Pruned) -> None:
+    async def record_prune_end(self, job: Job, result: Pruned) -> None:
         """Complete the audit entry `job` with the number of removed messages."""
 
         def end_job(connection: Connection) -> None:
-            dropped = {"partitions": pruned.partitions} if pruned.partitions else {}
+            dropped = {"partitions": result.partitions} if result.partitions else {}
             ended = replace(
                 job,
                 arguments={**job.arguments, **dropped},
                 state="ended",
                 note=None,
-                expected=pruned.rows,
-                done=pruned.rows,
+                expected=result.rows,
+                done=result.rows,
                 ended_at=self._dialect.now(connection),
             )
             audit.save_job(connection, self._table, ended, None)
@@ -291,25 +291,25 @@ class Pruner:
         Raises:
             StoreError: the database failed; earlier steps stay removed.
         """
-        pruned = Pruned()
+        result = Pruned()
         now = self._clock.monotonic()
         if dry_run or now - self._started_at >= FULL_SCAN_INTERVAL:
             self._reset()
             self._started_at = now
         limits = await self._find_limits()
         if self._loaded_pruner is not None:
-            await self._loaded_pruner.prune(limits, pruned, dry_run=dry_run, keep_going=keep)
+            await self._loaded_pruner.prune(limits, result, dry_run=dry_run, keep_going=keep)
         # A row that is dropped with its partition costs no DELETE. With a lake, only empty
         # partitions are dropped, because a row may be missing in the lake.
         if not dry_run:
-            await self._drop_partitions(limits, pruned, empty=self._loaded_pruner is not None)
+            await self._drop_partitions(limits, result, empty=self._loaded_pruner is not None)
         if self._loaded_pruner is None:
             for state, cutoff in limits.items():
-                await self._prune_state(state, cutoff, pruned, dry_run=dry_run, keep_going=keep)
-        return pruned
+                await self._prune_state(state, cutoff, result, dry_run=dry_run, keep_going=keep)
+        return result
 
     async def _drop_partitions(
-        self, limits: Mapping[MessageState, datetime], pruned: Pruned, *, empty: bool
+        self, limits: Mapping[MessageState, datetime], result: Pruned, *, empty: bool
     ) -> None:
         """Drop the partitions whose messages of every state are past their age limit.
 
@@ -322,7 +322,7 @@ class Pruner:
         # If the user is not the owner, or a reader holds the lock, the rows are deleted one by one.
         with suppress(AccessError, TransientStoreError):
             while name := await self._rows.partitions.drop(cutoff, empty=empty):
-                pruned.partitions.append(name)
+                result.partitions.append(name)
 
     def _reset(self) -> None:
         """Start at the oldest row again, to find rows that earlier passes have missed."""
@@ -348,7 +348,7 @@ class Pruner:
         self,
         state: MessageState,
         before: datetime,
-        pruned: Pruned,
+        result: Pruned,
         *,
         dry_run: bool,
         keep_going: Callable[[], Awaitable[bool]] | None,
@@ -364,7 +364,7 @@ class Pruner:
         while keep_going is None or await keep_going():
             started_at = self._clock.monotonic()
             step = await run_step(state, before, position)
-            pruned.add(state, step.rows)
+            result.add(state, step.rows)
             # No row was found. A batch that is not full is not the end: other processes may have
             # removed some of its rows.
             if step.last is None:

@@ -304,7 +304,7 @@ class Store:
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
     ) -> ClaimedMessages:
         """Lease up to `limit` due rows of `pairs` for `lease` seconds.
@@ -316,7 +316,7 @@ class Store:
         if not pairs or limit < 1:
             return ClaimedMessages()
         work = self.dialect.build_claim(
-            pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
+            pairs, limit, lease, token, suspect_rule=suspect_rule, prefetch=prefetch
         )
         return await self._database.run(work, Activity.CONSUME)
 
@@ -328,7 +328,7 @@ class Store:
         token: UUID,
         cursors: Cursors,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
     ) -> tuple[ClaimedMessages, float | None, Cursors]:
         """Claim the first live message of each key, and only if no message of the key is leased.
 
@@ -346,10 +346,10 @@ class Store:
         def claim(connection: Connection) -> tuple[ClaimedMessages, float | None, Cursors]:
             # Copy the cursors: the transaction may be repeated, and must start at the same cursors.
             next_cursors = cursors.copy()
-            claimed, pause = self.dialect.ordered.claim(
-                connection, pairs, limit, lease, token, next_cursors, suspicion=suspicion
+            messages, pause = self.dialect.ordered.claim(
+                connection, pairs, limit, lease, token, next_cursors, suspect_rule=suspect_rule
             )
-            return claimed, pause, next_cursors
+            return messages, pause, next_cursors
 
         return await self._database.run(claim, Activity.CONSUME)
 

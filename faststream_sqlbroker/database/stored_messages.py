@@ -283,8 +283,8 @@ class StoredMessages:
 
         def read_progress(connection: Connection) -> Progress | None:
             message = self._dialect.tables.message.c
-            leased = select(message.lease_token).where(message.id == message_id)
-            token = connection.execute(leased).scalar()
+            query = select(message.lease_token).where(message.id == message_id)
+            token = connection.execute(query).scalar()
             if token is None:
                 return None
             c = self._table.c

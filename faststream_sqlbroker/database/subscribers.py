@@ -24,7 +24,7 @@ from faststream_sqlbroker.database.parts.live_subscribers import (
     PAUSED,
     SUBSCRIBER,
     Descriptions,
-    is_active,
+    match_active,
     match_pause,
 )
 from faststream_sqlbroker.database.parts.policy_state import get_or_create_database_id, upsert
@@ -165,7 +165,9 @@ class LiveSubscribers:
 
         def resume(connection: Connection) -> tuple[bool, frozenset[str]]:
             # Lock the row: if two operators resume at once, only one of them ends the pause.
-            active_pause = select(table.c.key).where(condition, is_active(table)).with_for_update()
+            active_pause = (
+                select(table.c.key).where(condition, match_active(table)).with_for_update()
+            )
             was_paused = connection.execute(active_pause).first() is not None
             connection.execute(delete(table).where(condition))
             if was_paused:
@@ -222,7 +224,7 @@ class LiveSubscribers:
         if self._dialect.can_listen:
             live_subscribers.notify_state_changed(connection, channel)
         table = self._table
-        statement = select(table.c.key).where(table.c.scope == PAUSED, is_active(table))
+        statement = select(table.c.key).where(table.c.scope == PAUSED, match_active(table))
         return frozenset(connection.execute(statement).scalars())
 
     async def list_paused(self) -> list[PausedQueue]:

@@ -108,24 +108,24 @@ class Verifier:
         clock = Clock()
         until = clock.monotonic() + seconds
         part, position = (PARTS[0], None) if after is None else _load_cursor(after)
-        scanned = 0
+        row_count = 0
         counts: Counter[str] = Counter()
         damages: list[Damage] = []
         notes: list[Note] = []
         while True:
             scan = partial(self._scan_batch, part=part, position=position, lease_over=lease_over)
             batch = await self._database.run(scan, Activity.OPERATE, write=False)
-            scanned += batch.rows
+            row_count += batch.rows
             counts.update(damage.kind for damage in batch.damages)
             damages += batch.damages[: limit - len(damages)]
             notes += batch.notes[: limit - len(notes)]
             part, position = _find_next(part, batch.after)
             # At least one batch is read per call, so a caller that continues with `after` reaches
             # the end.
-            if part == "" or scanned >= rows or clock.monotonic() >= until:
+            if part == "" or row_count >= rows or clock.monotonic() >= until:
                 cursor = None if part == "" else _dump_cursor(part, position)
                 return Verification(
-                    rows=scanned,
+                    rows=row_count,
                     counts=dict(counts),
                     damages=tuple(damages),
                     after=cursor,
@@ -155,16 +155,18 @@ def _check_live(
     """
     table = dialect.tables.message
     c = table.c
-    leased = c.state == MessageState.PROCESSING.name
+    is_processing = c.state == MessageState.PROCESSING.name
     expired_before = later(literal_column(str(-round(lease_over * 1_000_000))))
     conditions = {
         kinds.UNKNOWN_STATE: c.state.not_in(sorted(state.name for state in LIVE_STATES)),
-        kinds.NO_LEASE: and_(leased, or_(c.lease_token.is_(None), c.lease_expires_at.is_(None))),
+        kinds.NO_LEASE: and_(
+            is_processing, or_(c.lease_token.is_(None), c.lease_expires_at.is_(None))
+        ),
         kinds.LEFT_LEASE: and_(
-            ~leased, or_(c.lease_token.is_not(None), c.lease_expires_at.is_not(None))
+            ~is_processing, or_(c.lease_token.is_not(None), c.lease_expires_at.is_not(None))
         ),
         kinds.NO_OWNER: and_(
-            leased, c.lease_token.is_not(None), c.lease_expires_at < expired_before
+            is_processing, c.lease_token.is_not(None), c.lease_expires_at < expired_before
         ),
         kinds.NO_ATTEMPT: and_(c.state == MessageState.RETRYABLE.name, c.attempts_count < 1),
     }

@@ -198,7 +198,7 @@ class LoadedPruner:
     async def prune(
         self,
         limits: Mapping[MessageState, datetime],
-        pruned: Pruned,
+        result: Pruned,
         *,
         dry_run: bool,
         keep_going: KeepGoing | None,
@@ -219,7 +219,7 @@ class LoadedPruner:
                 due_states = {state for state, limit in limits.items() if window.end <= limit}
                 due_states -= self._pruned_states.get(window.name, set())
                 if due_states and not await self._prune_window(
-                    window, due_states, pruned, dry_run=dry_run, keep_going=keep_going
+                    window, due_states, result, dry_run=dry_run, keep_going=keep_going
                 ):
                     return
 
@@ -227,7 +227,7 @@ class LoadedPruner:
         self,
         window: LoadedWindow,
         due_states: set[MessageState],
-        pruned: Pruned,
+        result: Pruned,
         *,
         dry_run: bool,
         keep_going: KeepGoing | None,
@@ -245,10 +245,10 @@ class LoadedPruner:
             actual = sum((page.rows for page in pages), RowSum())
             if actual != window.remaining:
                 if dry_run or await self._loaded.quarantine(self._lake, window, actual):
-                    pruned.differing.append(f"{window.name}: {actual}, not {window.remaining}")
+                    result.differing.append(f"{window.name}: {actual}, not {window.remaining}")
                 return True
             if not await self._remove_pages(
-                window, pages, due_states, pruned, dry_run=dry_run, keep_going=keep_going
+                window, pages, due_states, result, dry_run=dry_run, keep_going=keep_going
             ):
                 return False
         if not dry_run:
@@ -278,7 +278,7 @@ class LoadedPruner:
         window: LoadedWindow,
         pages: list[WindowPage],
         due_states: set[MessageState],
-        pruned: Pruned,
+        result: Pruned,
         *,
         dry_run: bool,
         keep_going: KeepGoing | None,
@@ -298,7 +298,7 @@ class LoadedPruner:
                 window = updated
                 await self._rest(started_at)
             for state in due_states:
-                pruned.add(state, page.states[state])
+                result.add(state, page.states[state])
         return True
 
     async def _rest(self, started_at: float) -> None:

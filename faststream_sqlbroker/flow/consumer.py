@@ -45,7 +45,7 @@ leases.
 """
 
 
-class Consumer:
+class QueueConsumer:
     """The loops of a subscriber: fetch, work, flush, renew and release.
 
     `start` and `stop` may be repeated. `stop` releases what was not started, lets running handlers
@@ -461,14 +461,14 @@ class Consumer:
         self._wakeups.unregister(self._on_hint)
         self._poller.leave(self._fetcher)
         self._release_input()
-        _, abandoned = await asyncio.gather(
+        _, unfinished_workers = await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
         # In a closed event loop the task has ended, and cancelling it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
         await asyncio.gather(
-            self._end_writes(), self._leave(), self._shutdown.close_abandoned(abandoned)
+            self._end_writes(), self._leave(), self._shutdown.close_abandoned(unfinished_workers)
         )
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:

@@ -56,7 +56,7 @@ class PerMinuteLimit:
         self._admitted: deque[float] = deque()
         self._refused_at = float("-inf")
 
-    def is_admitted(self) -> bool:
+    def try_admit(self) -> bool:
         """Return True and count the message if the limit allows another message."""
         now = self._clock.monotonic()
         while self._admitted and self._admitted[0] <= now - MINUTE:
@@ -66,7 +66,7 @@ class PerMinuteLimit:
         self._admitted.append(now)
         return True
 
-    def can_log_refusal(self) -> bool:
+    def claim_refusal_log(self) -> bool:
         """Return True if a refusal may be logged: once a minute."""
         now = self._clock.monotonic()
         if now < self._refused_at + MINUTE:
@@ -114,8 +114,8 @@ class DebugLog:
         """
         if message_id in self._watched:
             return True
-        if not self._limit.is_admitted():
-            if self._limit.can_log_refusal():
+        if not self._limit.try_admit():
+            if self._limit.claim_refusal_log():
                 text = f"debug: more than {MAX_PER_MINUTE} messages a minute request it"
                 self._log_debug(f"{text}; the others are not logged", None, "")
             return False

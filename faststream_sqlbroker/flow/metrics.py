@@ -200,14 +200,16 @@ class DirectMetrics:
         """Record nothing if `recorder` is None."""
         self._recorder = recorder
 
-    def record_claim(self, rows: Sequence[ClaimedMessage], written: Sequence[Settlement]) -> None:
+    def record_claim(
+        self, rows: Sequence[ClaimedMessage], settlements: Sequence[Settlement]
+    ) -> None:
         """Record that a claim has leased `rows`, and has settled some rows as `written`."""
         if self._recorder is None:
             return
         queue_of = {row.id: row.queue for row in rows}
         for queue in queue_of.values():
             self._recorder.count(CLAIMED, (queue,), 1)
-        for settlement in written:
+        for settlement in settlements:
             self.record_settled(settlement, queue_of[settlement.id])
 
     def record_published(self, rows: Sequence[NewMessage], ids: Sequence[int | None]) -> None:

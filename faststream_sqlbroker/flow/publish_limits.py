@@ -28,7 +28,7 @@ class DepthStore(Protocol):
     depths: Any
 
 
-class _QueueDepth:
+class _QueueLimit:
     """The known depth of a queue in this process."""
 
     def __init__(self, limit: MaxDepth) -> None:
@@ -65,7 +65,7 @@ class PublishLimits:
             recorder: Counts refused messages; None: they are not counted.
         """
         self._store = store
-        self._depths = {queue: _QueueDepth(limit) for queue, limit in depths.items()}
+        self._depths = {queue: _QueueLimit(limit) for queue, limit in depths.items()}
         self._max_payload = max_payload
         self._log = log
         self._clock = (clock or Clock()).callers
@@ -145,7 +145,7 @@ class PublishLimits:
                 full_queues.add(queue)
         return [row.queue not in full_queues for row in rows] if full_queues else None
 
-    def _count_sync(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
+    def _count_sync(self, queue: str, depth: _QueueLimit, connection: Any) -> None:
         """Count the due messages of `queue` in the caller's transaction if the count is old."""
         started_at = self._clock.monotonic()
         if depth.depth.get_count_delay(started_at) is None:
@@ -176,7 +176,7 @@ class PublishLimits:
         return Counter(row.queue for row in rows if row.queue in self._depths)
 
     def _add_or_refuse(
-        self, queue: str, depth: _QueueDepth, count: int, *, is_free: bool, droppable: bool
+        self, queue: str, depth: _QueueLimit, count: int, *, is_free: bool, droppable: bool
     ) -> None:
         """Count messages that are written or dropped now.
 
@@ -196,12 +196,12 @@ class PublishLimits:
             text += _NO_WAIT.format(queue=queue)
         raise QueueFullError(queue, text)
 
-    async def _has_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> bool:
+    async def _has_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> bool:
         """Return True if `queue` has capacity, after earlier callers have been served."""
         async with depth.count_lock:
             return await self._check_capacity(queue, depth, connection)
 
-    async def _check_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> bool:
+    async def _check_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> bool:
         """Return True if there is capacity, after a new count if the last one is too old.
 
         The caller holds `count_lock`, so that one count serves all callers that wait behind it.
@@ -216,7 +216,7 @@ class PublishLimits:
             depth.depth.record_count(count, now, now - started_at)
         return not depth.depth.is_full
 
-    async def _wait_for_capacity(self, queue: str, depth: _QueueDepth, connection: Any) -> None:
+    async def _wait_for_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> None:
         """Wait until there is capacity; callers are served in the order of their calls.
 
         Raises:
@@ -242,7 +242,7 @@ class PublishLimits:
         if self._recorder is not None:
             self._recorder.count(REFUSED, (queue, action), count)
 
-    def _log_dropped(self, queue: str, depth: _QueueDepth, count: int) -> None:
+    def _log_dropped(self, queue: str, depth: _QueueLimit, count: int) -> None:
         """Count dropped messages, and log their number every `LOG_INTERVAL` seconds at most."""
         depth.dropped_count += count
         now = self._clock.monotonic()

@@ -23,7 +23,7 @@ class CurrentDelivery:
     """The current delivery of a worker, with the store and the task."""
 
     __slots__ = (
-        *("__weakref__", "_must_end", "acquire_slots", "asked", "cancelling"),
+        *("__weakref__", "_must_end", "use_slots", "asked", "cancelling"),
         *("delivery", "started_at", "store", "task", "threads", "worker"),
     )
 
@@ -41,7 +41,7 @@ class CurrentDelivery:
         """The task in which the handler runs."""
         self.cancelling = int if self.task is None else self.task.cancelling
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
-        self.acquire_slots: Callable[[Sequence[ClaimedMessage]], bool] | None = None
+        self.use_slots: Callable[[Sequence[ClaimedMessage]], bool] | None = None
         """Called before the handler starts. Returns False if a slot of a Throttle was missed; the
         messages are released then."""
         self.started_at = 0.0
@@ -61,12 +61,12 @@ class CurrentDelivery:
         rows = (self.delivery,) if isinstance(self.delivery, ClaimedMessage) else self.delivery
         return [row for row in rows if row.no_chain_reason is not ENDED]
 
-    def can_start(self) -> bool:
+    def try_start(self) -> bool:
         """Return True if the handler, whose thread begins now, may start."""
         rows = [self.delivery] if isinstance(self.delivery, ClaimedMessage) else self.delivery
         if any(row.lease_lost for row in rows):
             return False
-        return self.acquire_slots is None or self.acquire_slots(rows)
+        return self.use_slots is None or self.use_slots(rows)
 
     async def run_in_task(self, handler: Coroutine[Any, Any, None]) -> None:
         """Run `handler` in a task of its own."""
@@ -131,7 +131,9 @@ class CurrentDelivery:
         return isinstance(error, asyncio.CancelledError) and not remaining_cancels
 
 
-current_delivery: ContextVar[CurrentDelivery | None] = ContextVar("sqlbroker_post", default=None)
+current_delivery_var: ContextVar[CurrentDelivery | None] = ContextVar(
+    "sqlbroker_post", default=None
+)
 """Set once for each worker, not for each message; tasks that a handler starts inherit it."""
 
 
@@ -150,7 +152,7 @@ def join_ack(
     Raises:
         PublishError: it was not possible although `required`.
     """
-    current = current_delivery.get()
+    current = current_delivery_var.get()
     first = delivery[0] if delivery else _find_first_row(current)
     if current is not None and current.store is not store:
         refusal = _ELSEWHERE

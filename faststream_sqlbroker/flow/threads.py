@@ -18,7 +18,7 @@ from typing import Any
 
 from anyio import CancelScope
 
-from faststream_sqlbroker.flow.publish_on_ack import current_delivery
+from faststream_sqlbroker.flow.publish_on_ack import current_delivery_var
 
 try:
     from anyio._core._eventloop import claim_worker_thread, get_async_backend, threadlocals
@@ -133,7 +133,7 @@ async def run_in_tracked_thread(function: Callable[..., Any], /, *args: Any, **k
     delivery, because a middleware may run the handler in another task.
     """
     name = getattr(function, "__name__", None) or repr(function)
-    if (delivery := current_delivery.get()) is not None:
+    if (delivery := current_delivery_var.get()) is not None:
         delivery.threads.append(name)
         try:
             return await run_in_thread(function, *args, **kwargs)

@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from faststream_sqlbroker.http.channel_models import Failure
+from faststream_sqlbroker.http.channel_models import ChannelError
 from faststream_sqlbroker.http.mistakes import create_problem
 from faststream_sqlbroker.http.responses import FORM, BodyLimits, read_form, read_object
 from faststream_sqlbroker.http.users import User
@@ -283,6 +283,6 @@ class Api(FastAPI):
             schemas = schema["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
-            schemas["Failure"] = Failure.model_json_schema()
+            schemas["Failure"] = ChannelError.model_json_schema()
             schema["components"]["securitySchemes"] = _SECURITY_SCHEMES
         return {**self.openapi(), "servers": [{"url": root or "/"}]}

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from faststream_sqlbroker.core.checks import validate_bool, validate_choice, validate_integer
+from faststream_sqlbroker.core.checks import check_bool, check_choice, validate_integer
 from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_positive
@@ -76,8 +76,8 @@ class HttpOptions:
         parse_positive("body_timeout", self.body_timeout)
         validate_integer("max_failures", self.max_failures)
         parse_networks(self.proxies)
-        validate_choice("dashboard", self.dashboard, DASHBOARD_MODES)
-        validate_bool("show_bodies", self.show_bodies)
+        check_choice("dashboard", self.dashboard, DASHBOARD_MODES)
+        check_bool("show_bodies", self.show_bodies)
         if self.redact is not None and not callable(self.redact):
             raise SetupError(
                 f"redact must be a function of a message, got {format_value(self.redact)}"

@@ -172,7 +172,7 @@ class BasicAuth:
         decoy = self._decoys[hash(name) % len(self._decoys)]
         user, stored = self._users.get(name, (None, decoy))
         if user is None or not self._verified.has(*login):
-            is_right = await self._check_password(stored, password)
+            is_right = await self._is_password_right(stored, password)
             if user is None or not is_right:
                 # This counts as a guess, even if another authenticator accepts the request.
                 connection.scope[WRONG_PASSWORD] = user is not None
@@ -180,7 +180,7 @@ class BasicAuth:
             self._verified.record(*login)
         return user
 
-    async def _check_password(self, stored: StoredPassword, password: str) -> bool:
+    async def _is_password_right(self, stored: StoredPassword, password: str) -> bool:
         if self._waiting >= MAX_WAITING:
             text = f"the server already checks {MAX_WAITING} passwords: try again in a second"
             raise Problem(503, text, {"Retry-After": "1"})

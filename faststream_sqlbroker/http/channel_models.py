@@ -14,7 +14,7 @@ from faststream_sqlbroker.http.models import RequestBody, ResponseBody, Rotation
 _TOKEN = "u3Jx0yK1mQ8b6TqVnZ2w5Rr7cFdLhA9eGsPiXoYtM4E"  # noqa: S105 - an example
 
 
-class Failure(ResponseBody):
+class ChannelError(ResponseBody):
     """An error message for people."""
 
     model_config = ConfigDict(
@@ -85,7 +85,7 @@ _MESSAGE: dict[str, Any] = {
 _JOB: dict[str, Any] = {"ID": "17", "Priority": 0, "Message": _MESSAGE}
 
 
-class Job(ResponseBody):
+class ChannelJob(ResponseBody):
     """A job that the consumer may claim."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_JOB]})
@@ -95,7 +95,7 @@ class Job(ResponseBody):
     Message: JobMessage
 
 
-class JobShown(Job):
+class JobShown(ChannelJob):
     """A job with its state."""
 
     model_config = ConfigDict(
@@ -111,7 +111,7 @@ class QueuedJobs(ResponseBody):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Result": [_JOB]}]})
 
-    Result: list[Job]
+    Result: list[ChannelJob]
 
 
 class JobHeartbeat(BaseModel):
@@ -149,7 +149,7 @@ class JobChanged(ResponseBody):
     )
 
 
-class Count(RootModel[int]):
+class MessageCount(RootModel[int]):
     """The number of messages."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [3]})

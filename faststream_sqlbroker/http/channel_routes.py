@@ -317,7 +317,7 @@ class ChannelRoutes:
         ids = [request.path_params[kind] for kind in kinds]
         name = f"{kinds[-1]} {'/'.join(ids)}"
         tokens = [request.headers.get(header, "") for header in token_headers]
-        registered = await self._access_control.check_tokens(
+        registered = await self._access_control.find_by_tokens(
             request, name, tokens, partial(self._jobs.find_channel, *ids)
         )
         if registered is None:

@@ -164,7 +164,7 @@ class AccessControl:
             self.log_warning(f"HTTP: request refused, authentication is misconfigured: {error}")
             raise Problem(500, "internal server error: see the server's log") from None
 
-    async def check_tokens(
+    async def find_by_tokens(
         self, connection: HTTPConnection, name: str, tokens: Sequence[str], lookup: TokenLookup
     ) -> list[RegisteredEndpoint | None] | None:
         """Return the result of `lookup` if all tokens match, or None if a token is wrong.

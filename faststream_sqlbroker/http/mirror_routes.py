@@ -45,7 +45,7 @@ class MirrorRoutes:
         viewers = create_access_rule(Role.VIEWER)
         operators = create_access_rule(Role.OPERATOR)
         responses = {200: models.InfoChanged}
-        api.add("GET /v1/count", self.count, viewers, {200: models.Count}, part="mirror")
+        api.add("GET /v1/count", self.count, viewers, {200: models.MessageCount}, part="mirror")
         api.add("GET /v1/mirror", self.mirrored, operators, {200: models.Mirrored}, part="mirror")
         api.add(
             "PATCH /v1/mirror", self.set_info, operators, responses, *BODY_ERRORS, part="mirror"

@@ -87,7 +87,7 @@ class Body(RequestBody):
     )
 
 
-class NewMessage(Body):
+class PublishRequest(Body):
     """A message to publish."""
 
     model_config = ConfigDict(
@@ -122,7 +122,7 @@ class NewMessages(RequestBody):
         json_schema_extra={"examples": [{"messages": [{"body": {"id": 1}}, {"body": {"id": 2}}]}]}
     )
 
-    messages: list[NewMessage] = Field(min_length=1, max_length=MAX_PUBLISHED)
+    messages: list[PublishRequest] = Field(min_length=1, max_length=MAX_PUBLISHED)
 
 
 class Reserve(RequestBody):
@@ -152,7 +152,7 @@ class Lease(RequestBody):
     )
 
 
-class Heartbeat(Lease):
+class HeartbeatRequest(Lease):
     """Extends a lease."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_LEASED | {"lease_seconds": 600}]})
@@ -240,7 +240,7 @@ class Settled(ResponseBody):
     state: Literal["COMPLETED", "FAILED", "DISCARDED", "PENDING", "RETRYABLE"]
 
 
-class Published(ResponseBody):
+class PublishResult(ResponseBody):
     """A published message."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": 17}]})

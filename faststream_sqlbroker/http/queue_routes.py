@@ -116,13 +116,13 @@ class QueueRoutes:
         )
         batch = {201: models.PublishedBatch}
         add(f"POST {queue}/publish-batch", self.publish_batch, producers, batch, *BODY_ERRORS)
-        published = dict.fromkeys((200, 201), models.Published)
-        add(f"POST {queue}/publish", self.publish, producers, published, *BODY_ERRORS)
+        responses = dict.fromkeys((200, 201), models.PublishResult)
+        add(f"POST {queue}/publish", self.publish, producers, responses, *BODY_ERRORS)
         add(f"POST {queue}/reserve", self.reserve, consumers, {200: models.Reserved}, *BODY_ERRORS)
 
     def end_waits(self) -> None:
         """Answer all waiting requests, so that a server can stop."""
-        self._jobs.polls.end()
+        self._jobs.long_polls.end()
 
     # For administrators.
 
@@ -146,7 +146,7 @@ class QueueRoutes:
 
     # For producers.
 
-    async def publish(self, queue: QueueName, message: models.NewMessage) -> Response:
+    async def publish(self, queue: QueueName, message: models.PublishRequest) -> Response:
         """Publish a message."""
         [message_id] = await self._jobs.publish([_create_row(queue, message)])
         return JSONResponse({"id": message_id}, 200 if message_id is None else 201)
@@ -191,7 +191,7 @@ class QueueRoutes:
                     await claim_task
 
     async def extend(
-        self, queue: QueueName, message: MessageId, body: models.Heartbeat
+        self, queue: QueueName, message: MessageId, body: models.HeartbeatRequest
     ) -> Response:
         """Extend the lease of a message."""
         lease = LeasedMessage(queue, message, UUID(body.lease_token))
@@ -238,7 +238,7 @@ class QueueRoutes:
         lookup = partial(self._jobs.store.tokens.find_role, queue, role)
         # A queue has two tokens: a verified token must not be accepted for the other role.
         if (
-            await self._access_control.check_tokens(request, f"{role} {queue}", [token], lookup)
+            await self._access_control.find_by_tokens(request, f"{role} {queue}", [token], lookup)
             is None
         ):
             raise Problem(
@@ -253,7 +253,7 @@ def _check_queue_name(queue: str) -> None:
         raise Problem(400, f"{format_value(queue)} cannot be the name of a queue: {issue}")
 
 
-def _create_row(queue: str, message: models.NewMessage) -> Row:
+def _create_row(queue: str, message: models.PublishRequest) -> Row:
     """Create the row to insert.
 
     Raises:

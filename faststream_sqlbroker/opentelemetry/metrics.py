@@ -85,14 +85,17 @@ class SqlBrokerTelemetryMetrics:
         unit = UNITS.get(metric.unit, f"{{{metric.unit}}}")
         match metric.kind:
             case Kind.COUNTER:
-                instrument: Any = meter.create_counter(name, unit, metric.meaning)
+                instrument: Any = meter.create_counter(name, unit, metric.description)
             case Kind.HISTOGRAM:
                 instrument = meter.create_histogram(
-                    name, unit, metric.meaning, explicit_bucket_boundaries_advisory=metric.buckets
+                    name,
+                    unit,
+                    metric.description,
+                    explicit_bucket_boundaries_advisory=metric.buckets,
                 )
             case Kind.GAUGE:
                 instrument = meter.create_observable_gauge(
-                    name, [self._make_gauge_callback(metric)], unit, metric.meaning
+                    name, [self._make_gauge_callback(metric)], unit, metric.description
                 )
         self._instruments[metric.name] = instrument
 

@@ -108,7 +108,7 @@ def _register_metric(metric: Metric, prefix: str, registry: CollectorRegistry) -
         # Of several processes on a host, the one that samples changes.
         options["multiprocess_mode"] = "mostrecent"
     return kinds[metric.kind](
-        f"{prefix}_{metric.name}", metric.meaning, metric.labels, registry=registry, **options
+        f"{prefix}_{metric.name}", metric.description, metric.labels, registry=registry, **options
     )
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from faststream_sqlbroker.core.checks import validate_choice
+from faststream_sqlbroker.core.checks import check_choice
 from faststream_sqlbroker.exceptions import SetupError
 
 PARTITION_SIZES = ("day", "week", "month")
@@ -89,7 +89,7 @@ class SqlBrokerSchemaConfig:
         if self.schema is not None:
             check_name("schema", self.schema)
         if self.archive_partitions is not None:
-            validate_choice("archive_partitions", self.archive_partitions, PARTITION_SIZES)
+            check_choice("archive_partitions", self.archive_partitions, PARTITION_SIZES)
             if self.message_archive_table_name is None:
                 raise SetupError(
                     "archive_partitions needs an archive: set message_archive_table_name, or "

@@ -230,7 +230,9 @@ def _build_message_table(
     config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_DialectOptions", mysql: bool
 ) -> Table:
     name = config.message_table_name
-    leased = "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
+    lease_check = (
+        "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
+    )
     claimable = f"CASE WHEN state IN ({_format_states(CLAIMABLE_STATES)}) THEN 1 END"
     table = Table(
         name,
@@ -252,7 +254,7 @@ def _build_message_table(
         CheckConstraint(
             "attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"
         ),
-        CheckConstraint(leased, name=f"{name}_lease_check"),
+        CheckConstraint(lease_check, name=f"{name}_lease_check"),
         CheckConstraint(
             "(lease_token IS NULL) = (lease_expires_at IS NULL)", name=f"{name}_token_check"
         ),
@@ -270,8 +272,8 @@ def _build_message_table(
     )
     Index(f"{name}_ready", *ready, **build_where(f"state IN ({_format_states(CLAIMABLE_STATES)})"))
     Index(f"{name}_leased", c.queue, c.lease_expires_at, **build_where("state = 'PROCESSING'"))
-    keyed = build_where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
-    Index(f"{name}_key", c.queue, c.key, c.id, **keyed)
+    has_key = build_where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
+    Index(f"{name}_key", c.queue, c.key, c.id, **has_key)
     partial = build_where("policy_key IS NOT NULL")
     Index(f"{name}_policy_key", c.queue, c.policy_key, c.id, **partial)
     # Few messages have a dedup_id; index entries for all messages would cost a quarter of the time

@@ -17,9 +17,9 @@ from faststream import AckPolicy
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.checks import (
     build_hints,
+    check_bool,
+    check_choice,
     reject_unknown_options,
-    validate_bool,
-    validate_choice,
     validate_integer,
 )
 from faststream_sqlbroker.core.policies import Header, Policy, validate_policies
@@ -162,9 +162,9 @@ class SubscriberSettings(ConsumerSettings):
             )
         option_checks.check_factor("max_not_processed_factor", self.max_not_processed_factor)
         for name in _FLAGS:
-            validate_bool(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
         self._set("forward_headers", option_checks.parse_header_names(self.forward_headers))
-        validate_choice("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
+        check_choice("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
         self._set("policies", validate_policies(self.policies))
         option_checks.check_ack_policy(self.ack_policy)
         option_checks.check_retry_strategy(self.retry_strategy)

@@ -58,7 +58,7 @@ class HasHandlerError(SetupError, AssertionError):
     """
 
 
-def _write_after(record: M) -> M:
+def _wrap_with_write(record: M) -> M:
     """Wrap `record`, a method that records an outcome, to write the outcome afterwards.
 
     In a handler the worker writes outcomes; a pulled message has no worker.
@@ -90,12 +90,12 @@ class PulledMessage(SqlBrokerMessage):
         """Set the lease that the outcome is written through."""
         self._held = held
 
-    ack = _write_after(SqlBrokerMessage.ack)
-    nack = _write_after(SqlBrokerMessage.nack)
-    reject = _write_after(SqlBrokerMessage.reject)
-    postpone = _write_after(SqlBrokerMessage.postpone)
-    move_to = _write_after(SqlBrokerMessage.move_to)
-    republish = _write_after(SqlBrokerMessage.republish)
+    ack = _wrap_with_write(SqlBrokerMessage.ack)
+    nack = _wrap_with_write(SqlBrokerMessage.nack)
+    reject = _wrap_with_write(SqlBrokerMessage.reject)
+    postpone = _wrap_with_write(SqlBrokerMessage.postpone)
+    move_to = _wrap_with_write(SqlBrokerMessage.move_to)
+    republish = _wrap_with_write(SqlBrokerMessage.republish)
 
     async def write_outcome(self) -> None:
         """Write the recorded outcome, unless an outcome is already written.

@@ -11,7 +11,7 @@ from faststream.exceptions import SkipMessage, StopConsume
 from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.adapter.endpoints import SubscriberUsecase
-from faststream_sqlbroker.batch_start import mark_start
+from faststream_sqlbroker.batch_start import wrap_to_mark_start
 from faststream_sqlbroker.call_assertions import SqlHandlerCallWrapper
 from faststream_sqlbroker.control_exceptions import ControlException, apply_unacknowledged
 from faststream_sqlbroker.core.access import Activities
@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from faststream_sqlbroker.flow.deliver.delivery import Handle
 from faststream_sqlbroker.flow.deliver.forward import ForwardHandler
 from faststream_sqlbroker.flow.fleet.rights import get_activities
@@ -41,7 +41,7 @@ from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
 from faststream_sqlbroker.subscriber.option_checks import check_ack_timing
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, replace_settings
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import SkipMiddleware
-from faststream_sqlbroker.subscriber.pipeline.choice import CompiledHandler
+from faststream_sqlbroker.subscriber.pipeline.choice import HandlerPipeline
 from faststream_sqlbroker.subscriber.pulling import (
     PulledMessage,
     Pulling,
@@ -98,16 +98,16 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         """Store the settings of `config`; nothing runs before `start`."""
         super().__init__(config, specification, calls)  # type: ignore[arg-type] # as for publishers
         self.config = config
-        self._consumer: Consumer | None = None
+        self._consumer: QueueConsumer | None = None
         self._pulling: Pulling | None = None
         self._is_paused = False
-        self._pipeline: CompiledHandler | None = None
+        self._pipeline: HandlerPipeline | None = None
         names = config.settings.forward_headers
         self._forward_headers = ForwardHeaders(None if names is True else names) if names else None
         self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
         self._call_decorators = (self._adapt_handler,)
         if self._batches is not None:
-            self._call_decorators = (mark_start, self._adapt_handler)
+            self._call_decorators = (wrap_to_mark_start, self._adapt_handler)
 
     @overload
     def __call__(
@@ -196,7 +196,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return not self.running or self._consumer is None or self._consumer.healthy
 
     @property
-    def consumer(self) -> Consumer | None:
+    def consumer(self) -> QueueConsumer | None:
         """The running loops and their messages."""
         return self._consumer
 
@@ -250,12 +250,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             self._consumer = self._make_consumer()
         self._post_start()
         if self._consumer is not None:
-            if self._is_deleting_failed:
+            if self._deletes_failed:
                 self._log_of_loops(logging.WARNING, _DELETION_WARNING)
             await self._consumer.start()
 
     @property
-    def _is_deleting_failed(self) -> bool:
+    def _deletes_failed(self) -> bool:
         """True if messages that fail here are deleted, although the user did not request this."""
         settings = self.config.settings
         store = self._outer_config.store  # type: ignore[attr-defined]
@@ -272,7 +272,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         acks_first = self.ack_policy is AckPolicy.ACK_FIRST and self.forward_to is None
         return get_activities(self.config.settings, ack_first=acks_first, archive=archive)
 
-    def _make_consumer(self) -> Consumer:
+    def _make_consumer(self) -> QueueConsumer:
         """Create the loops that claim messages, run the handler or the forward, and settle.
 
         A test replaces `Consumer` by `make_consumer`.
@@ -295,7 +295,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 outer.wakeups.clock,
             )
             settings, ack_first = replace_settings(settings, batch=True), False
-        consumer: Consumer = (outer.make_consumer or Consumer)(
+        consumer: QueueConsumer = (outer.make_consumer or QueueConsumer)(
             store=outer.store,
             wakeups=outer.wakeups,
             settings=settings,
@@ -315,13 +315,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         )
         return consumer
 
-    def _make_pipeline(self) -> CompiledHandler:
+    def _make_pipeline(self) -> HandlerPipeline:
         """Compile the pipeline that runs the handler, and log which kind was selected."""
-        self._pipeline = CompiledHandler(self, REPLACED_METHODS)
+        self._pipeline = HandlerPipeline(self, REPLACED_METHODS)
         self._log_of_loops(logging.DEBUG, self._pipeline.describe())
         return self._pipeline
 
-    def attach(self) -> Consumer | None:
+    def attach(self) -> QueueConsumer | None:
         """Create the loops without a start, for tests, after the checks of `start`.
 
         Return None without a handler and without forward_to.
@@ -387,7 +387,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             await pulling.stop()
         self._clear_consumer(consumer)
 
-    def _clear_consumer(self, consumer: Consumer | None) -> None:
+    def _clear_consumer(self, consumer: QueueConsumer | None) -> None:
         """Mark the subscriber as stopped, unless a restart has already replaced `consumer`."""
         if self._consumer is consumer:
             self._consumer = None

@@ -31,7 +31,7 @@ REAL_TIME_LIMIT = 5.0
 """Maximum real seconds that a handler, or a call of the store, may take while time is advanced."""
 
 
-current_delivery: ContextVar["asyncio.Task[Any] | None"] = ContextVar(
+current_delivery_var: ContextVar["asyncio.Task[Any] | None"] = ContextVar(
     "sqlbroker_delivery", default=None
 )
 """The task that runs a handler, visible in it and in the tasks that it creates."""
@@ -324,7 +324,7 @@ class VirtualClock:
         """
         counts = [
             (self._waiting_tasks, asyncio.current_task()),
-            (self._waiting_deliveries, current_delivery.get()),
+            (self._waiting_deliveries, current_delivery_var.get()),
         ]
         for counter, task in counts:
             counter[task] += 1

@@ -7,13 +7,13 @@ from typing import Any
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from faststream_sqlbroker.flow.deliver.worker_ends import Workers
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, replace_settings
 from faststream_sqlbroker.testing.database import LiveRow
 
 
-class SteppedConsumer(Consumer):
+class SteppedConsumer(QueueConsumer):
     """A subscriber without its loops, for tests.
 
     A `Pump` calls the parts of the real subscriber (claims, workers, writes of outcomes) step by

@@ -436,7 +436,7 @@ class Pump:
     async def _deliver(self, consumer: SteppedConsumer) -> None:
         """Run one delivery, and record its attempts for `drain`; the body of its task."""
         _nesting_depth.set(_nesting_depth.get() + 1)
-        clocks.current_delivery.set(asyncio.current_task())
+        clocks.current_delivery_var.set(asyncio.current_task())
         try:
             await consumer.deliver()
         finally:
@@ -465,7 +465,7 @@ class Pump:
 
     def record_failure(self, _rows: object, error: BaseException) -> None:
         """Record that the handler of the running delivery has raised `error`."""
-        task: Any = clocks.current_delivery.get()
+        task: Any = clocks.current_delivery_var.get()
         if (delivery := self._deliveries.get(task)) is None:
             return
         is_first = all(number == 1 for number in delivery.attempts.values())

@@ -79,19 +79,19 @@ class Waiting:
     """Time when the message is due; or when its lease ends, if it is leased."""
     attempts: int
     """Number of times that a handler has run for the message."""
-    why: str
+    reason: str
     """Text that says why the message waits."""
 
     def __str__(self) -> str:
         """Return the text shown by failed assertions."""
-        return f"message {self.message_id} in queue {self.queue!r} {self.why}"
+        return f"message {self.message_id} in queue {self.queue!r} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
     """Result of `drain`: attempts and waiting messages."""
 
-    ran: list[Attempt]
+    attempts: list[Attempt]
     """Attempts since the last `drain`, in order."""
     waiting: list[Waiting]
     """Waiting messages by due time, priority, id."""
@@ -99,7 +99,7 @@ class Drained:
     @property
     def failed(self) -> list[Attempt]:
         """Attempts that raised an error."""
-        return [attempt for attempt in self.ran if attempt.error is not None]
+        return [attempt for attempt in self.attempts if attempt.error is not None]
 
 
 @dataclass(frozen=True, slots=True)

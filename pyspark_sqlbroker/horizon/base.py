@@ -25,7 +25,7 @@ class Horizon:
         detail: The reason in one sentence, for logs and people.
     """
 
-    moment: datetime
+    time: datetime
     source: Source
     detail: str
 
@@ -61,7 +61,7 @@ class HorizonQuery:
 
 def get_earlier(first: Horizon, second: Horizon) -> Horizon:
     """Return the earlier of two horizons."""
-    return min(first, second, key=lambda horizon: horizon.moment)
+    return min(first, second, key=lambda horizon: horizon.time)
 
 
 def format_seconds(duration: timedelta) -> str:

@@ -153,7 +153,7 @@ def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
     _wait_for_replay(query, position)
     source = "primary" if horizon.source == "transactions" else horizon.source
     return Horizon(
-        horizon.moment, source, f"found on the primary and replayed here: {horizon.detail}"
+        horizon.time, source, f"found on the primary and replayed here: {horizon.detail}"
     )
 
 

@@ -176,9 +176,9 @@ class DeltaWriter:
         folder = f"{DATA}/{uuid.uuid4().hex}"
         files = list[DataFile]()
         with undo_on_error(self.folders.delete, folder):
-            written = self.folders.write(frame, folder)
+            new_files = self.folders.write(frame, folder)
             for name, status in sorted(self.folders.list_files(folder).items()):
-                if name in written:
+                if name in new_files:
                     files.append(DataFile(name, status.size, status.modified))
                 else:  # Spark's mark of success, Hadoop's checksums, files of a failed task
                     self.folders.delete(name)

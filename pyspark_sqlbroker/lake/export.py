@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pyspark.sql import SparkSession
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.checks import validate_choice, validate_integer
+from faststream_sqlbroker.core.checks import check_choice, validate_integer
 from faststream_sqlbroker.core.loaded_windows import validate_lake
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
@@ -202,8 +202,8 @@ def export_archive(
             read or written.
         NotSupportedError: Spark Connect.
     """
-    validate_choice("window", window, tuple(WINDOW_LENGTHS))
-    validate_choice("verify", verify, ("checksums", "counts"))
+    check_choice("window", window, tuple(WINDOW_LENGTHS))
+    check_choice("verify", verify, ("checksums", "counts"))
     recheck_seconds = parse_non_negative("recheck", recheck)
     if validate_lake("record_as", record_as) is not None and queues is not None:
         raise SetupError(
@@ -221,7 +221,7 @@ def export_archive(
     with database.connect() as connection:
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary)
         logger.info(
-            "windows up to %s are closed: %s (%s)", horizon.moment, horizon.source, horizon.detail
+            "windows up to %s are closed: %s (%s)", horizon.time, horizon.source, horizon.detail
         )
         source_description = {
             **describe_source(database.address, selection, source),
@@ -239,11 +239,11 @@ def export_archive(
         with _open_records(lake, record_as, primary or url, message_table, schema) as records:
             run = ExportRun(job, connection, records, rows_per_commit, changes, on_window)
             lake.retry_on_conflict(
-                lambda: run.export_spans(_plan_spans(run, window, horizon.moment, recheck_seconds))
+                lambda: run.export_spans(_plan_spans(run, window, horizon.time, recheck_seconds))
             )
     windows = tuple(run.done[name] for name in sorted(run.done))
     return ExportResult(
-        lake.folders.root, windows, horizon.moment, lake.state.watermark, changes.files
+        lake.folders.root, windows, horizon.time, lake.state.watermark, changes.files
     )
 
 

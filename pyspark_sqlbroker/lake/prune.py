@@ -15,8 +15,8 @@ from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import (
     DELETE_CHUNK,
-    ArchivePartitions,
     ArchiveRowIds,
+    LockedPartitions,
     Partition,
     delete_rows,
     list_oldest,
@@ -216,7 +216,7 @@ def _prune_exported(
     spans: Sequence[Span] = run.lake.state.covered
     if cutoff is not None:
         spans = cut_spans(spans, None, floor_to_window(cutoff, run.lake.size))
-    partitions = ArchivePartitions(run.database, run.connection, run.selection)
+    partitions = LockedPartitions(run.database, run.connection, run.selection)
     counts = count_windows(run.database, run.connection, run.selection, spans, run.lake.size)
     windows = sorted(counts)
     if not dry_run:
@@ -249,7 +249,7 @@ def _exclude_windows(spans: Sequence[Span], windows: Sequence[ExportWindow]) -> 
 
 def _drop_partitions(
     run: _PruneRun,
-    partitions: ArchivePartitions,
+    partitions: LockedPartitions,
     candidates: list[Partition],
     spans: Sequence[Span],
     windows: Sequence[ExportWindow],
@@ -275,8 +275,8 @@ def _assign_partitions(run: _PruneRun, window: ExportWindow, partitions: list[Pa
 
     The checksums of a partition are compared again under its lock before it is dropped.
     """
-    rows, refused = _check_window(run, window)
-    if refused is not None:
+    rows, reason = _check_window(run, window)
+    if reason is not None:
         return False
     for partition in partitions:
         if partition.start < window.end and partition.end > window.start:
@@ -292,21 +292,21 @@ def _prune_window(
 
     Rows are listed again here, because rows may have come since the partitions were compared.
     """
-    rows, refused = _check_window(run, window)
+    rows, reason = _check_window(run, window)
     dropped = run.count_dropped_rows(window)
     count = len(rows.ids)
-    if refused is None:
+    if reason is None:
         if not dry_run:
             count = delete_rows(run.database, run.connection, run.selection, rows)
         result = PrunedWindow(window.name, dropped + count)
     else:
         suffix = f" ({dropped} more rows were dropped with a partition)" if dropped else ""
-        result = PrunedWindow(window.name, count, refused + suffix)
-    run.rows += result.rows if refused is None else dropped
-    if result.rows or refused is not None:
+        result = PrunedWindow(window.name, count, reason + suffix)
+    run.rows += result.rows if reason is None else dropped
+    if result.rows or reason is not None:
         run.results[window.name] = result
         on_window(result)
-    return refused is None
+    return reason is None
 
 
 def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[ArchiveRowIds, str | None]:

@@ -197,7 +197,7 @@ class Partition:
     end: datetime
 
 
-class ArchivePartitions:
+class LockedPartitions:
     """The partitions of an archive; none for a plain table or another database."""
 
     def __init__(

@@ -41,7 +41,7 @@ class RepairResult:
 
     path: str
     windows: Mapping[str, int] = field(default_factory=dict)
-    left: Mapping[str, str] = field(default_factory=dict)
+    unrepaired: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
 
 

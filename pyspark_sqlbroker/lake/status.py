@@ -153,7 +153,7 @@ def measure_freshness(
     selection = lake.select(database, source, hint="give the URL of its database")
     with database.connect() as connection:
         database.require_table(connection, selection.table, selection.schema)
-        horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary).moment
+        horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary).time
         oldest = find_oldest(database, connection, selection)
         missing_spans = plan_spans(lake.state.covered, lake.size, selection, oldest, horizon, 0)
         rows = _count_rows(database, connection, selection, missing_spans, cap)

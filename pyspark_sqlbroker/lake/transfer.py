@@ -169,12 +169,12 @@ def _compare_checksums(
     for window in sorted({*batch.windows, *staged, *database_checksums, *lake_only}):
         entry = job.lake.get_entry(window)
         previous = NO_ROWS if entry is None else entry.lake
-        written = previous + staged.get(window, NO_ROWS)
+        total = previous + staged.get(window, NO_ROWS)
         expected = database_checksums.get(window, NO_ROWS) + lake_only.get(window, NO_ROWS)
-        if not written.matches(expected):
-            raise ExportMismatchError(window.name, str(expected), str(written), _HINT)
-        if written.rows:
-            entries[window] = Entry(written, database_checksums.get(window, NO_ROWS).counts)
+        if not total.matches(expected):
+            raise ExportMismatchError(window.name, str(expected), str(total), _HINT)
+        if total.rows:
+            entries[window] = Entry(total, database_checksums.get(window, NO_ROWS).counts)
     return entries
 
 

@@ -57,13 +57,13 @@ class VerifyResult:
     rows: int
     damaged: Mapping[str, str]
     differing: Mapping[str, str]
-    lacking: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
     uncovered: int | None = None
 
     @property
     def intact(self) -> bool:
         """True if nothing differs or is missing; `uncovered` does not count."""
-        return not (self.damaged or self.differing or self.lacking)
+        return not (self.damaged or self.differing or self.missing)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _build_sealed_array(text: Column) -> Column:
     return F.concat(F.lit("["), text, F.lit(","), F.xxhash64(text), F.lit("]"))
 
 
-def _is_json(sealed: Column, text: Column) -> Column:
+def _build_is_json(sealed: Column, text: Column) -> Column:
     """Return True if the array, as VARIANT, ends with the seal of the only other value."""
     return F.coalesce(F.try_variant_get(sealed, "$[1]", "bigint") == F.xxhash64(text), F.lit(False))
 
@@ -161,7 +161,8 @@ def _parse_variant(text: Column) -> Column:
     """Parse the text as VARIANT; the seal proves that the whole text is a single JSON value."""
     parsed = F.try_parse_json(_build_sealed_array(text))
     return _build_result(
-        F.when(_is_json(parsed, text), F.try_variant_get(parsed, "$[0]", VARIANT)), F.lit(NOT_JSON)
+        F.when(_build_is_json(parsed, text), F.try_variant_get(parsed, "$[0]", VARIANT)),
+        F.lit(NOT_JSON),
     )
 
 
@@ -199,7 +200,7 @@ def _parse_typed(text: Column, data_type: DataType) -> Column:
     matches = (
         parsed[_CORRUPT_FIELD].isNull() & (parsed[_SEAL_FIELD] == F.xxhash64(text)) & has_two_fields
     )
-    is_json = _is_json(F.try_parse_json(_build_sealed_array(text)), text)
+    is_json = _build_is_json(F.try_parse_json(_build_sealed_array(text)), text)
     return _build_result(
         F.when(matches, parsed[_BODY_FIELD]),
         F.when(is_json, F.lit(MISMATCH)).otherwise(F.lit(NOT_JSON)),

@@ -175,12 +175,10 @@ def new_rows(
                 # the part of the window that is complete here.
                 end = get_earlier(watermark.pending_end, end)
             end = _limit_window(database, connection, selection, first, end, max_duration)
-            until = end.moment if first is None else max(first, end.moment)
+            until = end.time if first is None else max(first, end.time)
             nothing_new = until == first and watermark.pending_end is None
             new_watermark = (
-                watermark
-                if nothing_new
-                else watermark.start_load(first, replace(end, moment=until))
+                watermark if nothing_new else watermark.start_load(first, replace(end, time=until))
             )
             window = selection.between(first, until)
             # The snapshot comes after the horizon: an older one could lack rows before the horizon,
@@ -210,10 +208,10 @@ def _limit_window(
     if max_duration is None:
         return end
     if first is None:
-        first = find_oldest(database, connection, selection.between(None, end.moment))
+        first = find_oldest(database, connection, selection.between(None, end.time))
     if first is None:
         return end
-    return replace(end, moment=min(end.moment, first + max_duration))
+    return replace(end, time=min(end.time, first + max_duration))
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,7 @@ class Watermark:
         return (
             self
             if self.pending_end is None
-            else replace(self, until=self.pending_end.moment, pending_end=None)
+            else replace(self, until=self.pending_end.time, pending_end=None)
         )
 
 
@@ -315,7 +313,7 @@ def _parse_watermark(content: Mapping[str, Any], source: Mapping[str, Any]) -> W
 def _render_watermark(watermark: Watermark) -> dict[str, Any]:
     """Render the watermark as the file's content."""
     end = watermark.pending_end
-    pending = end and {"until": end.moment.isoformat(), "source": end.source, "detail": end.detail}
+    pending = end and {"until": end.time.isoformat(), "source": end.source, "detail": end.detail}
     until = None if watermark.until is None else watermark.until.isoformat()
     return {
         "format": FORMAT,

@@ -85,9 +85,9 @@ def _read_by_adbc(
                 column.cast(type_)
                 for column, type_ in zip(batch.columns, schema.types, strict=True)
             ]
-            converted = pa.RecordBatch.from_arrays(columns, schema=schema)
-            for first in range(0, converted.num_rows, fetch_rows):
-                yield converted.slice(first, fetch_rows)
+            record_batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+            for first in range(0, record_batch.num_rows, fetch_rows):
+                yield record_batch.slice(first, fetch_rows)
 
 
 def build_conninfo(address: Address) -> str:

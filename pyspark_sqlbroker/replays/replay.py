@@ -19,9 +19,9 @@ from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker import exceptions
 from faststream_sqlbroker.core.checks import (
+    check_bool,
     find_name_error,
     find_queue_error,
-    validate_bool,
     validate_integer,
 )
 from faststream_sqlbroker.core.replays import ReplayPlan, check_headers
@@ -161,8 +161,8 @@ def replay(
             have been published: run the same job again.
     """
     plan = _build_plan(job, queue, headers)
-    validate_bool("dry_run", dry_run)
-    validate_bool("current_only", current_only)
+    check_bool("dry_run", dry_run)
+    check_bool("current_only", current_only)
     database = get_database(parse_address(url))
     config = SqlBrokerSchemaConfig(
         message_table_name=table,
@@ -175,7 +175,7 @@ def replay(
         else validate_integer("num_partitions", num_partitions, maximum=64)
     )
     rows = partition_rows(df, count, dry_run=dry_run, current_only=current_only)
-    per_second = _check_rate(rate)
+    per_second = _validate_rate(rate)
     writer = ReplayWriter(
         database,
         config,
@@ -214,7 +214,7 @@ def _build_plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) 
     return ReplayPlan(job, queue, dict(headers or {}))
 
 
-def _check_rate(rate: float | None) -> float | None:
+def _validate_rate(rate: float | None) -> float | None:
     """Check that the rate is a finite number of at least `MIN_RATE`; None has no limit."""
     if rate is None:
         return None

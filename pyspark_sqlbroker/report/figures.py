@@ -169,7 +169,7 @@ def _build_display_name(queues: Sequence[str], small: Column) -> Column:
     return F.when(unnamed, queues[-1]).otherwise(F.col("queue")).alias("queue")
 
 
-def _has_archived() -> Column:
+def _build_has_archived() -> Column:
     """Return a condition on queues that have archived messages themselves.
 
     A queue may appear only as the origin of dead letters.
@@ -212,7 +212,7 @@ def _compute_comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[
     sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
     rates = (
         analytics.failure_rate(slim)
-        .groupBy(_build_display_name(queues, _has_archived()))
+        .groupBy(_build_display_name(queues, _build_has_archived()))
         .agg(*sums)
     )
     named = slim.withColumn("queue", _build_display_name(queues, F.lit(True)))
@@ -232,7 +232,7 @@ def _compute_results(
     # archived messages is in the table of queues, and needs its rate there.
     by_failures = F.desc(F.col("failed") + F.col("moved"))
     rates = results["failure_rate"].where("rate IS NOT NULL")
-    rates = rates.orderBy(F.desc(_has_archived()), by_failures, "queue")
+    rates = rates.orderBy(F.desc(_build_has_archived()), by_failures, "queue")
     named = slim.withColumn("queue", _build_display_name(figures.queues, F.lit(True)))
     with_capped_attempts = named.withColumn(
         "attempts_count", F.least("attempts_count", F.lit(MAX_ATTEMPTS))

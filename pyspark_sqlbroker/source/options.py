@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from faststream_sqlbroker.core.checks import validate_choice, validate_integer
+from faststream_sqlbroker.core.checks import check_choice, validate_integer
 from faststream_sqlbroker.core.times import parse_non_negative, parse_positive
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import Address, parse_address
@@ -105,7 +105,7 @@ def parse_options(
             '"passwordEnv"'
         )
     kind = options.get("kind", "archive").lower()
-    validate_choice("kind", kind, tuple(LAYOUTS))
+    check_choice("kind", kind, tuple(LAYOUTS))
     start = options.get("startingTimestamp", EARLIEST)
     return SourceOptions(
         address=parse_address(_add_credentials(url, options)),
@@ -228,7 +228,7 @@ def _parse_partitions(name: str, text: str) -> int | None:
 
 
 def _parse_flag(name: str, text: str) -> bool:
-    validate_choice(name, text.lower(), ("true", "false"))
+    check_choice(name, text.lower(), ("true", "false"))
     return text.lower() == "true"
 
 

@@ -171,8 +171,8 @@ class StreamReader(DataSourceStreamReader):
             level = logging.WARNING if horizon.source == "safety lag" else logging.INFO
             log.log(level, "the stream finds its horizon by %s: %s", horizon.source, horizon.detail)
             self._logged_source = horizon.source
-        self._last_horizon = horizon.moment
-        return horizon.moment
+        self._last_horizon = horizon.time
+        return horizon.time
 
     def _check_horizon(
         self, database: ArchiveDatabase, connection: Connection, last: datetime

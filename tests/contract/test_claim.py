@@ -296,14 +296,14 @@ async def test_f6_a_claim_leaves_suspects_and_reports_them(bench: Bench) -> None
     before = await bench.rows()
     assert suspicion is not None
     pairs = await bench.store.find_ready_pairs(["q"])
-    claimed = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion)
+    claimed = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspect_rule=suspicion)
     assert [row.id for row in claimed] == [ids[1], ids[3]], (
         "suspects take room, so that they are found"
     )
     assert claimed.suspects == {ids[0]: Suspect(1, is_last=True), ids[2]: Suspect(1, is_last=True)}
     after = await bench.rows()
     assert [after[n] for n in (0, 2, 4, 5)] == [before[n] for n in (0, 2, 4, 5)]
-    others = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion.as_silent())
+    others = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspect_rule=suspicion.as_silent())
     assert [row.id for row in others] == [ids[4], ids[5]], "what is over the limit just ends"
     assert others.suspects == {}
     [alone] = await bench.store.claim_one(ids[0], ["q"], LEASE, uuid4())
@@ -318,7 +318,7 @@ async def test_f6_a_claim_in_order_leaves_suspects_and_reports_them(bench: Bench
     await bench.execute(f"UPDATE message SET deliveries_count = 1 WHERE id = {first}")
     pairs = await bench.store.find_ready_pairs(["q"])
     rows, again, _ = await bench.store.claim_ordered(
-        pairs, 10, LEASE, uuid4(), Cursors(), suspicion=SuspectRule.from_max_deliveries(2)
+        pairs, 10, LEASE, uuid4(), Cursors(), suspect_rule=SuspectRule.from_max_deliveries(2)
     )
     assert [row.id for row in rows] == [other]
     assert rows.suspects == {first: Suspect(1, is_last=True)}

@@ -447,7 +447,7 @@ async def test_a_job_rests_while_it_is_stopped(bench: Bench) -> None:
         await store.run_step(begun.id)
         stopped = await store.stop(begun.id)
         assert stopped is not None
-        assert (stopped.state, stopped.done, stopped.left) == ("stopped", 2, 3)
+        assert (stopped.state, stopped.done, stopped.remaining) == ("stopped", 2, 3)
         step = await store.run_step(begun.id)
         assert (step.job, step.pause) == (stopped, None)
         assert (await store.run_step()).job is None

@@ -100,7 +100,7 @@ async def test_suspects_are_left_alone_in_many_pairs(bench: Bench) -> None:
     others = {pair: ids[1:] for pair, ids in due.items()}
     pairs = await bench.store.find_ready_pairs(QUEUES)
     claimed = await bench.store.claim(
-        pairs, 100, LEASE, uuid4(), suspicion=SuspectRule(report=False)
+        pairs, 100, LEASE, uuid4(), suspect_rule=SuspectRule(report=False)
     )
     assert [m.id for m in claimed] == first(pairs, others, 100)
 

@@ -25,7 +25,9 @@ async def claim(
 ) -> tuple[list[ClaimedMessage], float | None, Cursors]:
     pairs = [p for p in await bench.store.find_ready_pairs(queues or ("q",)) if p.due_in <= 0]
     given = cursors or Cursors()
-    return await bench.store.claim_ordered(pairs, limit, LEASE, uuid4(), given, suspicion=suspicion)
+    return await bench.store.claim_ordered(
+        pairs, limit, LEASE, uuid4(), given, suspect_rule=suspicion
+    )
 
 
 async def ids(bench: Bench, limit: int = 10, *queues: str) -> list[int]:

@@ -249,12 +249,12 @@ async def test_counts_are_exact_up_to_a_limit_then_an_estimate(bench: Bench, dat
         [found] = await bench.store.overviews.read_overviews()
         await bench.claim(8)
         [leased] = await bench.store.overviews.read_overviews()
-    assert found.ready.exact is (database == "sqlite")
+    assert found.ready.is_exact is (database == "sqlite")
     assert found.delayed == Count(2)
     assert 6 <= found.ready.value <= 60
-    assert leased.in_flight.exact is (database == "sqlite")
+    assert leased.in_flight.is_exact is (database == "sqlite")
     assert 6 <= leased.in_flight.value <= 40
-    assert not found.retrying.exact
+    assert not found.retrying.is_exact
 
 
 @four
@@ -287,7 +287,7 @@ async def test_jobs_of_pull_consumers_are_counted_by_state(bench: Bench, databas
         many, _ = await bench.store.overviews.count_jobs(names)
         assert many.dead == Count(2)
         assert many.delivered is not None
-        assert many.delivered.exact is (database == "sqlite")
+        assert many.delivered.is_exact is (database == "sqlite")
         assert 4 <= many.delivered.value <= 20
         with patch.object(overviews, "MAX_DEAD", 1):
             many, _ = await bench.store.overviews.count_jobs(names)

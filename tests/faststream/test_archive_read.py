@@ -175,7 +175,7 @@ async def test_a_batch_is_bounded_in_bytes_and_filters_are_the_databases(
     assert await Reads(broker, queues=[]).next() == []
     # At its end a watermark is where the horizon was, and a read after it begins there.
     assert reader.horizon is not None
-    assert reader.watermark == reader.horizon.moment.isoformat(timespec="microseconds")
+    assert reader.watermark == reader.horizon.time.isoformat(timespec="microseconds")
 
 
 @sqlite_only

@@ -439,7 +439,7 @@ async def test_a_scrape_has_all_metrics(
     for metric in METRICS:
         family = families[f"sqlbroker_{metric.name}"]
         assert family.type == metric.kind.value
-        assert family.documentation == metric.meaning
+        assert family.documentation == metric.description
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(metric.labels)
     [acked] = [

@@ -708,7 +708,7 @@ async def test_a_schedule_whose_claim_was_not_answered_is_free_at_once(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(schedules, "claim", unheard)
-    firing_it = asyncio.create_task(scheduler._runner.fire(scheduler._planned["s"]))
+    firing_it = asyncio.create_task(scheduler._runner.fire(scheduler._schedules["s"]))
     await taken.wait()
     if cut_off == "cancelled":
         firing_it.cancel()

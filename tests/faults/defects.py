@@ -215,7 +215,7 @@ def nothing_is_set_apart(_store: Any) -> None:
 
 def read_only_sessions_stay(_store: Any) -> None:
     """Connections to a server that has said that it is read-only stay in the pool."""
-    Checkouts.evict_if_read_only = lambda _checkouts, _error: None  # type: ignore[method-assign]
+    Checkouts.evict_if_spoiled = lambda _checkouts, _error: None  # type: ignore[method-assign]
 
 
 def no_idle_limit(store: Any) -> None:

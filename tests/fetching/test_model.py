@@ -206,7 +206,7 @@ DEFECTS = {
         _without(Mode.FOLLOW, ModeEvent.FEWER),
         patch.object(ReadyTracker, "age", 0.0),
     ],
-    "pauses grow without limit": [patch.object(Pace, "get_idle_pause", _longer_each_time)],
+    "pauses grow without limit": [patch.object(Pace, "advance_idle_pause", _longer_each_time)],
     "claims without an answer are not given back": [
         patch.object(Claimer, "try_release_unanswered", _released)
     ],

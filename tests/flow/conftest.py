@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow import consumer as consumers
 from faststream_sqlbroker.flow import shielded
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from faststream_sqlbroker.flow.deliver import ended_transactions, worker_ends
 from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.publish import Publisher
@@ -37,7 +37,7 @@ class Rig(Bench):
         self.wakeups = Wakeups(store, self.log)
         self.publisher = Publisher(store, self.wakeups)
         self.handled: list[ClaimedMessage] = []
-        self.consumers: list[Consumer] = []
+        self.consumers: list[QueueConsumer] = []
 
     def log(self, level: int, text: str, **_: Any) -> None:
         """Keep what the loops say."""
@@ -66,9 +66,9 @@ class Rig(Bench):
         ack_first: bool = False,
         store: Store | None = None,
         **options: Any,
-    ) -> Consumer:
+    ) -> QueueConsumer:
         """A consumer that is not started yet."""
-        consumer = Consumer(
+        consumer = QueueConsumer(
             store=store or self.store,
             wakeups=self.wakeups,
             settings=make_settings(queues, options),  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ class Rig(Bench):
         return consumer
 
 
-def count_as_quick(consumer: Consumer) -> None:
+def count_as_quick(consumer: QueueConsumer) -> None:
     """Let the handler of `consumer`, just started, count as one that takes no time: what it may
     prefetch is claimed."""
     times = consumer.inflight.times

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from faststream_sqlbroker.flow.deliver import policy_starts
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -34,7 +34,7 @@ class Held:
         self.reached.set()
         await self.may_end.wait()
 
-    async def stop(self, rig: Rig, consumer: Consumer) -> None:
+    async def stop(self, rig: Rig, consumer: QueueConsumer) -> None:
         """Stop `consumer`, which cancels its worker; the call ends afterwards."""
         await self.reached.wait()
         stop = asyncio.create_task(consumer.stop(0.05))

@@ -188,13 +188,13 @@ async def test_many_blocked_messages_are_not_scanned_without_a_pause(rig: Rig) -
     consumer = rig.consumer(ordered=True, max_fetch_interval=0.2)
     await consumer.start()
     pace = consumer._fetcher.pace
-    idle = pace.get_idle_pause
+    idle = pace.advance_idle_pause
 
     def noted() -> float:
         waits.append(idle())
         return waits[-1]
 
-    pace.get_idle_pause = noted  # type: ignore[method-assign]
+    pace.advance_idle_pause = noted  # type: ignore[method-assign]
     with patch.object(rig.store, "claim_ordered", counted):
         await eventually(lambda: pace.idle_wait == 0.2)
         claims = 0

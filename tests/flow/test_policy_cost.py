@@ -62,7 +62,9 @@ async def test_a_subscriber_without_policies_sends_no_statement_more(rig: Rig) -
     pairs = await rig.store.find_ready_pairs(["q"])
     suspicion = SuspectRule.from_max_deliveries(13)
     prefetch = Prefetch(1, 20.0)
-    rows = await rig.store.claim(pairs, 100, 60.0, uuid4(), suspicion=suspicion, prefetch=prefetch)
+    rows = await rig.store.claim(
+        pairs, 100, 60.0, uuid4(), suspect_rule=suspicion, prefetch=prefetch
+    )
     for renew in (rig.store.renew_free, rig.store.renew):  # a process that stands still renews
         await renew([(r.id, r.lease_token) for r in rows], 60.0)
     await rig.store.settle([done(row) for row in rows])

@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Slot
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from faststream_sqlbroker.flow.deliver.policy_starts import PolicyRunner
 from faststream_sqlbroker.flow.deliver.prefetch import HORIZON, HandlerTimes
 from tests.flow.conftest import Rig, count_as_quick
@@ -22,7 +22,7 @@ from tests.flow.test_policy_limits import Process
 from tests.helpers import eventually
 
 
-async def start_quick(rig: Rig, go: asyncio.Event, **options: Any) -> Consumer:
+async def start_quick(rig: Rig, go: asyncio.Event, **options: Any) -> QueueConsumer:
     """A consumer whose handler counts as quick, and waits for `go`."""
 
     async def handle(row: ClaimedMessage) -> None:

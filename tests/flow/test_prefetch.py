@@ -11,7 +11,7 @@ import pytest
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from faststream_sqlbroker.flow.deliver.prefetch import HORIZON, PREFETCH_LEASE
 from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
@@ -46,11 +46,11 @@ def age(rows: list[ClaimedMessage], seconds: float) -> None:
         row.renewed_monotonic -= seconds
 
 
-def waiting(consumer: Consumer) -> list[ClaimedMessage]:
+def waiting(consumer: QueueConsumer) -> list[ClaimedMessage]:
     return [row for row in consumer.inflight.waiting.items if row is not None]
 
 
-async def _held_up(rig: Rig, gate: Gate, count: int = 6, **options: Any) -> Consumer:
+async def _held_up(rig: Rig, gate: Gate, count: int = 6, **options: Any) -> QueueConsumer:
     """A consumer that runs the second of `count` messages, while the others wait in it."""
     await rig.put(count)
     consumer = rig.consumer(gate, **FAST, **options)
@@ -164,7 +164,7 @@ async def test_a_row_with_little_left_is_renewed_before_it_starts(
     assert consumer.inflight.lease_lost_count == 0
 
 
-async def _held_up_any(rig: Rig, gate: Gate, **options: Any) -> Consumer:
+async def _held_up_any(rig: Rig, gate: Gate, **options: Any) -> QueueConsumer:
     await rig.put(6)
     consumer = rig.consumer(gate, **FAST, **options)
     await consumer.start()

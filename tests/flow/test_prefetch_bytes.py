@@ -8,7 +8,7 @@ import pytest
 from faststream_sqlbroker import Throttle
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import eventually
 
@@ -34,7 +34,7 @@ class Watch:
         self.handled: list[int] = []
         self.waited: list[tuple[int, int]] = []
         self.batches: list[int] = []
-        self.consumer: Consumer
+        self.consumer: QueueConsumer
 
     async def __call__(self, rows: Any) -> None:
         self.waited.append(self.consumer.inflight.measure_prefetched())
@@ -51,7 +51,7 @@ async def publish(rig: Rig, sizes: list[int]) -> None:
     await rig.store.insert([NewMessage("q", bytes(size), key="k") for size in sizes])
 
 
-def known_large(consumer: Consumer) -> None:
+def known_large(consumer: QueueConsumer) -> None:
     """Let large bodies be known, as after the first claim."""
     row = ClaimedMessage(*(1, "q", bytes(LIMIT), *(None,) * 13))  # type: ignore[arg-type]
     consumer.inflight.prefetch.record_claim([row])

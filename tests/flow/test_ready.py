@@ -11,7 +11,7 @@ import pytest
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.consumer import QueueConsumer
 from faststream_sqlbroker.flow.deliver import ready as module
 from faststream_sqlbroker.flow.deliver.ready import Mode, ReadyTracker
 from faststream_sqlbroker.flow.wakeup import ALL
@@ -31,7 +31,7 @@ def time(rig: Rig) -> VirtualTime:
     return time
 
 
-async def idle(consumer: Consumer, time: VirtualTime) -> None:
+async def idle(consumer: QueueConsumer, time: VirtualTime) -> None:
     """Let it wait for longer than a second for the next look, which does not come by itself."""
 
     async def waits() -> bool:
@@ -101,7 +101,7 @@ def test_wake_ups_before_a_claim_are_answered_together(rig: Rig) -> None:
     ready.mode = Mode.IDLE
     ready.add_hint(frozenset("b"))
     assert ready.take_hint(-1.0) is None, "it has waited for too long"
-    assert ready.mode is Mode.LOOK
+    assert ready.mode is Mode.POLL
 
 
 async def test_slow_scans_run_in_the_background(rig: Rig) -> None:

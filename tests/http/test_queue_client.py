@@ -187,10 +187,10 @@ async def test_a_reserve_that_is_cancelled_before_its_claim_leases_nothing(
             client = QueueClient(address, queue=QUEUE, http=http, consume_token=CONSUME)
             task = asyncio.create_task(client.reserve(wait=30))
             jobs = web.app._service.queues()  # type: ignore[misc]
-            await eventually(lambda: jobs.polls._lines)
+            await eventually(lambda: jobs.long_polls._lines)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await eventually(lambda: not jobs.polls._lines)
+            await eventually(lambda: not jobs.long_polls._lines)
             await web.publish(1)
             [row] = await look.rows()
             assert row["state"] == "PENDING"

@@ -220,7 +220,7 @@ async def until_waiting(web: Queueing, count: int) -> None:
     """Until so many requests wait."""
     jobs = web.app._service.queues()  # type: ignore[attr-defined]
     async with asyncio.timeout(60):
-        while sum(len(line) for line in jobs.polls._lines.values()) < count:
+        while sum(len(line) for line in jobs.long_polls._lines.values()) < count:
             await asyncio.sleep(0.01)
 
 
@@ -271,7 +271,7 @@ async def test_many_that_wait_share_one_look_and_one_claim(
     assert answer.status_code == 201
     bodies = [(await each)[0]["body"] for each in rest]
     assert sorted(bodies, key=int) == [str(n) for n in range(19)]
-    assert jobs.polls._lines == {}
+    assert jobs.long_polls._lines == {}
 
 
 @on_sqlite
@@ -294,7 +294,7 @@ async def test_a_stop_of_the_broker_ends_the_waits(web: Queueing, broker: SqlBro
     refused = await web.post("/reserve", {"wait": 30})
     assert refused.status_code == 503
     # Nor has it begun to look again, which no one would end.
-    assert not web.app._service.queues().polls._loop.is_running  # type: ignore[attr-defined,misc]
+    assert not web.app._service.queues().long_polls._loop.is_running  # type: ignore[attr-defined,misc]
     await broker.start()
     waiting = asyncio.create_task(web.reserve(wait=30))
     await until_waiting(web, 1)
@@ -355,7 +355,7 @@ async def test_a_client_that_leaves_ends_its_wait(web: Queueing, look: Look) -> 
     leave.set()
     async with asyncio.timeout(60):
         await running
-    assert web.app._service.queues().polls._lines == {}  # type: ignore[attr-defined,misc]
+    assert web.app._service.queues().long_polls._lines == {}  # type: ignore[attr-defined,misc]
     await web.publish({"id": 1})
     [row] = await look.rows()
     assert (row["state"], row["deliveries_count"]) == ("PENDING", 0)
@@ -367,7 +367,7 @@ def no_looks(web: Queueing, monkeypatch: pytest.MonkeyPatch) -> RemoteConsumer:
     found: RemoteConsumer = web.app._service.queues()  # type: ignore[attr-defined,misc]
     monkeypatch.setattr(queue_jobs, "LAST_PAUSE", 1000.0)
     monkeypatch.setattr(queue_jobs, "FIRST_PAUSE", 1000.0)
-    found.polls._pause = 1000.0
+    found.long_polls._pause = 1000.0
     return found
 
 
@@ -387,7 +387,7 @@ async def test_what_is_known_to_be_due_later_is_looked_for_then(
     [again] = await waiting
     assert again["id"] == message["id"]
     await web.end(again)
-    no_looks.polls._pause = 1000.0
+    no_looks.long_polls._pause = 1000.0
     await web.publish(2, delay=0.3)
     [later] = await web.reserve(wait=30)
     assert later["body"] == "2"
@@ -398,7 +398,7 @@ async def test_wake_ups_make_no_look_later(web: Queueing) -> None:
     """A message that another process delays sends none: only a look finds it."""
     waiting = asyncio.create_task(web.reserve(wait=30))
     await until_waiting(web, 1)
-    polls = web.app._service.queues().polls  # type: ignore[attr-defined,misc]
+    polls = web.app._service.queues().long_polls  # type: ignore[attr-defined,misc]
     await eventually(lambda: polls._wakeups.is_listening)
     polls._pause = 1000.0
     await eventually(lambda: polls._pause <= queue_jobs.LAST_PAUSE)

@@ -144,13 +144,13 @@ async def test_a_password_that_was_right_is_hashed_once(
     now = 1000.0
     monkeypatch.setattr(basic_auth, "monotonic", lambda: now)
     auth = logins()
-    real = auth._check_password
+    real = auth._is_password_right
 
     async def counting(stored: Any, password: str) -> bool:
         hashed.append(password)
         return await real(stored, password)
 
-    monkeypatch.setattr(auth, "_check_password", counting)
+    monkeypatch.setattr(auth, "_is_password_right", counting)
     async with client_of(broker.asgi(auth)) as client:
         for _ in range(3):
             assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
@@ -382,13 +382,13 @@ async def test_an_unknown_name_costs_as_much_as_one_that_is_known(
         hashes[name] = hash_password(f"{name}-password")
     auth = BasicAuth([Login(name, "viewer", text) for name, text in hashes.items()])
     costs: list[int] = []
-    real = auth._check_password
+    real = auth._is_password_right
 
     async def counting(stored: StoredPassword, password: str) -> bool:
         costs.append(stored.cost)
         return await real(stored, password)
 
-    monkeypatch.setattr(auth, "_check_password", counting)
+    monkeypatch.setattr(auth, "_is_password_right", counting)
     async with client_of(broker.asgi(auth, max_failures=1000)) as client:
         for n in range(50):
             for password in ("wrong", "ann-password", "vic-password"):

@@ -372,7 +372,7 @@ class Machine(RuleBasedStateMachine):
         repeated = [
             s
             for batch in batches
-            if batch.state in (DeliveryState.REFUSED, DeliveryState.SET_APART)
+            if batch.state in (DeliveryState.REFUSED, DeliveryState.QUARANTINED)
             for s in batch.parts
         ]
         sizes = Counter(s.unit for s in repeated if s.unit is not None)
@@ -409,7 +409,7 @@ class Machine(RuleBasedStateMachine):
         for batch in inflight.batches:
             assert batch.state in (
                 DeliveryState.WRITING,
-                DeliveryState.SET_APART,
+                DeliveryState.QUARANTINED,
                 DeliveryState.REFUSED,
             )
             marks.update((s.id, s.lease_token) for s in batch.parts)
@@ -479,14 +479,14 @@ class Machine(RuleBasedStateMachine):
         waiting = (
             states[DeliveryState.QUEUED]
             + states[DeliveryState.WRITING]
-            + states[DeliveryState.SET_APART]
+            + states[DeliveryState.QUARANTINED]
             + states[DeliveryState.REFUSED]
         )
         assert len(inflight.unwritten) == waiting
         assert inflight.writing_count == states[DeliveryState.WRITING]
         assert (
             inflight.quarantined_count
-            >= states[DeliveryState.SET_APART] + states[DeliveryState.REFUSED]
+            >= states[DeliveryState.QUARANTINED] + states[DeliveryState.REFUSED]
         )
         inflight.running = len(self.running)  # as workers count themselves
         if inflight.is_empty:

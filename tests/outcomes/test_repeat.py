@@ -104,10 +104,10 @@ async def test_one_that_cannot_be_written_for_a_passing_reason_delays_no_others(
     bench.database.held.add(b"held")
     for _ in range(2):
         await bench.flush()
-    assert bench.states(rows) == {DeliveryState.SET_APART}, "at the second failure"
+    assert bench.states(rows) == {DeliveryState.QUARANTINED}, "at the second failure"
     for _ in range(20):
         await bench.repeat()
-    assert bench.states([rows[7]]) == {DeliveryState.SET_APART}
+    assert bench.states([rows[7]]) == {DeliveryState.QUARANTINED}
     assert bench.states(rows[:7] + rows[8:]) == {DeliveryState.WRITTEN}
     later = bench.claim(3)
     for row in later:
@@ -136,7 +136,7 @@ async def test_a_batch_with_answers_stays_whole_while_it_is_searched() -> None:
     for _ in range(5):
         await bench.repeat()
     assert bench.states(first + third) == {DeliveryState.WRITTEN}
-    assert bench.states(second) == {DeliveryState.SET_APART}
+    assert bench.states(second) == {DeliveryState.QUARANTINED}
     assert bench.database.rows.answers == {b"a": 1, b"c": 1}
     assert bench.store.sizes.count(3) > 3
     assert set(bench.store.sizes) <= {3, 6, 9}
@@ -179,13 +179,13 @@ async def test_a_second_that_cannot_be_written_delays_no_others_either() -> None
     bench.database.held |= {b"held", b"held too"}
     for _ in range(2):
         await bench.flush()
-    assert bench.states(first) == {DeliveryState.SET_APART}
+    assert bench.states(first) == {DeliveryState.QUARANTINED}
     for n, row in enumerate(rows):
         bench.ack([row], None if n else b"held too")
     for _ in range(10):
         await bench.flush()
         await bench.repeat()
-    assert bench.states([*first, rows[0]]) == {DeliveryState.SET_APART}
+    assert bench.states([*first, rows[0]]) == {DeliveryState.QUARANTINED}
     assert bench.states(rows[1:]) == {DeliveryState.WRITTEN}
 
 
@@ -204,7 +204,7 @@ async def test_more_than_a_few_that_cannot_be_written_delay_no_others_for_ever()
     assert len(bench.inflight.batches) == MAX_PARTS, "an outage would look the same"
     for _ in range(SPLIT_AFTER + 2):
         await bench.flush()
-    assert bench.states(rows[:-1]) == {DeliveryState.SET_APART}
+    assert bench.states(rows[:-1]) == {DeliveryState.QUARANTINED}
     assert bench.states(rows[-1:]) == {DeliveryState.WRITTEN}
 
 
@@ -233,7 +233,7 @@ async def test_a_batch_is_searched_in_the_end_though_nothing_else_can_be_written
         await bench.flush()
     for _ in range(150):
         await bench.repeat()
-    assert bench.states(rows[::3]) == {DeliveryState.SET_APART}
+    assert bench.states(rows[::3]) == {DeliveryState.QUARANTINED}
     assert bench.states([row for n, row in enumerate(rows) if n % 3]) == {DeliveryState.WRITTEN}
 
 
@@ -249,7 +249,7 @@ async def test_an_outcome_refused_in_a_batch_that_was_set_apart_is_refused_alone
     for _ in range(5):
         await bench.repeat()
     assert [bench.inflight.find_state(row) for row in rows] == [
-        DeliveryState.SET_APART,
+        DeliveryState.QUARANTINED,
         DeliveryState.REFUSED,
         DeliveryState.WRITTEN,
         DeliveryState.WRITTEN,
@@ -326,7 +326,7 @@ async def test_a_write_of_other_rows_is_no_success_of_rows_that_a_failure_left_l
     assert bench.states(others) == {DeliveryState.WRITTEN}
     bench.database.locked = set()
     await bench.flush()
-    assert bench.states(rows) == {DeliveryState.SET_APART}
+    assert bench.states(rows) == {DeliveryState.QUARANTINED}
 
 
 async def test_a_failure_that_leaves_nothing_to_set_apart() -> None:

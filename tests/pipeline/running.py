@@ -21,10 +21,10 @@ from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, HandlerServices
 from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.database.messages.handler import current_transaction
-from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery, current_delivery
+from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery, current_delivery_var
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.subscriber.pipeline.choice import CompiledHandler
+from faststream_sqlbroker.subscriber.pipeline.choice import HandlerPipeline
 from tests.pipeline import axes
 from tests.pipeline.seen import Log, Seen, errors, shown
 
@@ -263,7 +263,7 @@ class Run:
         subscriber: Any = self.subscriber
         handle: Any = subscriber.consume
         if self.compiled:
-            self.pipeline: CompiledHandler = subscriber._make_pipeline()
+            self.pipeline: HandlerPipeline = subscriber._make_pipeline()
             self.seen.events.pop() if self.seen.events else None
             self.why = self.pipeline.describe()
             handle = self.pipeline.run
@@ -281,7 +281,7 @@ class Run:
         here.delivery = raw
         result: Any = None
         async with AsyncExitStack() as stack:
-            _set(stack, current_delivery, here)
+            _set(stack, current_delivery_var, here)
             if case.kind == "transactional":
                 _set(stack, current_transaction, _Transaction())  # type: ignore[arg-type]
             try:

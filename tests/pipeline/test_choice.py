@@ -9,7 +9,7 @@ from faststream import BaseMiddleware
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber.pipeline import fingerprints
-from faststream_sqlbroker.subscriber.pipeline.choice import MAX_CHANGES, VARIABLE, CompiledHandler
+from faststream_sqlbroker.subscriber.pipeline.choice import MAX_CHANGES, VARIABLE, HandlerPipeline
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 from tests.pipeline.axes import HEADERS
 from tests.pipeline.running import row_of
@@ -32,7 +32,7 @@ async def prepared(seen: Seen, *, filter: Any = None, **options: Any) -> Any:  #
     return subscriber
 
 
-async def run_one(pipeline: CompiledHandler) -> Any:
+async def run_one(pipeline: HandlerPipeline) -> Any:
     """The outcome of one message."""
     row = row_of(1, b"{}", HEADERS)
     await pipeline.run(row)

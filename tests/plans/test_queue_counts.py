@@ -72,10 +72,10 @@ def test_an_estimate_is_near(crowded: Engine) -> None:
     dialect = PostgresqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
         counts = count_messages(connection, dialect, ["q", "other5"])
-    assert counts["q"].delayed.exact is False
+    assert counts["q"].delayed.is_exact is False
     assert FUTURE / 3 < counts["q"].delayed.value < FUTURE * 3
-    assert (counts["q"].ready.exact, counts["q"].ready.value) == (True, 300)
-    assert (counts["other5"].ready.exact, counts["other5"].ready.value) == (True, 1_000)
+    assert (counts["q"].ready.is_exact, counts["q"].ready.value) == (True, 300)
+    assert (counts["other5"].ready.is_exact, counts["other5"].ready.value) == (True, 1_000)
 
 
 @mysqls
@@ -85,9 +85,9 @@ def test_mysql_looks_into_the_index(crowded: Engine) -> None:
         count_messages(connection, dialect, ["q"])  # compiles the statements
         with reads(connection, at_most=3 * (2 * 300 + 200) + 200):
             counts = count_messages(connection, dialect, ["q"])["q"]
-    assert counts.delayed.exact is False
+    assert counts.delayed.is_exact is False
     assert FUTURE / FEWER / 3 < counts.delayed.value < FUTURE / FEWER * 3
-    assert (counts.ready.exact, counts.ready.value) == (True, 300)
+    assert (counts.ready.is_exact, counts.ready.value) == (True, 300)
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)

@@ -162,7 +162,7 @@ class SimulatedProcess:
         told: dict[tuple[str, str], int] = {}
         read = ReadTime(now, asked, self.monotonic)
         slots = QueueSlots(states, "q", read, wanted, self.memory, told, self.memory.swap_durations)
-        granted = slots.compute_capacity(self.free, self.free)
+        granted = slots.grant_slots(self.free, self.free)
         wrote = slots.store_slots(granted)
         look = slots.find_next_scan(granted)
         wait = 0.02 if look is None else max(0.001, (look - now) / SECOND)

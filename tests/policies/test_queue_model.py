@@ -108,14 +108,14 @@ class QueueMachine(Machine):
                 for m in self.live.values()
                 if m.due <= self.now and not m.lease and m.id not in ids
             ]
-            if claim.gated:
+            if claim.is_blocked:
                 assert claim.next_claim_in is not None
                 assert self.now + claim.next_claim_in * 1e6 <= max(next_slot, self.now + 1_000), (
                     "it would miss a slot"
                 )
             starts = [row for row in claim.rows if not self.live[row.id].expired(self.now)]
             if room < asked and len(starts) == room and (waiting or starts):
-                assert claim.gated, "it would look for more where nothing can start"
+                assert claim.is_blocked, "it would look for more where nothing can start"
 
     def granted(self, most: int) -> int:
         """How many slots there are before the next claim, at most so many."""

@@ -39,12 +39,12 @@ def a_free_slot_keeps_no_message_waiting(world: World) -> None:
     first = world.put("a")
     claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [first]
-    assert not claim.gated
+    assert not claim.is_blocked
     second = world.put("a")
     third = world.put("a")
     claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [second]
-    assert claim.gated
+    assert claim.is_blocked
     assert claim.next_claim_in is not None
     assert 0.8 < claim.next_claim_in <= 1
     assert third in world.live()
@@ -58,7 +58,7 @@ def a_message_that_only_expires_leaves_its_slot(world: World) -> None:
     world.advance(2 * SECOND)
     claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [expired]
-    assert (claim.next_claim_in, claim.gated) == (0.0, False)
+    assert (claim.next_claim_in, claim.is_blocked) == (0.0, False)
     claim = world.claim(0, 20)
     assert [(row.id, row.slot and row.slot.granted_at) for row in claim.rows] == [
         (second, world.now)

@@ -283,7 +283,7 @@ def test_a_closed_window_lets_nothing_start_and_tells_when() -> None:
     claim, swap = decided(seen(candidate(1)), Window("00:00", "00:01"))
     result = claim.build_result()
     assert swap is None
-    assert result.gated
+    assert result.is_blocked
     assert result.next_claim_in is not None
     assert result.next_claim_in > 0
 

@@ -165,7 +165,7 @@ class World:
             uuid4(),
             self.policies,
             self.ordered,
-            suspicion=self.suspicion,
+            suspect_rule=self.suspicion,
             starting=starting,
             wave=wave,
             wave_time=wave_time,

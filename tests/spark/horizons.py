@@ -50,7 +50,7 @@ def rows_before(
 ) -> set[int]:
     """Ids of what is archived before the horizon, as a new statement sees it."""
     columns = archive.archive.c
-    statement = select(columns.id).where(columns.archived_at < horizon.moment)
+    statement = select(columns.id).where(columns.archived_at < horizon.time)
     if connection is not None:
         return set(connection.execute(statement).scalars())
     with archive.engine.connect() as own:
@@ -80,7 +80,7 @@ async def stands_still(archive: Archive, detail: str) -> None:
             await eventually(lambda: database.get_time(connection) > seen + tenth)
 
             def at_its_start() -> bool:
-                moment = find(archive.url).moment
+                moment = find(archive.url).time
                 assert moment <= seen
                 # Ages in MariaDB's list of processes are measured later than the clock.
                 return moment >= before - tenth

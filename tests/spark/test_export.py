@@ -237,8 +237,8 @@ def test_rows_that_an_export_has_passed_over_are_found(
     archive.add({"id": 51, "archived_at": MARCH + timedelta(hours=3)})
     found = verify_export(spark, path, url=archive.url)
     late = "1 of the 2 rows that the database has are not in the lake: export again with --since "
-    assert found.lacking["2026-03-07"] == f"{late}2026-03-07"
-    assert (found.intact, len(found.lacking), found.uncovered) == (False, old + 1, 0)
+    assert found.missing["2026-03-07"] == f"{late}2026-03-07"
+    assert (found.intact, len(found.missing), found.uncovered) == (False, old + 1, 0)
     with monkeypatch.context() as patched:  # the check takes no part in what the fault is in
         patched.setattr(SQLite, "format_time", faulty)
         assert verify_export(spark, path, url=archive.url) == found

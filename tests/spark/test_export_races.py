@@ -239,7 +239,7 @@ async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
         early = export_archive(spark, archive.url, path, safety_lag=0, verify="counts")
         assert (early.windows, early.watermark) == ((), None)
         transaction.commit()
-    await eventually(lambda: find(archive.url).moment > now)
+    await eventually(lambda: find(archive.url).time > now)
     result = export_archive(spark, archive.url, path, safety_lag=0, verify="counts")
     assert [(one.name, one.action, one.rows) for one in result.windows] == [
         ("2026-03-07", "exported", 2)
@@ -260,6 +260,6 @@ def moved(by: timedelta) -> Callable[..., Horizon]:
 
     def find_moved(*given: Any, **options: Any) -> Horizon:
         found = find_horizon(*given, **options | {"margin": 0})
-        return replace(found, moment=found.moment + by)
+        return replace(found, moment=found.time + by)
 
     return find_moved

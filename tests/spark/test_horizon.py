@@ -49,7 +49,7 @@ async def test_an_open_transaction_holds_the_horizon(archive: Archive) -> None:
         settle(archive, writer, 1)
         at = archived_at(archive, writer, 1)
         horizon = find(archive.url, patience=0.1)
-        assert horizon.moment <= at
+        assert horizon.time <= at
         assert horizon.source == ("safety lag" if archive.kind == "sqlite" else "transactions")
         writer.commit()
     await passes(archive, {1})
@@ -63,7 +63,7 @@ def test_a_transaction_without_writes_does_not_hold_the_horizon(archive: Archive
         horizon = find(archive.url)
         assert horizon.source == "transactions"
         settle(archive, idle, 1)
-        assert archived_at(archive, idle, 1) >= horizon.moment
+        assert archived_at(archive, idle, 1) >= horizon.time
         idle.commit()
 
 
@@ -94,7 +94,7 @@ async def test_a_procedure_that_commits_on_its_way(archive: Archive) -> None:
             )
             horizon = find_horizon(database, connection, margin=0)
     with archive.engine.connect() as connection:
-        assert connection.execute(text("SELECT at FROM t")).scalar_one() >= horizon.moment
+        assert connection.execute(text("SELECT at FROM t")).scalar_one() >= horizon.time
 
 
 @given(steps=STEPS)
@@ -155,7 +155,7 @@ async def test_postgresql_hides_others_sessions_from_a_plain_role(archive: Archi
                 before = database.get_time(connection)
                 lagging = find_horizon(database, connection, safety_lag="90s", margin=0)
                 after = database.get_time(connection)
-                assert before <= lagging.moment + timedelta(seconds=90) <= after
+                assert before <= lagging.time + timedelta(seconds=90) <= after
             assert lagging.source == "safety lag"
             assert "pg_read_all_stats" in lagging.detail
             writer.rollback()
@@ -177,7 +177,7 @@ def test_sessions_that_do_not_tell_what_they_do(archive: Archive) -> None:
         settle(archive, silent, 1)
         horizon = find(archive.url)
         assert horizon.source == "safety lag"
-        assert horizon.moment < archived_at(archive, silent, 1)
+        assert horizon.time < archived_at(archive, silent, 1)
         silent.rollback()
 
 
@@ -191,7 +191,7 @@ def test_a_session_that_looks_again_sees_what_began_in_between(archive: Archive)
         find_horizon(database, reader, margin=0)
         settle(archive, writer, 1)
         again = find_horizon(database, reader, margin=0)
-        assert again.moment <= archived_at(archive, writer, 1)
+        assert again.time <= archived_at(archive, writer, 1)
         writer.rollback()
 
 
@@ -212,11 +212,11 @@ def test_mariadb_hides_transactions_without_the_privilege(archive: Archive) -> N
             settle(archive, writer, 1)
             lagging = find(url)
             assert (lagging.source, "GRANT PROCESS" in lagging.detail) == ("safety lag", True)
-            assert lagging.moment < archived_at(archive, writer, 1)
+            assert lagging.time < archived_at(archive, writer, 1)
             archive.execute(f"GRANT PROCESS ON *.* TO {user}@'%'")
             seen = find(url)
             assert seen.source == "transactions"
-            assert seen.moment <= archived_at(archive, writer, 1)
+            assert seen.time <= archived_at(archive, writer, 1)
             writer.rollback()
     finally:
         archive.execute(f"DROP USER {user}@'%'")
@@ -231,7 +231,7 @@ def test_a_file_that_cannot_be_written(archive: Archive) -> None:
         horizon = find_horizon(database, connection, safety_lag="1h")
         assert horizon.source == "safety lag"
         assert "readonly" in horizon.detail
-        assert database.get_time(connection) - horizon.moment >= timedelta(hours=1)
+        assert database.get_time(connection) - horizon.time >= timedelta(hours=1)
     engine.dispose()
 
 
@@ -247,7 +247,7 @@ def test_impossible_margins_and_lengths_are_refused(archive: Archive) -> None:
     near = find(archive.url)
     far = find(archive.url, margin="1h")
     if archive.kind != "sqlite":
-        assert far.moment < near.moment - timedelta(minutes=59)
+        assert far.time < near.time - timedelta(minutes=59)
     with pytest.raises(SetupError, match="safety_lag must be 0 or more"):
         find(archive.url, safety_lag=-1)
     with pytest.raises(SetupError, match="margin cannot be 'soon'"):

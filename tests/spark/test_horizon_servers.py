@@ -89,7 +89,7 @@ def test_a_standby_asks_its_primary(pair: Pair) -> None:
         with pair.archive.engine.begin() as quick:
             settle(pair.archive, quick, 2)
         horizon = find(pair.standby, primary=pair.primary)
-        assert (horizon.source, horizon.moment <= at) == ("primary", True)
+        assert (horizon.source, horizon.time <= at) == ("primary", True)
         writer.commit()
     for number in range(3, 8):
         with pair.archive.engine.begin() as writer:
@@ -98,7 +98,7 @@ def test_a_standby_asks_its_primary(pair: Pair) -> None:
             settle(pair.archive, writer, number)
         horizon = find(pair.standby, primary=pair.primary)
         assert (
-            pair.rows(horizon.moment)
+            pair.rows(horizon.time)
             == set(range(1, number + 1))
             == rows_before(pair.archive, horizon)
         )
@@ -150,14 +150,14 @@ async def test_a_standby_without_its_primary_lags_behind_its_replay(pair: Pair) 
             late = archived_at(pair.archive, writer, 2)
         behind = find(pair.standby, safety_lag=0)
         assert behind.source == "safety lag"
-        assert at <= behind.moment <= late
+        assert at <= behind.time <= late
         assert "this standby has replayed" in behind.detail
-        assert find(pair.standby, safety_lag="1m").moment == behind.moment - MINUTE
+        assert find(pair.standby, safety_lag="1m").time == behind.time - MINUTE
         with pytest.raises(TransientStoreError, match="did not replay the primary's position"):
             find(pair.standby, primary=pair.primary, patience=0.2)
     finally:
         pair.on_standby("SELECT pg_wal_replay_resume()")
-    assert pair.rows(find(pair.standby, primary=pair.primary).moment) == {1, 2}
+    assert pair.rows(find(pair.standby, primary=pair.primary).time) == {1, 2}
 
 
 def test_a_server_that_is_not_the_primary_is_refused(pair: Pair, servers: Servers) -> None:
@@ -188,10 +188,8 @@ def test_a_prepared_transaction(pair: Pair) -> None:
             horizon = find(pair.primary, safety_lag="1m")
             assert horizon.source == "safety lag"
             assert "prepared" in horizon.detail
-            assert at - MINUTE <= horizon.moment <= after - MINUTE
-            assert (
-                find(pair.standby, primary=pair.primary, safety_lag="1m").moment == horizon.moment
-            )
+            assert at - MINUTE <= horizon.time <= after - MINUTE
+            assert find(pair.standby, primary=pair.primary, safety_lag="1m").time == horizon.time
         finally:
             connection.exec_driver_sql("COMMIT PREPARED 'p'")
     assert rows_before(pair.archive, find(pair.primary)) == {1}
@@ -207,7 +205,7 @@ def test_rows_of_a_publication_come_with_their_own_times(pair: Pair) -> None:
         try:
             horizon = find(pair.primary, safety_lag="1m")
             assert (horizon.source, "subscribes" in horizon.detail) == ("safety lag", True)
-            assert database.get_time(connection) - horizon.moment >= MINUTE
+            assert database.get_time(connection) - horizon.time >= MINUTE
         finally:
             connection.exec_driver_sql("DROP SUBSCRIPTION s")
     assert find(pair.primary).source == "transactions"
@@ -268,7 +266,7 @@ def test_a_server_in_another_time_zone(in_new_york: Archive) -> None:
         assert horizon.source == "transactions"
         assert database.fetch_scalar(connection, "SELECT @@session.time_zone") == "+05:30"
         # InnoDB's times are of whole seconds.
-        assert before - timedelta(seconds=1) <= horizon.moment <= at
+        assert before - timedelta(seconds=1) <= horizon.time <= at
         writer.rollback()
 
 
@@ -302,7 +300,7 @@ async def test_an_xa_transaction_whose_client_has_gone(in_new_york: Archive) -> 
     try:
         # The server sees some time later that the client has gone.
         await eventually(lambda: find(in_new_york.url).source == "safety lag")
-        assert find(in_new_york.url, safety_lag="60s").moment <= at - MINUTE
+        assert find(in_new_york.url, safety_lag="60s").time <= at - MINUTE
     finally:
         with in_new_york.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(
@@ -323,7 +321,7 @@ async def test_a_list_of_transactions_that_stays_old(
             number = next(numbers)
             settle(in_new_york, writer, number)
             horizon = find(in_new_york.url)
-            assert horizon.moment <= archived_at(in_new_york, writer, number)
+            assert horizon.time <= archived_at(in_new_york, writer, number)
             writer.commit()
             return horizon.source == "safety lag"
 

@@ -73,7 +73,7 @@ def test_files_that_another_program_has_merged_count_as_ours(
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == before
     done = repair_export(spark, archive.url, str(path))
-    assert (done.files, done.windows, done.left) == ((), {}, {})
+    assert (done.files, done.windows, done.unrepaired) == ((), {}, {})
     if look == "export":
         found = export_archive(spark, archive.url, str(path), **SPAN)
         assert [one.action for one in found.windows] == ["left", "unchanged", "unchanged"]
@@ -145,18 +145,18 @@ def test_rows_that_are_appended_again_are_taken_out(
     rows = DeltaTable(str(path)).to_pyarrow_table()
     append(path, rows.slice(0, 7))
     found = repair_export(spark, archive.url, str(path))
-    assert (set(found.windows.values()), found.left, len(found.files)) == ({5}, {}, 1)
+    assert (set(found.windows.values()), found.unrepaired, len(found.files)) == ({5}, {}, 1)
     held_in(archive, path, spark)
     append(path, rows.slice(0, 7))
     archive.add({"id": 99, "archived_at": START})
     found = repair_export(spark, archive.url, str(path))
-    assert (set(found.windows.values()), found.left, len(found.files)) == ({5}, {}, 1)
+    assert (set(found.windows.values()), found.unrepaired, len(found.files)) == ({5}, {}, 1)
     export_archive(spark, archive.url, str(path), **SPAN)
     held_in(archive, path, spark)
     append(path, rows.slice(0, 7))
     before = of_table(archive, START + DAY * 3)
     archive.execute("DELETE FROM message_archive WHERE id < 90")
-    assert repair_export(spark, archive.url, str(path)).left == {}
+    assert repair_export(spark, archive.url, str(path)).unrepaired == {}
     assert of_lake(read_export(spark, str(path))) == before
 
 
@@ -189,13 +189,13 @@ def test_rows_that_were_updated_are_read_again(
     update: dict[str, Any] = {"predicate": "id = 2", "new_values": {"queue": "'other'"}}
     DeltaTable(str(path)).update(**update)
     found = repair_export(spark, archive.url, str(path))
-    assert (found.windows, found.left, len(found.files)) == ({"2026-03-01": 5}, {}, 1)
+    assert (found.windows, found.unrepaired, len(found.files)) == ({"2026-03-01": 5}, {}, 1)
     held_in(archive, path, spark)
     archive.execute("DELETE FROM message_archive WHERE id = 1")
     version = DeltaTable(str(path)).version()
     DeltaTable(str(path)).update(**update)
     found = repair_export(spark, archive.url, str(path))
-    assert (found.windows, list(found.left), found.files) == ({}, ["2026-03-01"], ())
+    assert (found.windows, list(found.unrepaired), found.files) == ({}, ["2026-03-01"], ())
     assert read_export(spark, str(path)).count() == 15
     DeltaTable(str(path)).restore(version)
     assert of_lake(read_export(spark, str(path))) == before
@@ -212,13 +212,13 @@ def test_updates_of_windows_that_were_only_counted_are_noticed(
     found = export_archive(spark, archive.url, str(path), verify="counts", **SPAN)
     assert [one.action for one in found.windows] == ["damaged", "unchanged", "unchanged"]
     done = repair_export(spark, archive.url, str(path))
-    assert (done.windows, done.left) == ({"2026-03-01": 5}, {})
+    assert (done.windows, done.unrepaired) == ({"2026-03-01": 5}, {})
     held_in(archive, path, spark)
     version = DeltaTable(str(path)).version()
     DeltaTable(str(path)).update(predicate="id = 12", new_values={"queue": "'other'"})
     archive.execute("DELETE FROM message_archive WHERE id = 11")
     done = repair_export(spark, archive.url, str(path))
-    assert (list(done.left), done.files) == (["2026-03-02"], ())
+    assert (list(done.unrepaired), done.files) == (["2026-03-02"], ())
     DeltaTable(str(path)).restore(version)
     assert verify_export(spark, str(path)).intact
 
@@ -245,12 +245,12 @@ def test_nothing_is_taken_out_that_the_database_cannot_replace(
     files = Lake(spark, str(path)).files
     found = repair_export(spark, archive.url, str(path))
     assert (found.windows, found.files) == ({}, ())
-    assert list(found.left) == ["2026-03-01", "2026-03-02", "2026-03-03", "2026-03-11"]
+    assert list(found.unrepaired) == ["2026-03-01", "2026-03-02", "2026-03-03", "2026-03-11"]
     assert Lake(spark, str(path)).files == files
     DeltaTable(str(path)).restore(version)
     (path / second.path).unlink()
     found = repair_export(spark, archive.url, str(path))
-    assert (list(found.left), found.files) == (["2026-03-02"], ())
+    assert (list(found.unrepaired), found.files) == (["2026-03-02"], ())
     (path / second.path).write_bytes(copy)
     assert verify_export(spark, str(path)).intact
     assert read_export(spark, str(path)).count() == 15
@@ -309,7 +309,7 @@ def test_a_lake_whose_state_was_lost_is_not_exported_twice(
     found = export_archive(spark, archive.url, str(path), **given)
     assert [one.action for one in found.windows] == ["damaged", "damaged", "damaged", "exported"]
     done = repair_export(spark, archive.url, str(path))
-    assert (set(done.windows.values()), done.left) == ({5}, {})
+    assert (set(done.windows.values()), done.unrepaired) == ({5}, {})
     again = export_archive(spark, archive.url, str(path), **given)
     assert {one.action for one in again.windows} == {"unchanged"}
     held = of_table(archive, START + DAY * 6)
@@ -329,7 +329,7 @@ def test_an_altered_file_stays_if_no_record_says_what_it_had(
         archive.execute("DELETE FROM message_archive")
     (path / files[0].path).unlink()
     done = repair_export(spark, archive.url, str(path))
-    assert done.left["2026-03-01"].startswith("5 rows of its files may belong to windows")
+    assert done.unrepaired["2026-03-01"].startswith("5 rows of its files may belong to windows")
     assert files[0].path not in done.files
     assert files[0] in Lake(spark, str(path)).files
     assert files[0].path in verify_export(spark, str(path)).damaged

@@ -20,8 +20,8 @@ from pyspark_sqlbroker.lake import prune as module
 from pyspark_sqlbroker.lake import removal
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import (
-    ArchivePartitions,
     ArchiveRowIds,
+    LockedPartitions,
     Partition,
     list_oldest,
     list_rows,
@@ -247,16 +247,16 @@ def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     partition(archive, 0, 1)
     archive.add_days(2)
     path = str(tmp_path / "lake")
-    drop = ArchivePartitions.drop
+    drop = LockedPartitions.drop
     export_archive(spark, archive.url, path, until="2026-03-03")
 
-    def late(self: ArchivePartitions, part: Any, expected: Any) -> bool:
+    def late(self: LockedPartitions, part: Any, expected: Any) -> bool:
         if part.name == "archive_2026_03_01":
             archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return drop(self, part, expected)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ArchivePartitions, "drop", late)
+        patched.setattr(LockedPartitions, "drop", late)
         result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.partitions, result.rows) == (("archive_2026_03_02",), 5)
     assert [one.refused for one in result.windows] == [
@@ -267,7 +267,7 @@ def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     assert partitions(archive) == ["archive_2026_03_01"]
     export_archive(spark, archive.url, path, since="2026-03-01", until="2026-03-02")
     with monkeypatch.context() as patched:
-        patched.setattr(ArchivePartitions, "_query_checksums", die)
+        patched.setattr(LockedPartitions, "_query_checksums", die)
         with pytest.raises(KeyboardInterrupt):
             prune_archive(archive.url, exported=path, spark=spark)
     assert partitions(archive) == ["archive_2026_03_01"]
@@ -282,15 +282,15 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
     partition(archive, 0, default=True)
     archive.add_days(1)
     path = str(tmp_path / "lake")
-    drop = ArchivePartitions.drop
+    drop = LockedPartitions.drop
     export_archive(spark, archive.url, path, until="2026-03-02")
 
-    def late(self: ArchivePartitions, part: Partition, expected: RowChecksums) -> bool:
+    def late(self: LockedPartitions, part: Partition, expected: RowChecksums) -> bool:
         dropped = drop(self, part, expected)
         archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return dropped
 
-    monkeypatch.setattr(ArchivePartitions, "drop", late)
+    monkeypatch.setattr(LockedPartitions, "drop", late)
     result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions) == (5, ("archive_2026_03_01",))
     assert [(one.rows, one.refused) for one in result.windows] == [
@@ -348,7 +348,7 @@ def test_bounds_of_other_columns_are_left_alone(archive: Archive) -> None:
     )
     database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        assert ArchivePartitions(database, connection, select_rows(ARCHIVE)).find_partitions() == []
+        assert LockedPartitions(database, connection, select_rows(ARCHIVE)).find_partitions() == []
 
 
 @OF_POSTGRESQL
@@ -364,7 +364,7 @@ def test_partitions_without_an_end_are_left_alone(archive: Archive) -> None:
     )
     database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        found = ArchivePartitions(database, connection, select_rows(ARCHIVE)).find_partitions()
+        found = LockedPartitions(database, connection, select_rows(ARCHIVE)).find_partitions()
     assert [part.name for part in found] == ["archive_2026_03_01"]
 
 

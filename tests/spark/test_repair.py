@@ -87,7 +87,7 @@ def test_damage_is_found_kept_from_pruning_and_repaired(
     refused = prune_archive(archive.url, exported=str(path), spark=spark)
     assert (refused.rows, archive.count()) == (0, 15)
     done = repair_export(spark, archive.url, str(path))
-    assert (done.windows, done.left) == (dict.fromkeys(found.differing, 5), {})
+    assert (done.windows, done.unrepaired) == (dict.fromkeys(found.differing, 5), {})
     assert done.files == tuple(found.damaged)
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
@@ -109,14 +109,14 @@ def test_rows_that_the_database_has_lost_are_never_given_up(
     file.write_bytes(copy[:-1])
     stays = repair_export(spark, archive.url, str(path))
     assert (stays.windows, stays.files) == ({}, ())
-    assert list(stays.left) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    assert list(stays.unrepaired) == ["2026-03-01", "2026-03-02", "2026-03-03"]
     assert re.search(
-        r"the record says rows=5, .* intact files have rows=3", stays.left["2026-03-01"]
+        r"the record says rows=5, .* intact files have rows=3", stays.unrepaired["2026-03-01"]
     )
-    assert "shares a file with" in stays.left["2026-03-02"]
+    assert "shares a file with" in stays.unrepaired["2026-03-02"]
     with pytest.raises(SetupError, match="sqlbroker archive repair"):
         read_export(spark, str(path))
-    assert list(verify_export(spark, str(path)).differing) == list(stays.left)
+    assert list(verify_export(spark, str(path)).differing) == list(stays.unrepaired)
     assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 0
     file.write_bytes(copy)
     assert verify_export(spark, str(path)).intact
@@ -140,7 +140,7 @@ def test_a_lake_without_a_lost_file_can_be_read_and_names_what_is_missing(
         assert found.differing["2026-03-01"].startswith(
             "5 of its 5 rows are missing: the record says"
         )
-        assert list(repair_export(spark, archive.url, str(path)).left) == ["2026-03-01"]
+        assert list(repair_export(spark, archive.url, str(path)).unrepaired) == ["2026-03-01"]
         erase_messages(spark, archive.url, str(path), ids=[11], dry_run=False)
     assert read_export(spark, str(path)).count() == 9
     exported = export_archive(spark, archive.url, str(path), since="2026-03-01", until="2026-03-04")
@@ -200,7 +200,7 @@ def test_a_damaged_window_to_which_a_row_came_late_stays_until_its_file_is_back(
     copy = file.read_bytes()
     reversed_bytes(file)
     done = repair_export(spark, archive.url, str(path))
-    assert (done.windows, list(done.left), done.files) == ({}, ["2026-03-01"], ())
+    assert (done.windows, list(done.unrepaired), done.files) == ({}, ["2026-03-01"], ())
     file.write_bytes(copy)
     again = export_archive(spark, archive.url, str(path), since="2026-03-01", until="2026-03-04")
     assert [one.action for one in again.windows] == ["again", "unchanged", "unchanged"]
@@ -219,7 +219,7 @@ def test_a_damaged_file_is_repaired_next_to_copies_of_its_rows(
     damage(path / lake.files[0].path)
     write_deltalake(str(path), rows.slice(0, 7), mode="append")
     done = repair_export(spark, archive.url, str(path))
-    assert (done.windows, done.left) == ({"2026-03-01": 5, "2026-03-02": 5}, {})
+    assert (done.windows, done.unrepaired) == ({"2026-03-01": 5, "2026-03-02": 5}, {})
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
 
@@ -239,7 +239,7 @@ def test_a_row_that_goes_before_it_is_read_again_leaves_the_window_damaged(
 
     monkeypatch.setattr(module, "scan_rows", late)
     done = repair_export(spark, archive.url, str(path))
-    assert (done.windows, list(done.left), done.files) == ({}, ["2026-03-01"], ())
+    assert (done.windows, list(done.unrepaired), done.files) == ({}, ["2026-03-01"], ())
     assert Lake(spark, str(path)).files == lake.files
     assert len(list((path / "data").iterdir())) == 3
 

@@ -138,7 +138,7 @@ def test_from_the_first_export_to_an_erasure(
     with store.open_output_stream(place) as stream:
         stream.write(content[::-1])
     assert list(verify_export(spark, path, **options).damaged) == [lake.files[0].path]
-    assert repair_export(spark, archive.url, path, **options).left == {}
+    assert repair_export(spark, archive.url, path, **options).unrepaired == {}
     assert verify_export(spark, path, **options).intact
     address = "s3://lakes/whole"
     DeltaTable(address, storage_options=options_of(endpoint)).optimize.compact()

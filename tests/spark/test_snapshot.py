@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from pyspark_sqlbroker import open_snapshot, read_archive
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import get_database
-from pyspark_sqlbroker.lake.removal import ArchivePartitions, list_rows
+from pyspark_sqlbroker.lake.removal import LockedPartitions, list_rows
 from pyspark_sqlbroker.load import read
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
@@ -31,7 +31,7 @@ def first_partition(archive: Archive) -> Iterator[Callable[[], bool]]:
     """Our prune's way to drop the oldest one."""
     database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        dropping = ArchivePartitions(database, connection, select_rows(ARCHIVE))
+        dropping = LockedPartitions(database, connection, select_rows(ARCHIVE))
         part = dropping.find_partitions()[0]
         figures = list_rows(database, connection, select_rows(ARCHIVE, until=part.end)).checksums
         yield lambda: dropping.drop(part, figures)

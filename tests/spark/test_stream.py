@@ -197,7 +197,7 @@ async def test_a_stopped_stream_goes_on_where_it_was(
     with archive.engine.begin() as connection:
         for number in range(2001, 2009):
             settle(archive, connection, number)
-    await eventually(lambda: find(archive.url, margin="2s").moment > latest(archive))
+    await eventually(lambda: find(archive.url, margin="2s").time > latest(archive))
     more = {"maxRowsPerTrigger": 7, "numPartitions": 2}
     query = await started(spark, archive, tmp_path, trigger=every, **more)
     try:

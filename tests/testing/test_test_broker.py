@@ -118,7 +118,7 @@ async def test_the_exception_is_raised_after_its_outcome_is_written(broker: SqlB
         [attempt] = (await br.drain(raise_errors=True)).failed
         [waiting] = (await br.drain()).waiting
         assert (attempt.attempt, attempt.outcome, waiting.attempts) == (1, "nack", 1)
-        assert "ValueError: hello" in waiting.why
+        assert "ValueError: hello" in waiting.reason
 
 
 async def test_a_parser_and_a_body_may_fail(broker: SqlBroker) -> None:
@@ -148,7 +148,7 @@ async def test_control_exceptions_are_not_raised(broker: SqlBroker, said: type[E
 
     async with TestSqlBroker(broker) as br:
         await br.publish("hello", "q")
-        [attempt] = (await br.drain()).ran
+        [attempt] = (await br.drain()).attempts
         assert attempt.outcome == said.__name__.removesuffix("Message").lower()
 
 
@@ -162,7 +162,7 @@ async def test_stop_consume_is_raised_and_stops(broker: SqlBroker) -> None:
             await br.publish("first", "q")
         await br.publish("second", "q")
         assert handle.mock.call_count == 1
-        waiting = {one.message_id: one.why for one in (await br.drain()).waiting}
+        waiting = {one.message_id: one.reason for one in (await br.drain()).waiting}
         assert "no running subscriber has the queue" in waiting[2]
 
 
@@ -366,7 +366,7 @@ async def test_ack_policies_are_the_real_ones(broker: SqlBroker, policy: AckPoli
         drained = await br.drain()
         assert len(drained.waiting) == (policy is AckPolicy.NACK_ON_ERROR)
         outcome = {AckPolicy.NACK_ON_ERROR: "nack", AckPolicy.REJECT_ON_ERROR: "reject"}
-        assert drained.ran[0].outcome == outcome.get(policy, "ack")
+        assert drained.attempts[0].outcome == outcome.get(policy, "ack")
 
 
 async def test_policies_are_the_real_ones(broker: SqlBroker) -> None:

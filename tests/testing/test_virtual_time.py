@@ -114,7 +114,7 @@ async def test_retries(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> No
             await br.drain(raise_errors=True)
         assert len(caught.value.exceptions) == 2
         drained = await br.drain()
-        assert (drained.ran, drained.waiting) == ([], [])
+        assert (drained.attempts, drained.waiting) == ([], [])
 
 
 async def test_a_worker_that_waits_after_a_failure_goes_on(
@@ -275,7 +275,7 @@ async def test_leases_end(broker: SqlBroker, clock: VirtualClock, seen: Seen) ->
 
         await subscriber.start()
         [waiting] = (await br.drain()).waiting
-        assert "is leased until" in waiting.why
+        assert "is leased until" in waiting.reason
         await clock.advance("59s")
         assert seen.calls == []
         await clock.advance("2s")
@@ -476,7 +476,7 @@ async def test_a_batch_waits_for_its_messages_in_virtual_time(
         for body in "fgh":
             await broker.publish(body, "q")
         assert seen.calls[2:] == [(["f", "g", "h"], 70.0)]
-        ran = (await broker.drain()).ran
+        ran = (await broker.drain()).attempts
         assert [attempt.outcome for attempt in ran] == ["ack"] * 8
 
 

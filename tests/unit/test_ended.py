@@ -47,21 +47,21 @@ def test_only_what_leaves_the_queue_and_is_written_is_counted(queues: tuple[str,
     ]
     held: Any = {part.id: Row("q") for part in parts}
     ended.record_settled(parts, {1, 2, 3, 4, 5}, held)
-    assert ended.to_json(30.0) == {"seconds": 30.0, "queues": {"q": 3}}
+    assert ended.take_report(30.0) == {"seconds": 30.0, "queues": {"q": 3}}
 
 
 def test_a_subscriber_of_several_queues_tells_each() -> None:
     ended = EndedCounts(("a", "b", "c"), 0.0)
     write(ended, acks(2), "a")
     write(ended, acks(3), "b")
-    assert ended.to_json(60.0)["queues"] == {"a": 2, "b": 3}
+    assert ended.take_report(60.0)["queues"] == {"a": 2, "b": 3}
 
 
 def test_what_has_just_started_counts_as_one_that_has_run_for_five_seconds() -> None:
     ended = EndedCounts(("q",), 100.0)
-    assert ended.to_json(100.0) == {}
+    assert ended.take_report(100.0) == {}
     write(ended, acks(1))
-    assert parse_rates(ended.to_json(100.1)) == {"q": 12.0}
+    assert parse_rates(ended.take_report(100.1)) == {"q": 12.0}
 
 
 def test_what_ended_a_minute_ago_is_told_no_more() -> None:
@@ -71,7 +71,7 @@ def test_what_ended_a_minute_ago_is_told_no_more() -> None:
     for second in range(5, 130, 5):
         if second <= 60:
             write(ended, acks(10))
-        told.append(parse_rates(ended.to_json(float(second))))
+        told.append(parse_rates(ended.take_report(float(second))))
     assert told[11] == {"q": 120.0}
     assert told[17] == {"q": 60.0}
     assert told[-1] == {}
@@ -81,9 +81,9 @@ def test_signs_of_life_in_quick_succession_keep_few_counts() -> None:
     ended = EndedCounts(("q",), 0.0)
     for tenth in range(6_000):
         write(ended, acks(1))
-        ended.to_json(tenth / 10)
+        ended.take_report(tenth / 10)
     assert len(ended._snapshots) <= 62
-    assert parse_rates(ended.to_json(600.0)) == {"q": pytest.approx(600.0, rel=0.05)}
+    assert parse_rates(ended.take_report(600.0)) == {"q": pytest.approx(600.0, rel=0.05)}
 
 
 def test_an_older_subscriber_makes_the_sum_of_its_queues_unknown() -> None:

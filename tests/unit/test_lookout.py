@@ -192,11 +192,11 @@ async def test_an_older_answer_does_not_hide_a_lease(store: Any, time: VirtualTi
     older = await held_up(store, looking, ours)
     await time.advance(0.1)
     store.lease_ends = 7.0
-    assert await looking.lease_ends_in(["a", "b"]) == 7.0
+    assert await looking.lease_expires_in(["a", "b"]) == 7.0
     store.may_answer.set()
     await older
     await time.advance(2.0)
-    assert await looking.lease_ends_in(["a", "b"], notify_only=True) == 5.0
+    assert await looking.lease_expires_in(["a", "b"], notify_only=True) == 5.0
 
 
 @pytest.mark.parametrize("by", ["a look", "a search"])
@@ -216,7 +216,7 @@ async def test_who_is_told_of_leases_is_woken_when_there_are_some(
     if by == "a look":
         await looking.poll_for(ours)
     else:
-        await looking.lease_ends_in(["a"])
+        await looking.lease_expires_in(["a"])
     assert woken == ["a", "b"]
 
 
@@ -227,15 +227,15 @@ async def test_the_end_of_a_lease_is_known_from_the_last_look(
     looking = lookout(store, time, ours, other)
     await looking.poll_for(ours)
     await time.advance(2.0)
-    assert await looking.lease_ends_in(["a", "b"]) == 5.0
+    assert await looking.lease_expires_in(["a", "b"]) == 5.0
     assert store.searches == []
-    assert await looking.lease_ends_in(["b", "z"]) == 7.0, "a queue was not looked at"
+    assert await looking.lease_expires_in(["b", "z"]) == 7.0, "a queue was not looked at"
     await time.advance(MAX_LEASE_INFO_AGE - 1.0)
-    assert await looking.lease_ends_in(["a"]) == 3.0, "asked for all at once"
+    assert await looking.lease_expires_in(["a"]) == 3.0, "asked for all at once"
     await time.advance(1.01)
-    assert await looking.lease_ends_in(["a"]) == 7.0
+    assert await looking.lease_expires_in(["a"]) == 7.0
     looking.forget_leases()
-    assert await looking.lease_ends_in(["a"]) == 7.0
+    assert await looking.lease_expires_in(["a"]) == 7.0
     searches = [sorted(queues) for queues in store.searches]
     assert searches == [["a", "b", "z"], ["a", "b"], ["a", "b"]]
 

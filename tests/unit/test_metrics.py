@@ -136,7 +136,7 @@ def test_outcomes_of_a_batch_are_counted_together() -> None:
 def test_each_metric_is_complete() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
-        assert metric.meaning.endswith(".")
+        assert metric.description.endswith(".")
         assert metric.labels, "without a label it could not be forgotten"
         assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
         assert list(metric.buckets) == sorted(metric.buckets)

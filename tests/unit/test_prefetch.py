@@ -128,12 +128,12 @@ def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
     inflight.times = taking(0.99)
     inflight.running = 100
     inflight.add([row(n) for n in range(11)])
-    assert ours._find_limit() == 0
+    assert ours._choose_limit() == 0
     assert inflight.low_water == 10
     inflight.waiting.get_nowait()
-    assert ours._find_limit() == 10
+    assert ours._choose_limit() == 10
     inflight.times = taking(0.0001)
-    assert ours._find_limit() == 100
+    assert ours._choose_limit() == 100
     assert inflight.low_water == 100, "half of fetch_batch_size is worth a claim"
 
 

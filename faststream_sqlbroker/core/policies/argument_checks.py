@@ -1,6 +1,6 @@
 """Shared checks of the policies' arguments."""
 
-from faststream_sqlbroker.core.checks import validate_choice
+from faststream_sqlbroker.core.checks import check_choice
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -34,12 +34,12 @@ def parse_microseconds(name: str, value: Duration) -> int:
     return length
 
 
-def validate_without_key(name: str, value: object, *, has_key: bool, option: str) -> None:
+def check_without_key(name: str, value: object, *, has_key: bool, option: str) -> None:
     """Refuse an unknown value, and any but the default if the policy does not use keys.
 
     There the option would have no effect. `option` is the argument that turns on keys.
     """
-    validate_choice(f"{name}'s without_key", value, WITHOUT_KEY)
+    check_choice(f"{name}'s without_key", value, WITHOUT_KEY)
     if not has_key and value != WITHOUT_KEY[0]:
         raise SetupError(
             f"{name}'s without_key={value!r} applies to messages without a key, but without "

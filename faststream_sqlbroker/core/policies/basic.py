@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from faststream_sqlbroker.core.checks import validate_choice, validate_integer
+from faststream_sqlbroker.core.checks import check_choice, validate_integer
 from faststream_sqlbroker.core.policies import argument_checks
 from faststream_sqlbroker.core.policies.argument_checks import (
     MICROSECONDS,
@@ -83,7 +83,7 @@ class Once:
         """
         validate_required_key("Once", key)
         length = parse_microseconds("Once's ttl", ttl)
-        validate_choice("Once's without_key", without_key, WITHOUT_KEY)
+        check_choice("Once's without_key", without_key, WITHOUT_KEY)
         argument_checks.set_attributes(self, ttl=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ class Concurrency:
         """
         validate_integer("Concurrency's limit", limit, maximum=1_000_000)
         validate_key("Concurrency's per_key", per_key)
-        argument_checks.validate_without_key(
+        argument_checks.check_without_key(
             "Concurrency", without_key, has_key=bool(per_key), option="per_key=True"
         )
         valid_scope = validate_scope(

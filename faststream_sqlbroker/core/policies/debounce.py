@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self
 
-from faststream_sqlbroker.core.checks import validate_choice
+from faststream_sqlbroker.core.checks import check_choice
 from faststream_sqlbroker.core.policies.argument_checks import (
     CLOCK_STEP,
     WITHOUT_KEY,
@@ -103,8 +103,8 @@ class Debounce:
                 given with edge="leading", or key=False.
         """
         validate_required_key("Debounce", key)
-        validate_choice("Debounce's edge", edge, ("trailing", "leading"))
-        validate_choice("Debounce's without_key", without_key, WITHOUT_KEY)
+        check_choice("Debounce's edge", edge, ("trailing", "leading"))
+        check_choice("Debounce's without_key", without_key, WITHOUT_KEY)
         length = parse_microseconds("Debounce's window", window)
         limit = None if max_wait is None else parse_microseconds("Debounce's max_wait", max_wait)
         if limit is not None and edge == "leading":

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from faststream_sqlbroker.core.checks import validate_choice
+from faststream_sqlbroker.core.checks import check_choice
 from faststream_sqlbroker.core.policies.argument_checks import (
     WITHOUT_KEY,
     format_seconds,
@@ -63,7 +63,7 @@ class KeepLast:
         """
         validate_required_key("KeepLast", key)
         length = parse_microseconds("KeepLast's window", window)
-        validate_choice("KeepLast's without_key", without_key, WITHOUT_KEY)
+        check_choice("KeepLast's without_key", without_key, WITHOUT_KEY)
         set_attributes(self, window=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:
@@ -95,8 +95,8 @@ class KeepLast:
         """
         if not isinstance(info, dict) or info.get("kind", KEEP_LAST) == KEEP_LAST:
             return Latest.load(info)
-        newest = max(list_waiting(info), default=None)
-        return Latest(newest=newest, **get_shared_fields(info))
+        latest = max(list_waiting(info), default=None)
+        return Latest(newest=latest, **get_shared_fields(info))
 
     def dump(self, latest: "Latest") -> dict[str, Any]:
         """Return the state to store."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from faststream_sqlbroker.core.checks import validate_choice, validate_integer
+from faststream_sqlbroker.core.checks import check_choice, validate_integer
 from faststream_sqlbroker.core.policies import argument_checks
 from faststream_sqlbroker.core.policies.argument_checks import (
     CLOCK_STEP,
@@ -109,10 +109,10 @@ class Throttle:
         max_burst = (
             rate if burst is None else validate_integer("Throttle's burst", burst, maximum=rate)
         )
-        validate_choice(
+        check_choice(
             "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
         )
-        argument_checks.validate_without_key(
+        argument_checks.check_without_key(
             "Throttle", without_key, has_key=bool(key), option="key=True"
         )
         valid_scope = validate_scope(

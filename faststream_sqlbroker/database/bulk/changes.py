@@ -70,10 +70,10 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
     if archive is None:
         return {row.id: {} for row in rows}
     flags = {row.id: {"policy_marks": row.policy_marks} for row in rows}
-    archived = select(archive.c.id, archive.c.archived_at).where(archive.c.id.in_(flags))
+    query = select(archive.c.id, archive.c.archived_at).where(archive.c.id.in_(flags))
     return {
         row.id: {"before": flags[row.id], "after": to_json({"archived": row.archived_at})}
-        for row in connection.execute(archived)
+        for row in connection.execute(query)
     }
 
 

@@ -182,12 +182,12 @@ class JobStore:
         assert job.filters is not None  # noqa: S101 - `plan` has looked
         ids = job.filters.ids
         rows = visits.list_matching(connection, self._dialect, job, ids, ("id",))
-        replayed: set[int] = set()
+        origins: set[int] = set()
         if job.action == REPLAY:
-            replayed = visits.find_replayed(connection, self._dialect, job, ids)
-        missing = sorted(set(ids) - {row.id for row in rows} | replayed)
+            origins = visits.find_replayed(connection, self._dialect, job, ids)
+        missing = sorted(set(ids) - {row.id for row in rows} | origins)
         states = visits.load_states(connection, self._dialect, missing)
-        return job.note_unmatched(states, missing, replayed) if missing else None
+        return job.note_unmatched(states, missing, origins) if missing else None
 
     async def start(self, job: Job, channel: str) -> Job:
         """Store the planned job, whose first batch is due immediately, and notify `channel`.

@@ -246,14 +246,14 @@ class LiveMessage:
 
     def _explain_drain(self) -> list[Reason]:
         """Explain that no live subscriber claims because operators have drained some."""
-        drained = [subscriber.worker for subscriber in self._live_subscribers if subscriber.drained]
-        if not drained or self._claiming:
+        workers = [subscriber.worker for subscriber in self._live_subscribers if subscriber.drained]
+        if not workers or self._claiming:
             return []
         description = (
-            f"an operator has drained {_format_names(drained)}, and no other live subscriber "
+            f"an operator has drained {_format_names(workers)}, and no other live subscriber "
             "claims from the queue; end the drain with `sqlbroker undrain`"
         )
-        return [Reason("drained", description, worker=drained[0])]
+        return [Reason("drained", description, worker=workers[0])]
 
     def _explain_mixed(self) -> list[Reason]:
         """Return a reason if subscribers of the queue differ, so that promises may not hold."""

@@ -69,7 +69,7 @@ class PolicyDetails:
         self._slots: dict[str, SlotForecast | None] = {}
         self._queued: dict[int, QueuedMessage] = {}
         self._leases: dict[str, list[Lease]] = {}
-        self._claimed: dict[str, Any] = {}
+        self._claim_rows: dict[str, Any] = {}
         self.queue = rows.queue
         self.now = now
         self.subscribers = subscribers
@@ -226,15 +226,15 @@ class PolicyDetails:
         """Return the row of `key` for `Once`, with `info` and `created_at`, or None if the key is
         free.
         """
-        if key not in self._claimed:
-            missing = (self._expected | {key}) - self._claimed.keys()
-            self._claimed |= dict.fromkeys(missing)
+        if key not in self._claim_rows:
+            missing = (self._expected | {key}) - self._claim_rows.keys()
+            self._claim_rows |= dict.fromkeys(missing)
             c = self.dialect.tables.policy_state.c
             statement = select(c.key, c.info, c.created_at).where(
                 c.scope == ONCE + self.queue, c.key.in_(sorted(missing))
             )
-            self._claimed |= {row.key: row for row in self.connection.execute(statement)}
-        return self._claimed[key]
+            self._claim_rows |= {row.key: row for row in self.connection.execute(statement)}
+        return self._claim_rows[key]
 
     @property
     def _key_column(self) -> ColumnElement[str]:

@@ -148,7 +148,7 @@ class HandlerTransaction:
 
     def handle_error(self, error: BaseException) -> None:
         """Evict connections if `error`, of handler or `commit`, came from a stale connection."""
-        self._checkouts.evict_if_read_only(error)
+        self._checkouts.evict_if_spoiled(error)
 
     async def lock(self, leases: Leases, lease: float) -> set[int]:
         """Lock the rows whose lease is still held; return their ids.
@@ -242,16 +242,16 @@ class HandlerTransaction:
             StoreError: nothing was committed.
             Exception: the session's flush failed; nothing was committed.
         """
-        committing = False
+        has_sent_commit = False
 
         def settle(connection: Connection) -> SettleResult:
-            nonlocal committing
+            nonlocal has_sent_commit
             result = self._dialect.handler_locks.settle(connection, self.locked, settlements)
             self.proven = True
             if not result.lost_ids:
-                committing = True
+                has_sent_commit = True
                 self._root.sync_transaction.commit()  # type: ignore[union-attr] # it is open
-                committing = False
+                has_sent_commit = False
             return result
 
         if not self.is_active:
@@ -269,10 +269,10 @@ class HandlerTransaction:
         except BaseException as error:
             # If cancelled between the COMMIT and its answer, the transaction may have been
             # committed.
-            if committing and not self._errors.wrote_nothing(error):
+            if has_sent_commit and not self._errors.wrote_nothing(error):
                 msg = f"the answer to the COMMIT was lost: {error}"
                 raise UnknownOutcomeError(msg) from error
-            if committing:
+            if has_sent_commit:
                 await self.connection.invalidate()
             if isinstance(error, AccessError):
                 self.denied = error

@@ -350,7 +350,7 @@ class PublishCoalescer:
         try:
             result = await self._fetch(driver, self._build_query(group), max(0.001, remaining))
         except DBAPIError as error:
-            self._checkouts.evict_if_read_only(error)
+            self._checkouts.evict_if_spoiled(error)
             if error.connection_invalidated:
                 await connection.invalidate()
             return False

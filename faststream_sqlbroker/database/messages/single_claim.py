@@ -48,7 +48,7 @@ class DirectClaim:
     rows: list[ClaimedMessage] = field(default_factory=list)
     refused: list[ClaimedMessage] = field(default_factory=list)
     """Messages settled because they must not be claimed."""
-    written: list[Settlement] = field(default_factory=list)
+    settlements: list[Settlement] = field(default_factory=list)
     """Settlements of refused messages and of removed rows."""
     retry_in: float | None = None
     """Without rows: seconds until the next message is due; 0 to retry at once; None if not known.
@@ -125,7 +125,7 @@ class DirectClaims:
 
         await self._database.run(
             claim,
-            activity_source=lambda: get_required_activities(result.written) | {Activity.TAKE},
+            activity_source=lambda: get_required_activities(result.settlements) | {Activity.TAKE},
             replan=True,
         )
         if reads_id:
@@ -178,10 +178,10 @@ class DirectClaims:
         cancel_requests = list_requests(connection, self._state)
         # Leases that end after this time are left: they may have a new request.
         before = self._dialect.now(connection) if cancel_requests else None
-        discarded = discard_expired(
+        expired_rows = discard_expired(
             connection, self._dialect, queues, cancel_requests, archive=archive
         )
-        return discarded + self._dialect.release_stuck(connection, queues, MAX_RELEASED, before)
+        return expired_rows + self._dialect.release_stuck(connection, queues, MAX_RELEASED, before)
 
     def _lease_due(
         self,
@@ -210,7 +210,7 @@ class DirectClaims:
                 settlements.append(settlement)
             (result.rows if accepted else result.refused).append(row)
         if settlements:
-            result.written += settlements
+            result.settlements += settlements
             self._dialect.settle(connection, settlements)
 
     async def settle(self, settlement: Settlement, replacement: Replacement | None) -> SettleResult:
@@ -258,10 +258,10 @@ class DirectClaims:
         transaction, or if an operator has cancelled the message. `replace` returns a new body.
         Returns None, with nothing written, if another delivery has the lease.
         """
-        written: list[Settlement] = []
+        settlements: list[Settlement] = []
 
         def lock_and_settle(connection: Connection) -> Settlement | None:
-            written.clear()
+            settlements.clear()
             row = self._lock(connection, queue, message_id, token)
             if row is None:
                 return None
@@ -273,7 +273,7 @@ class DirectClaims:
                 if message_id in cancel_requests:
                     row.cancelled = cancel_requests[message_id].text
                     settlement = decide(row, max(0.0, age))
-            written.append(settlement)
+            settlements.append(settlement)
             if replace is None:
                 result = self._dialect.settle(connection, [settlement])
             else:
@@ -283,7 +283,9 @@ class DirectClaims:
         extra_activities = {Activity.TAKE, Activity.ARCHIVE}
         return await self._database.run(
             lock_and_settle,
-            activity_source=lambda: frozenset(get_required_activities(written) | extra_activities),
+            activity_source=lambda: frozenset(
+                get_required_activities(settlements) | extra_activities
+            ),
             replan=True,
         )
 

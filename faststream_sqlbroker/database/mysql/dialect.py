@@ -223,7 +223,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
     ) -> Work[ClaimedMessages]:
         """Build a claim: a statement for each of a few pairs.
@@ -235,14 +235,16 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             """Lock the first due rows of the pairs, then lease them by id."""
 
             def lock_pair(pair: ReadyPair, max_rows: int) -> ClaimedMessages:
-                return self._lock_pair(connection, pair, max_rows, token, suspicion)
+                return self._lock_pair(connection, pair, max_rows, token, suspect_rule)
 
-            claimed = PairsClaim(self, limit, token, suspicion, lock_pair).run(connection, pairs)
-            starting = claimed if prefetch is None else mark_prefetched(claimed, prefetch)
+            messages = PairsClaim(self, limit, token, suspect_rule, lock_pair).run(
+                connection, pairs
+            )
+            starting = messages if prefetch is None else mark_prefetched(messages, prefetch)
             self.lease_rows(connection, starting, lease, token)
             if prefetch is not None:
-                self.lease_rows(connection, claimed[prefetch.start_count :], prefetch.lease, token)
-            return claimed
+                self.lease_rows(connection, messages[prefetch.start_count :], prefetch.lease, token)
+            return messages
 
         return claim
 
@@ -252,14 +254,14 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         pair: ReadyPair,
         limit: int,
         token: UUID,
-        suspicion: SuspectRule | None,
+        suspect_rule: SuspectRule | None,
     ) -> ClaimedMessages:
         """Lock up to `limit` due rows of `pair`, in order; rows locked elsewhere are skipped."""
         binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
-        if suspicion is None or suspicion.report:
-            return self.lock_claimable(connection, "claim", binds, token, suspicion)
+        if suspect_rule is None or suspect_rule.report:
+            return self.lock_claimable(connection, "claim", binds, token, suspect_rule)
         return self.lock_claimable(
-            connection, "claim_others", binds | suspicion.binds, token, suspicion
+            connection, "claim_others", binds | suspect_rule.binds, token, suspect_rule
         )
 
     def lock_claimable(
@@ -268,11 +270,11 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         statement: str,
         binds: dict[str, Any],
         token: UUID,
-        suspicion: SuspectRule | None,
+        suspect_rule: SuspectRule | None,
     ) -> ClaimedMessages:
         """Lock and read the rows."""
         rows = self.to_messages(connection.execute(self.sql[statement], binds), token)
-        return ClaimedMessages.from_rows(rows, suspicion)
+        return ClaimedMessages.from_rows(rows, suspect_rule)
 
     def to_messages(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Convert rows to messages; valid times of first deliveries are decoded on first use."""
@@ -328,10 +330,10 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """Return the seconds until the first lease ends; reads only leased rows of the index."""
         delays: list[float] = []
         for names in iter_chunks(queues):
-            ends_in = connection.execute(
+            expires_in = connection.execute(
                 self.sql["lease_ends_in"], {"queues": list(names)}
             ).scalar_one()
-            delays += [] if ends_in is None else [float(ends_in)]
+            delays += [] if expires_in is None else [float(expires_in)]
         return min(delays, default=None)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:

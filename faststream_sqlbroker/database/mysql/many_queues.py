@@ -35,14 +35,14 @@ class PairsClaim:
     dialect: MultiStatementDialect
     limit: int
     token: UUID
-    suspicion: SuspectRule | None
+    suspect_rule: SuspectRule | None
     """The rule by which no suspect is leased, as in `Dialect.build_claim`.
 
     None leases suspects like other rows.
     """
     lock_first: LockPair
     """Locks the rows of a single pair."""
-    _claimed: ClaimedMessages = field(default_factory=ClaimedMessages, init=False)
+    _messages: ClaimedMessages = field(default_factory=ClaimedMessages, init=False)
 
     def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> ClaimedMessages:
         """Lock the rows, and return the locked rows by pair, due time and id."""
@@ -56,11 +56,11 @@ class PairsClaim:
             first_rows = self._find_first_rows(connection, remaining, capacity)
             self._lock_in_order(connection, remaining, first_rows)
             remaining = remaining[first_rows[-1][0] + 1 :] if len(first_rows) == capacity else []
-        return self._claimed
+        return self._messages
 
     @property
     def _capacity(self) -> int:
-        return self.limit - len(self._claimed) - len(self._claimed.suspects)
+        return self.limit - len(self._messages) - len(self._messages.suspects)
 
     def _find_first_rows(
         self, connection: Connection, pairs: Sequence[ReadyPair], limit: int
@@ -75,8 +75,8 @@ class PairsClaim:
             "most": limit,
         }
         name = "first_ids"
-        if self.suspicion is not None and not self.suspicion.report:
-            name, binds = "first_ids_others", binds | self.suspicion.binds
+        if self.suspect_rule is not None and not self.suspect_rule.report:
+            name, binds = "first_ids_others", binds | self.suspect_rule.binds
         rows = connection.execute(self.dialect.sql[name], binds)
         return [
             (position - 1, [message_id for message_id in ids if message_id is not None])
@@ -111,12 +111,12 @@ class PairsClaim:
     def _lock_pair(self, pair: ReadyPair) -> None:
         """Lock the first due rows of a pair, up to the remaining capacity."""
         if self._capacity > 0:
-            claimed = self.lock_first(pair, self._capacity)
-            self._add(claimed, claimed)
+            messages = self.lock_first(pair, self._capacity)
+            self._add(messages, messages)
 
-    def _add(self, claimed: ClaimedMessages, in_order: Sequence[ClaimedMessage]) -> None:
-        self._claimed += in_order
-        self._claimed.suspects |= claimed.suspects
+    def _add(self, messages: ClaimedMessages, in_order: Sequence[ClaimedMessage]) -> None:
+        self._messages += in_order
+        self._messages.suspects |= messages.suspects
 
     def _lock_rows(
         self, connection: Connection, ids: Sequence[int], queues: dict[str, None]
@@ -130,6 +130,6 @@ class PairsClaim:
             part, ids = ids[:capacity], ids[capacity:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
             rows = self.dialect.lock_claimable(
-                connection, "claim_ids", binds, self.token, self.suspicion
+                connection, "claim_ids", binds, self.token, self.suspect_rule
             )
             self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

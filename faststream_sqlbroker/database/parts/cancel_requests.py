@@ -92,12 +92,12 @@ def discard_expired(
     expired: list[CancelRequest] = []
     for ids in iter_chunks(sorted(requests)):
         # Read without locks: the lock below checks the same tokens.
-        leased = select(c.id, c.queue, c.lease_token).where(
+        query = select(c.id, c.queue, c.lease_token).where(
             c.id.in_(ids), c.lease_expires_at < clock()
         )
         expired += [
             requests[row.id]
-            for row in connection.execute(leased)
+            for row in connection.execute(query)
             if row.queue in queue_names and row.lease_token == requests[row.id].lease_token
         ]
     locked = dialect.lock(
@@ -134,11 +134,11 @@ def remove_obsolete(
         return
     table = dialect.tables.policy_state
     leases = [(request.message_id, request.lease_token) for request in requests]
-    leased = dialect.find_held(connection, leases)
+    held_ids = dialect.find_held(connection, leases)
     binds = [
         {"of_key": str(request.message_id), "of_token": request.lease_token}
         for request in requests
-        if request.message_id not in leased
+        if request.message_id not in held_ids
     ]
     if binds:
         condition = and_(

@@ -164,36 +164,36 @@ def load_payload(value: Any) -> bytes:
 # Suspects found by a claim; statements use the same rule as `SuspectRule.classify`.
 
 
-def get_statement_suffix(suspicion: SuspectRule | None) -> str:
+def get_statement_suffix(suspect_rule: SuspectRule | None) -> str:
     """Return the end of the name of the claim statement for `suspicion`."""
-    if suspicion is None:
+    if suspect_rule is None:
         return ""
-    return "_apart" if suspicion.report else "_others"
+    return "_apart" if suspect_rule.report else "_others"
 
 
 def split_suspects(
-    rows: Iterable[Sequence[Any]], suspicion: SuspectRule | None
+    rows: Iterable[Sequence[Any]], suspect_rule: SuspectRule | None
 ) -> tuple[list[Sequence[Any]], dict[int, Suspect]]:
     """Return the leased rows, and by id the suspects, which have no `acquired_at`.
 
     A suspect may have killed its process. The claim reports it without a lease, and another claim
     leases it alone.
     """
-    if suspicion is None:
+    if suspect_rule is None:
         return list(rows), {}
-    leased: list[Sequence[Any]] = []
+    other_rows: list[Sequence[Any]] = []
     suspects: dict[int, Suspect] = {}
     for row in rows:
         if row[_ACQUIRED] is not None:
-            leased.append(row)
-        elif suspicion.report and (suspect := _find_suspect(row, suspicion)) is not None:
+            other_rows.append(row)
+        elif suspect_rule.report and (suspect := _find_suspect(row, suspect_rule)) is not None:
             suspects[row[0]] = suspect
-    return leased, suspects
+    return other_rows, suspects
 
 
-def _find_suspect(row: Sequence[Any], suspicion: SuspectRule) -> Suspect | None:
+def _find_suspect(row: Sequence[Any], suspect_rule: SuspectRule) -> Suspect | None:
     """Return the row as a suspect, by the number of its lost leases, or None."""
     try:
-        return suspicion.classify(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
+        return suspect_rule.classify(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
     except (TypeError, ValueError):  # SQLite stores any value that another program writes
-        return Suspect(suspicion.min_lost)
+        return Suspect(suspect_rule.min_lost)

@@ -98,7 +98,7 @@ def select_pauses(table: Table) -> Select[Any]:
     """Select the active pauses by queue; `read_pause` converts the rows."""
     c = table.c
     statement = select(c.key, c.created_at, c.expires_at, c.info)
-    return statement.where(c.scope == PAUSED, is_active(table)).order_by(c.key)
+    return statement.where(c.scope == PAUSED, match_active(table)).order_by(c.key)
 
 
 def read_pause(row: Any) -> PausedQueue:
@@ -114,7 +114,7 @@ def load_orders(
     """Return the orders of operators for the fleet, and for the subscribers `local_names`."""
     c = table.c
     condition = or_(
-        and_(c.scope == PAUSED, is_active(table)),
+        and_(c.scope == PAUSED, match_active(table)),
         c.scope == cancel_requests.CANCEL,
         and_(c.scope == SUBSCRIBER, c.key.in_(sorted(local_names)), c.counter > 0),
     )
@@ -138,6 +138,6 @@ def match_pause(table: Table, queue: Any) -> Any:
     return and_(table.c.scope == PAUSED, table.c.key == queue)
 
 
-def is_active(table: Table) -> Any:
+def match_active(table: Table) -> Any:
     """Return the condition that a row has not expired."""
     return or_(table.c.expires_at.is_(None), table.c.expires_at > clock())

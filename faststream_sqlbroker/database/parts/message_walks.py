@@ -169,7 +169,7 @@ class RangeReader:
         self._conditions = [*_build_unindexed(index_range, filters, dialect.name), *conditions]
         self.table = index_range.table
         self.order = [str(column.key) for column in index_range.order]
-        self._scanned = 0
+        self._read_count = 0
         c = index_range.table.c
         time_column = c.archived_at if filters.archived else c.created_at
         self._time_column = _get_readable_column(time_column, dialect.name)
@@ -217,7 +217,7 @@ class RangeReader:
             yield lambda *columns, where=conditions: self._select_rows(*columns).where(*where), end
             if end is None:
                 return
-            self._scanned += step
+            self._read_count += step
             remaining -= STEP_SIZE
             if remaining <= 0:
                 return
@@ -236,7 +236,7 @@ class RangeReader:
         # The last step ended before its limit: count its rows in the index.
         counted = self._select_rows(literal_column("1").label("one")).limit(STEP_SIZE).subquery()
         counting = select(func.count()).select_from(counted)
-        return self._scanned + int(connection.execute(counting).scalar_one())
+        return self._read_count + int(connection.execute(counting).scalar_one())
 
     def get_time(self, connection: Connection, position: Position) -> datetime | None:
         """Return when the message at `position` was created or archived, or None if the row is
@@ -272,8 +272,8 @@ def _iter_queue_ranges(
     c = table.c
     mysql = dialect.name in MYSQL
     if state in {None, MessageState.PROCESSING}:
-        leased = text("lease_expires_at IS NOT NULL") if mysql else _LEASED
-        queue_conditions = (c.queue == queue, leased)
+        lease_filter = text("lease_expires_at IS NOT NULL") if mysql else _LEASED
+        queue_conditions = (c.queue == queue, lease_filter)
         yield IndexRange(
             "leased", table, "leased_index", queue_conditions, (c.lease_expires_at, c.id)
         )

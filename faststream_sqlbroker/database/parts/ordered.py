@@ -52,7 +52,7 @@ class KeyGate(Protocol):
     def mark_idle(self, keys: Iterable[Key]) -> None:
         """Record that no message of `keys` can be claimed."""
 
-    def list_arrivals(self) -> tuple[list[int], bool]:
+    def scan_arrivals(self) -> tuple[list[int], bool]:
         """Return messages that have become due since the last scan, and True if there are more."""
 
     def start_full_pass(self) -> bool:
@@ -87,7 +87,7 @@ class OrderedClaims:
         token: UUID,
         cursors: Cursors,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
     ) -> tuple[ClaimedMessages, float | None]:
         """Lease up to `limit` heads of `pairs`, and expired messages among all scanned messages.
 
@@ -105,7 +105,7 @@ class OrderedClaims:
         queues = sorted({pair.queue for pair in pairs})
         locked = self._dialect.lock_order(connection, queues)
         locked_pairs = [pair for pair in pairs if pair.queue in locked]
-        excluded = None if suspicion is None or suspicion.report else suspicion
+        excluded = None if suspect_rule is None or suspect_rule.report else suspect_rule
         next_claim_in = None if len(locked) == len(queues) else 0.0
         rows = ClaimedMessages()
         tried_ids: set[int] = set()
@@ -120,15 +120,15 @@ class OrderedClaims:
             has_more = heads.scan(locked_pairs, cursors)
             if not heads.ids:
                 break
-            claimed = self._dialect.claim_ids(
-                connection, heads.ids, queues, lease, token, suspicion=suspicion
+            messages = self._dialect.claim_ids(
+                connection, heads.ids, queues, lease, token, suspect_rule=suspect_rule
             )
             rank = {message_id: n for n, message_id in enumerate(heads.ids)}
-            rows += sorted(claimed, key=lambda row: rank[row.id])
-            rows.suspects |= claimed.suspects
+            rows += sorted(messages, key=lambda row: rank[row.id])
+            rows.suspects |= messages.suspects
             tried_ids |= set(heads.ids)
             # Some heads are locked by another transaction: search for others in their place.
-            if len(claimed) + len(claimed.suspects) == len(heads.ids) or len(rows) >= limit:
+            if len(messages) + len(messages.suspects) == len(heads.ids) or len(rows) >= limit:
                 break
         if has_more:
             next_claim_in = 0.0
@@ -249,7 +249,7 @@ class HeadSearch:
         is_first = all(
             head is None or head >= message_id for head_key, head in heads if head_key == key
         )
-        return is_first and not self._count_busy_keys(queue)[key]
+        return is_first and not self._load_lease_counts(queue)[key]
 
     def may_start(self, queue: str, message_id: int) -> bool:
         """Return True if this due message may be leased, by the order and the limits of its key."""
@@ -319,7 +319,7 @@ class HeadSearch:
         keys = self._execute("ordered_keys_due", **binds).all()
         gate.mark_idle(key for key, head in keys if head is None)
         self._add_due_heads(queue, [head for _, head in keys if head is not None])
-        arrived, has_more = gate.list_arrivals()
+        arrived, has_more = gate.scan_arrivals()
         self._add_due_heads(queue, arrived)
         has_more = has_more or len(keys) == self._size
         if cursors.keys.get(queue) or gate.start_full_pass():
@@ -380,15 +380,15 @@ class HeadSearch:
         """
         if self._per_key != UNLIMITED:
             max_leases = self._per_key if self._heads < self._starting else 1
-            if self._count_busy_keys(queue)[key] >= (max_leases or 1):
+            if self._load_lease_counts(queue)[key] >= (max_leases or 1):
                 return False
         if self._gate is not None and not self._gate.admit(key):
             return False
         if self._per_key != UNLIMITED:
-            self._count_busy_keys(queue)[key] += 1
+            self._load_lease_counts(queue)[key] += 1
         return True
 
-    def _count_busy_keys(self, queue: str) -> Counter[Key]:
+    def _load_lease_counts(self, queue: str) -> Counter[Key]:
         """Return the number of leases by key."""
         if queue not in self._busy:
             self._busy[queue] = Counter(self._execute("ordered_busy", queue=queue).scalars())

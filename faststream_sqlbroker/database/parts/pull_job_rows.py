@@ -117,8 +117,8 @@ def _select_leased(dialect: Dialect, queue: str, job_id: int | None, *, ended: b
     c = table.c
     columns = (c.id, c.lease_token, c.deliveries_count)
     # The condition of the partial index as a literal: a bound state would not match it.
-    leased = "lease_expires_at IS NOT NULL" if dialect.name in MYSQL else "state = 'PROCESSING'"
-    conditions = [text(leased), c.queue == queue]
+    condition = "lease_expires_at IS NOT NULL" if dialect.name in MYSQL else "state = 'PROCESSING'"
+    conditions = [text(condition), c.queue == queue]
     if ended:
         conditions.append(c.lease_expires_at <= clock())
     if job_id is not None:
@@ -143,7 +143,7 @@ def list_queued(
     Raises:
         InvalidCursorError: `after` is not of such a list.
     """
-    ends_in = dialect.get_seconds_to_lease_end(connection, [queue])
+    expires_in = dialect.get_seconds_to_lease_end(connection, [queue])
     rows = _list_due(connection, dialect, queue, after, limit + 1, gone=gone)
     page = _limit_size(rows[:limit])
     next_cursor = None
@@ -157,7 +157,7 @@ def list_queued(
         _to_job(rows_by_id[job_id], PullJobState.QUEUED) for job_id in ids if job_id in rows_by_id
     ]
     expired = [row.id for row in rows if row.gone]
-    return JobsPage(jobs, next_cursor, ends_in is not None and ends_in <= 0, expired)
+    return JobsPage(jobs, next_cursor, expires_in is not None and expires_in <= 0, expired)
 
 
 def _list_due(
@@ -241,12 +241,12 @@ def select_due_jobs(dialect: DialectOperations) -> Select[Any]:
         c = index_range.table.c
         names = ("priority", "next_attempt_at", "id")
         size = func.length(c.payload).label("size")
-        gone = case((_is_unexpired(index_range.table), 0), else_=1).label("gone")
+        gone = case((_match_unexpired(index_range.table), 0), else_=1).label("gone")
         columns = [*get_readable_columns(index_range.table, names, dialect.name), size, gone]
         ago: Any = literal_column(str(-EXPIRED_JOB_GRACE * 1_000_000))
         with_gone = and_(bindparam("gone", type_=Integer) == 1, c.expires_at <= later(ago))
         jobs = index_range.select(dialect, columns).where(
-            or_(_is_unexpired(index_range.table), with_gone)
+            or_(_match_unexpired(index_range.table), with_gone)
         )
         return jobs.limit(bindparam("limit", type_=Integer))
 
@@ -281,5 +281,5 @@ def select_bodies(dialect: DialectOperations) -> Select[Any]:
     return dialect.get_or_build("bodies_of_jobs", build)
 
 
-def _is_unexpired(table: Table) -> Any:
+def _match_unexpired(table: Table) -> Any:
     return func.coalesce(table.c.expires_at > clock(), True)

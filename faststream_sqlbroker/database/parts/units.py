@@ -90,7 +90,7 @@ def _lock_rows(
     """
     leases = [(settlement.id, settlement.lease_token) for settlement in settlements]
     free = dialect.lock(connection, leases, skip_locked=skip_locked)
-    leased = free | dialect.find_held(connection, leases) if skip_locked else free
+    locked_ids = free | dialect.find_held(connection, leases) if skip_locked else free
     complete_units = {
         unit for unit, parts in units.items() if all(part.id in free for part in parts)
     }
@@ -99,7 +99,7 @@ def _lock_rows(
         for settlement in settlements
         if settlement.id in free and (settlement.unit is None or settlement.unit in complete_units)
     ]
-    return writable, {settlement.id for settlement in settlements} - leased
+    return writable, {settlement.id for settlement in settlements} - locked_ids
 
 
 def _list_on_ack(units: Units, settled: set[int]) -> list[NewMessage]:

@@ -43,7 +43,7 @@ class MessageSelection:
     intake: Intake
     slots: Slots
     request: PolicyClaimRequest
-    suspicion: SuspectRule | None
+    suspect_rule: SuspectRule | None
     cursors: Cursors
     """Moved by a selection that goes from key to key."""
     next_scan: NextScan
@@ -64,9 +64,9 @@ class MessageSelection:
         """
         if limit < 1:
             return []
-        suspicion = self.suspicion
-        may_lease_suspects = suspicion is not None and suspicion.report and not skip_suspects
-        excluded = None if may_lease_suspects else suspicion
+        suspect_rule = self.suspect_rule
+        may_lease_suspects = suspect_rule is not None and suspect_rule.report and not skip_suspects
+        excluded = None if may_lease_suspects else suspect_rule
         if self._is_by_key:
             return self._select_by_key(limit, excluded)
         if self.bursts is None:

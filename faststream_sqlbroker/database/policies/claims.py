@@ -27,9 +27,9 @@ from faststream_sqlbroker.database.policies.choice import MessageSelection, Next
 from faststream_sqlbroker.database.policies.intake import Intake
 from faststream_sqlbroker.database.policies.key_heads import BurstHeads, LatestHeads
 from faststream_sqlbroker.database.policies.other_processes import (
-    count_shared_leases,
-    get_lowest_limit,
+    exchange_limit,
     read_rates,
+    register_and_count_leases,
 )
 from faststream_sqlbroker.database.policies.request import (
     PolicyClaim,
@@ -100,7 +100,7 @@ class PolicyClaims:
             pairs = self._dialect.find_ready_pairs(connection, sorted(locked))
         if len(locked) < len(due):
             delays.append(0.0)
-        result = PolicyClaim([], None, gated=bool(claimable) and len(locked) == len(due))
+        result = PolicyClaim([], None, is_blocked=bool(claimable) and len(locked) == len(due))
         result.has_more = 0.0 in scan_delays
         delays += scan_delays
         if read is not None:
@@ -189,7 +189,7 @@ class PolicyClaims:
                 remaining, max(0, request.immediate_starts - len(result.rows)), wait_seconds
             )
             delays += queue_claim.next_scan.delays
-            result.gated = result.gated and queue_claim.gated
+            result.is_blocked = result.is_blocked and queue_claim.is_blocked
             result.has_more = result.has_more or queue_claim.next_scan.has_more
             suspects |= queue_claim.suspects
         result.suspects = suspects
@@ -253,12 +253,12 @@ class _QueueClaim:
         self._closes_at: int | None = None
         self._free: int | None = None
         self._slots = Slots(intake, read, request, position)
-        self.gated = False
+        self.is_blocked = False
         """True if nothing more can start before the next scan, whatever arrives."""
         self.next_scan = NextScan(read.now)
-        self._suspicion = None if request.only is not None else request.suspicion
+        self._suspect_rule = None if request.only is not None else request.suspect_rule
         self._selection = MessageSelection(
-            intake, self._slots, request, self._suspicion, position.cursors, self.next_scan
+            intake, self._slots, request, self._suspect_rule, position.cursors, self.next_scan
         )
         self.suspects: dict[int, Suspect] = {}
         """Suspects that could start and were skipped: checking them must not spend slots."""
@@ -280,23 +280,23 @@ class _QueueClaim:
         # Messages that may start go first: slots were granted for them, and the next claim would
         # not count these.
         selected = self._select_starting(
-            self._slots.compute_capacity(free, self._selection.immediate_starts)
+            self._slots.grant_slots(free, self._selection.immediate_starts)
         )
         dead = [message for message in self._intake.dead if only in (None, message)][
             : free - len(selected)
         ]
         self.next_scan.has_more |= len(dead) < len(self._intake.dead)
-        leased = self._lease(selected, self._suspicion)
-        self.suspects |= leased.suspects
-        rows = [*self._lease(dead, None), *leased]
+        messages = self._lease(selected, self._suspect_rule)
+        self.suspects |= messages.suspects
+        rows = [*self._lease(dead, None), *messages]
         self._read_header_keys(rows)
-        if len(rows) + len(leased.suspects) < len(dead) + len(selected):
+        if len(rows) + len(messages.suspects) < len(dead) + len(selected):
             self.next_scan.delays.append(0.0)  # another transaction has locked some of them
         reject_unstartable(rows, self._request.policies, set(dead))
         starting = self._slots.assign(rows)
         if self._selection.bursts is not None:
             self._update_bursts(
-                self._selection.bursts, leased, [row for row in rows if row.id in dead]
+                self._selection.bursts, messages, [row for row in rows if row.id in dead]
             )
         if self._closes_at is not None:
             limit_starts(self._closes_at, rows, self._read)
@@ -306,13 +306,13 @@ class _QueueClaim:
     def _update_bursts(
         self,
         bursts: BurstHeads | LatestHeads,
-        leased: list[ClaimedMessage],
+        messages: list[ClaimedMessage],
         refused: list[ClaimedMessage],
     ) -> None:
         """Record which messages of bursts were delivered, and which a throttle refused."""
         # Messages claimed only to be discarded or rejected are not handled: another message takes
         # their place.
-        bursts.handle_delivered([row for row in leased if may_start(row)])
+        bursts.handle_delivered([row for row in messages if may_start(row)])
         bursts.handle_refused(
             {row.policy_key: row.id for row in refused if row.policy_key is not None}
         )
@@ -336,7 +336,7 @@ class _QueueClaim:
             self.next_scan.delays.append(self.next_scan.get_delay(at))
         if (at := self._slots.find_next_scan(starting)) is not None:
             self.next_scan.delays.append(self.next_scan.get_delay(at))
-            self.gated = True
+            self.is_blocked = True
         elif starting < len(rows):
             self.next_scan.delays.append(0.0)  # rows that only end have left capacity for others
 
@@ -351,8 +351,8 @@ class _QueueClaim:
         size = max(MIN_SCAN, 2 * limit)
         selected = self._selection.select(size)
         queued = self._rows.load_messages(selected)
-        if self._suspicion is not None and self._suspicion.report:
-            selected, queued = self._remove_suspects(selected, queued, size, self._suspicion)
+        if self._suspect_rule is not None and self._suspect_rule.report:
+            selected, queued = self._remove_suspects(selected, queued, size, self._suspect_rule)
         starting = self._slots.select_on_time(selected, queued, limit)
         self.next_scan.delays += [self.next_scan.get_delay(at) for at in self._slots.deferred_until]
         # Deferred messages have made way for others.
@@ -364,7 +364,7 @@ class _QueueClaim:
         selected: list[int],
         queued: dict[int, QueuedMessage],
         size: int,
-        suspicion: SuspectRule,
+        suspect_rule: SuspectRule,
     ) -> tuple[list[int], dict[int, QueuedMessage]]:
         """Record the suspects among `selected` and return the other messages.
 
@@ -375,7 +375,7 @@ class _QueueClaim:
             message: suspect
             for message in selected
             if message in queued
-            and (suspect := suspicion.classify(queued[message].lost_deliveries)) is not None
+            and (suspect := suspect_rule.classify(queued[message].lost_deliveries)) is not None
         }
         if self.suspects and self._slots.keys is not None:
             # No suspect may keep a slot from another message of its key.
@@ -402,25 +402,25 @@ class _QueueClaim:
         if policy.scope is None:
             max_leases = self._get_lowest_limit(policy)
             return self._rows.count_leases(self._rows.queue, max_leases), max_leases
-        return count_shared_leases(self._intake, policy)
+        return register_and_count_leases(self._intake, policy)
 
-    def _lease(self, selected: list[int], suspicion: SuspectRule | None) -> ClaimedMessages:
+    def _lease(self, selected: list[int], suspect_rule: SuspectRule | None) -> ClaimedMessages:
         """Lease the `selected` messages and return the rows in that order."""
         if not selected:
             return ClaimedMessages()
         request = self._request
         rows = self._rows
-        claimed = rows.dialect.claim_ids(
+        messages = rows.dialect.claim_ids(
             rows.connection,
             selected,
             [rows.queue],
             request.lease,
             request.token,
-            suspicion=suspicion,
+            suspect_rule=suspect_rule,
         )
         rank = {message: n for n, message in enumerate(selected)}
-        claimed.sort(key=lambda row: rank[row.id])
-        return claimed
+        messages.sort(key=lambda row: rank[row.id])
+        return messages
 
     def _apply_policies(self, limit: int) -> bool:
         """Apply each policy to the due messages in order; return True if any may start now."""
@@ -434,7 +434,7 @@ class _QueueClaim:
                 opens, self._closes_at = policy.span(self._now)
                 if opens > self._now:
                     self.next_scan.delays.append(self.next_scan.get_delay(opens))
-                    self.gated = True
+                    self.is_blocked = True
                     return False
                 self._intake.opened_at = max(self._intake.opened_at, opens)
             elif isinstance(policy, Delay):
@@ -457,7 +457,7 @@ class _QueueClaim:
         Waiting throttles and limits of the queue take no part: slots and leases are counted later.
         """
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
-            capacity = self._slots.compute_capacity(
+            capacity = self._slots.grant_slots(
                 self._count_free_leases(limit), self._selection.immediate_starts
             )
             if (own_slots := self._slots.refusing) is not None:
@@ -468,7 +468,7 @@ class _QueueClaim:
             self._selection.max_per_key = self._get_lowest_limit(policy)
 
     def _get_lowest_limit(self, policy: Concurrency) -> int:
-        return get_lowest_limit(self._intake, policy, self._position.is_old)
+        return exchange_limit(self._intake, policy, self._position.is_old)
 
 
 def _create_heads(

@@ -166,7 +166,7 @@ class Intake:
         arrivals, is_complete = self.scan_arrivals(DELAYED)
         due = {
             arrival.id: None
-            if arrival.delivered
+            if arrival.is_delivered
             else max(arrival.due, self.opened_at) + policy.delay
             for arrival in arrivals
         }
@@ -227,7 +227,7 @@ class Intake:
         discarded: dict[int, Discard] = {}
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for arrival in arrivals:
-            if arrival.delivered or arrival.key is None:
+            if arrival.is_delivered or arrival.key is None:
                 due[arrival.id] = None
             elif arrival.expired:
                 discarded[arrival.id] = Discard(EXPIRED)
@@ -359,7 +359,7 @@ def _must_sort_last(arrival: Arrival) -> bool:
     """Return True for new messages, and for those that waited for a message of their key."""
     # A message that waited for another message of its key comes at its due time, which is not
     # before that of the other. If the other message lost its slot to it, neither would ever start.
-    return not arrival.delivered or bool(arrival.flags & HELD_BURST)
+    return not arrival.is_delivered or bool(arrival.flags & HELD_BURST)
 
 
 def get_burst_scope(queue: str) -> str:

@@ -389,9 +389,9 @@ class KeyHeads:
 
     def _filter_keyed(self, messages: Iterable[StandbyMessage]) -> list[tuple[StandbyMessage, str]]:
         """Return the messages that have a key, with it, and remember the keys in `key_of`."""
-        keyed = [(message, message.key) for message in messages if message.key is not None]
-        self.key_of |= {message.id: key for message, key in keyed}
-        return keyed
+        pairs = [(message, message.key) for message in messages if message.key is not None]
+        self.key_of |= {message.id: key for message, key in pairs}
+        return pairs
 
     def _schedule_recheck(self, messages: Iterable[int]) -> None:
         """Let the next claim check `messages`, and so the rest of their keys."""

@@ -91,9 +91,9 @@ class MessageSlots:
 
     def get_slot(self, message: int) -> tuple[int, SlotLogKey] | None:
         """Return the slot, scope and key of a starting message, or None if no slot is needed."""
-        if (granted := self._granted.get(message)) is None:
+        if (key_slot := self._granted.get(message)) is None:
             return None
-        key, at = granted
+        key, at = key_slot
         return at, (self.scope, key)
 
     def _get_key(self, key: str | None) -> str | None:
@@ -117,7 +117,7 @@ class MessageSlots:
             The added times by key, and the keys with uses to report.
         """
         shared = self.shared
-        self.load_keys(shared.use.list_reportable_keys(self.scope, self.policy, self._logs))
+        self.load_keys(shared.use.take_reportable_keys(self.scope, self.policy, self._logs))
         self._trial.clear()
         spent = defaultdict(list)
         for message, at in started.items():
@@ -133,7 +133,7 @@ class MessageSlots:
 class KeySlots(MessageSlots):
     """The keys of a queue whose messages wait for slots."""
 
-    _admitted: dict[str, SlotLog] = field(default_factory=dict, init=False)
+    _key_logs: dict[str, SlotLog] = field(default_factory=dict, init=False)
     _indexed: bool = field(default=False, init=False)
     _idle: set[str] = field(default_factory=set, init=False)
     has_selected: bool = field(default=False, init=False)
@@ -164,7 +164,7 @@ class KeySlots(MessageSlots):
             return True
         if not self.is_open(name):
             return False
-        log = self._admitted.setdefault(name, self._logs[name].copy())
+        log = self._key_logs.setdefault(name, self._logs[name].copy())
         if (slot := self._grant_slot(log)) > self.until:
             self._record_wait(slot)
             return False
@@ -172,7 +172,7 @@ class KeySlots(MessageSlots):
 
     def reset_admitted(self) -> None:
         """Forget the admitted messages."""
-        self._admitted.clear()
+        self._key_logs.clear()
 
     def select_on_time(
         self, selected: Sequence[int], queued: Mapping[int, QueuedMessage], limit: int
@@ -204,7 +204,7 @@ class KeySlots(MessageSlots):
         """Skip `keys`, which have no due message now, in checks until a message is due."""
         self._idle |= {name for key in keys if (name := as_key(key)) is not None}
 
-    def list_arrivals(self) -> tuple[list[int], bool]:
+    def scan_arrivals(self) -> tuple[list[int], bool]:
         """Return messages that have become due since the last scan, and True if there are more."""
         intake = self.intake
         ids: list[int] = []

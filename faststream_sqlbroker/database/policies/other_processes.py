@@ -35,7 +35,7 @@ leases may be.
 """
 
 
-def get_lowest_limit(
+def exchange_limit(
     intake: Intake, policy: Concurrency, is_old: Callable[[float, float], bool]
 ) -> int:
     """Return the lowest limit of the subscribers that have claimed lately; needs the queue's lock.
@@ -58,7 +58,7 @@ def get_lowest_limit(
     return members.min_limit
 
 
-def count_shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
+def register_and_count_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
     """Return the leases of the queues of the budget, and their maximum; needs the budget's lock.
 
     A budget is a limit that several queues share under a name. A claim adds its queue to the list

@@ -23,7 +23,7 @@ MAX_DURATIONS = 8
 """Number of claims whose durations are remembered."""
 MIN_REFRESH = 1.0
 """Seconds for which values read from other processes are valid at least, ..."""
-REFRESH_SHARE = 30
+REFRESH_FACTOR = 30
 """... and at least this many times the duration of a claim that reads them, ..."""
 MAX_REFRESH = MEMBER_RENEWAL_INTERVAL / MICROSECONDS
 """... but no longer than this: a claim that reads them also renews the values of this process."""
@@ -43,7 +43,7 @@ class PolicyClaimRequest:
     ordered: bool = False
     keep: bool = True
     """True if discarded messages are archived."""
-    suspicion: SuspectRule | None = None
+    suspect_rule: SuspectRule | None = None
     """Suspects are not leased, except the message `only`."""
     only: int | None = None
     """Claim only this message."""
@@ -63,10 +63,10 @@ class PolicyClaimRequest:
         """Number of messages that start at once."""
         return self.limit if self.starting is None else max(0, min(self.limit, self.starting))
 
-    def get_wait_seconds(self, claimed: int) -> float:
+    def get_wait_seconds(self, count: int) -> float:
         """Return for how many seconds a message waits for the workers, after `claimed` messages."""
         free = self.limit if self.starting is None else self.starting
-        return max(0, claimed - free) / max(1, self.wave) * self.wave_time
+        return max(0, count - free) / max(1, self.wave) * self.wave_time
 
     @property
     def header(self) -> Header | None:
@@ -89,7 +89,7 @@ class PolicyClaim:
     """Seconds after the read until the next claim: 0 if another claim is running; None if not
     known.
     """
-    gated: bool
+    is_blocked: bool
     """True if nothing more can start before that time, whatever arrives."""
     has_more: bool = False
     """True if more remains to be scanned immediately."""
@@ -142,7 +142,7 @@ class ScanPosition:
         They are read under the lock; where that takes long, not with every claim.
         """
         usual = median(self.durations) if self.durations else 0.0
-        return now >= read_at + min(max(MIN_REFRESH, REFRESH_SHARE * usual), MAX_REFRESH)
+        return now >= read_at + min(max(MIN_REFRESH, REFRESH_FACTOR * usual), MAX_REFRESH)
 
 
 def reject_unstartable(
@@ -152,11 +152,11 @@ def reject_unstartable(
 
     These are the rows in `dead`, and those without a key that `policies` do not deliver.
     """
-    keyed = must_reject_keyless(policies)
+    needs_key = must_reject_keyless(policies)
     for row in rows:
         if row.id in dead:
             row.record_outcome(Reject(THROTTLED))
-        elif keyed and row.policy_key is None:
+        elif needs_key and row.policy_key is None:
             row.record_outcome(Reject(NO_KEY))
 
 

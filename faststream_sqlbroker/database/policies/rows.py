@@ -35,7 +35,7 @@ class Arrival:
     created: int
     """Never later than the database's time of the scan."""
     expired: bool
-    delivered: bool
+    is_delivered: bool
     """True if the message was delivered before, or admitted by a Throttle."""
     flags: int
 
@@ -241,8 +241,8 @@ class PolicyRows:
             return
         self._report_decisions({message: f"ended, {end.reason}" for message, end in ends.items()})
         rows = _format_discards(ends, keys)
-        archived = keep and self.dialect.has_archive
-        if archived and self.dialect.sql.has("policy_discard"):
+        keeps_copy = keep and self.dialect.has_archive
+        if keeps_copy and self.dialect.sql.has("policy_discard"):
             self._run_for_queue("policy_discard", rows=rows)
             return
         if self.dialect.sql.has("policy_lock"):
@@ -252,7 +252,7 @@ class PolicyRows:
             rows = _format_discards(
                 {message: end for message, end in ends.items() if message in locked}
             )
-        if archived:
+        if keeps_copy:
             self._run_for_queue("policy_archive", rows=rows)
         self._run_for_queue("policy_drop", rows=rows)
 

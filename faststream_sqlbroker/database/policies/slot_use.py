@@ -47,7 +47,7 @@ a clock.
 """
 CLOCK_PRECISION = 500
 """Microseconds by which the database's clock may be rounded: SQLite has milliseconds."""
-MIN_GAIN_SHARE = 20
+MIN_GAIN_DIVISOR = 20
 """A start whose report would gain less than this part of the period is not written separately."""
 
 
@@ -219,7 +219,7 @@ class SlotUse:
             else:
                 del self._pending[slot_key]
 
-    def list_reportable_keys(
+    def take_reportable_keys(
         self, scope: str, policy: Throttle, known_keys: Collection[str]
     ) -> list[str]:
         """Return the keys in `scope`, except `known_keys`, that are worth reading only to report
@@ -227,7 +227,7 @@ class SlotUse:
 
         Discards the outcomes of all other keys.
         """
-        min_gain = policy.per // MIN_GAIN_SHARE
+        min_gain = policy.per // MIN_GAIN_DIVISOR
         keys = []
         for slot_key in [slot_key for slot_key in self._pending if slot_key[0] == scope]:
             if slot_key[1] in known_keys:

@@ -126,7 +126,7 @@ class QueueSlots:
         """Slots up to this time are granted now, which includes slots during the next claim."""
         return self._now + self._reach + SLOT_LEAD
 
-    def compute_capacity(self, limit: int, starts: int) -> int:
+    def grant_slots(self, limit: int, starts: int) -> int:
         """Grant slots and return how many of `limit` messages may start soon.
 
         A slot is a time at which the throttles let one message start. `starts` messages find a free
@@ -312,7 +312,7 @@ class RefusingSlots(MessageSlots):
             key for arrival in arrivals if (key := self._get_key(arrival.key)) is not None
         )
         trial = {key: log.copy() for key, log in self._logs.items()}
-        admitted: list[int] = []
+        ids: list[int] = []
         remaining_due: list[int] = []
         deferred: dict[int, dict[int, int | None]] = defaultdict(dict)
         dropped: dict[int, Discard] = {}
@@ -324,7 +324,7 @@ class RefusingSlots(MessageSlots):
                 key is not None
                 and (slot := self.policy.next_slot(trial[key], self.first)) > self.first
             ):
-                if arrival.delivered:
+                if arrival.is_delivered:
                     # Until its own slot as currently known: another message may take that slot
                     # first.
                     deferred[0][arrival.id] = min(slot, intake.now + MAX_SLOT_WAIT)
@@ -337,10 +337,10 @@ class RefusingSlots(MessageSlots):
                 else:
                     intake.dead.append(arrival.id)
                     remaining_due.append(arrival.due)  # until it is claimed as a dead letter
-            elif len(admitted) >= limit:
+            elif len(ids) >= limit:
                 remaining_due.append(arrival.due)
             else:
-                admitted.append(arrival.id)
+                ids.append(arrival.id)
                 if key is not None:
                     self._grant_slot(trial[key])
         intake.rows.discard(dropped, keep=intake.keep)
@@ -349,7 +349,7 @@ class RefusingSlots(MessageSlots):
             self._defer(due, count)
         # The selection, which may be by keys or bursts, uses this flag. The flag promises no slot:
         # a message skipped by the selection must not hold one.
-        intake.set_flag(admitted, SLOT | ADMITTED)
+        intake.set_flag(ids, SLOT | ADMITTED)
         intake.rewind_scan(SLOT, min(remaining_due, default=intake.now))
         return is_complete and (limit < 1 or len(remaining_due) == len(intake.dead))
 
@@ -406,9 +406,9 @@ def _compute_reach(
 
 def _find_latest_by_key(arrivals: Iterable[Arrival], ids: Collection[int]) -> dict[str, int]:
     """Return the greatest of `ids` for each key; messages without a key are skipped."""
-    keyed = (
+    pairs = (
         (arrival.id, arrival.key)
         for arrival in arrivals
         if arrival.id in ids and arrival.key is not None
     )
-    return {key: message for message, key in sorted(keyed)}
+    return {key: message for message, key in sorted(pairs)}

@@ -128,7 +128,7 @@ class PolicyStore:
         while (swap := claim.build_next_swap()) is not None:
             write = self._dialect.build_compare_and_swap(swap)
             try:
-                claimed = await self._database.run(write, Activity.CONSUME, Activity.STATE)
+                messages = await self._database.run(write, Activity.CONSUME, Activity.STATE)
             except asyncio.CancelledError:
                 claim.handle_lost_answer()
                 raise
@@ -142,10 +142,10 @@ class PolicyStore:
                 # them.
                 claim.apply_swap(swap, None)
                 break
-            claim.apply_swap(swap, claimed)
+            claim.apply_swap(swap, messages)
             # A swap that came too late was quick: its duration says nothing about how long a slot
             # needs.
-            if claimed is not None:
+            if messages is not None:
                 new_position.record_swap(clock.monotonic() - started_at)
         return claim.build_result(), new_position
 
@@ -208,7 +208,7 @@ class SwapClaim:
         self._rows: list[ClaimedMessage] = []
         self._suspects: dict[int, Suspect] = {}
         self._delays = list(seen.delays)
-        self._gated = bool(self._remaining)
+        self._is_blocked = bool(self._remaining)
         self._closed_queues: set[str] = set()
         """Queues of which nothing more can start before the next scan."""
         self._closes_at: int | None = None
@@ -254,30 +254,30 @@ class SwapClaim:
             queue = self._remaining.pop(0)
             if (swap := self._build_swap(queue)) is not None:
                 return swap
-            self._gated = self._gated and queue.queue in self._closed_queues
+            self._is_blocked = self._is_blocked and queue.queue in self._closed_queues
         return None
 
-    def apply_swap(self, swap: CompareAndSwap, claimed: ClaimedMessages | None) -> None:
+    def apply_swap(self, swap: CompareAndSwap, messages: ClaimedMessages | None) -> None:
         """Apply the result of `swap`; None means that another claim was quicker."""
         slots = self._slots
-        if claimed is None or slots is None:
+        if messages is None or slots is None:
             # The granted slots are lost with this claim: nothing of them was stored.
             self._delays.append(0.0)
-            self._gated = False
+            self._is_blocked = False
             return
         self._position.slot_use.discard_reported(self._reported)
-        reject_unstartable(claimed, self._request.policies)
-        starting = [row for row in claimed if row.outcome is None and not has_expired(row)]
+        reject_unstartable(messages, self._request.policies)
+        starting = [row for row in messages if row.outcome is None and not has_expired(row)]
         slots.assign_slots(starting)
         if self._closes_at is not None:
-            limit_starts(self._closes_at, claimed, self._read)
-        if len(claimed) < len(swap.ids):
+            limit_starts(self._closes_at, messages, self._read)
+        if len(messages) < len(swap.ids):
             self._delays.append(0.0)  # another transaction has locked some of them
         is_closed = self._schedule_slot_scan(slots, len(starting), swap.queue)
-        if not is_closed and len(starting) < len(claimed):
+        if not is_closed and len(starting) < len(messages):
             self._delays.append(0.0)  # rows that only end have left capacity for others
-        self._gated = self._gated and is_closed
-        self._rows += claimed
+        self._is_blocked = self._is_blocked and is_closed
+        self._rows += messages
 
     def handle_lost_answer(self) -> None:
         """Handle a last swap whose result is unknown."""
@@ -287,7 +287,7 @@ class SwapClaim:
         """Return the total result."""
         next_claim_in = min(self._delays, default=None)
         return PolicyClaim(
-            self._rows, next_claim_in, self._gated, suspects=self._suspects, read=self._read
+            self._rows, next_claim_in, self._is_blocked, suspects=self._suspects, read=self._read
         )
 
     def _build_swap(self, queue: QueueSnapshot) -> CompareAndSwap | None:
@@ -296,7 +296,7 @@ class SwapClaim:
         limit = request.limit - len(self._rows)
         starts = min(limit, max(0, request.immediate_starts - len(self._rows)))
         if (
-            not self._is_window_open(queue.queue)
+            not self._check_window(queue.queue)
             or (free_leases := self._count_free_leases(queue, limit, starts)) < 1
         ):
             return None
@@ -314,7 +314,7 @@ class SwapClaim:
         slots.wait_seconds = request.get_wait_seconds(len(self._rows))
         # Slots are counted before the leased messages are known, as the same statement stores both.
         # The slot of a message that is locked elsewhere by then is wasted.
-        selected = self._select_candidates(queue, slots.compute_capacity(free_leases, starts))
+        selected = self._select_candidates(queue, slots.grant_slots(free_leases, starts))
         needs_key = must_reject_keyless(request.policies)
         spent_slots = sum(
             not candidate.expired and not (needs_key and candidate.keyless)
@@ -334,7 +334,7 @@ class SwapClaim:
             states.changes,
         )
 
-    def _is_window_open(self, queue: str) -> bool:
+    def _check_window(self, queue: str) -> bool:
         """Return True if all Windows are open; otherwise close the queue until the next opens."""
         self._closes_at = None
         for policy in self._request.policies:
@@ -356,12 +356,12 @@ class SwapClaim:
 
     def _select_candidates(self, queue: QueueSnapshot, capacity: int) -> list[Candidate]:
         """Return the first candidates without suspects, up to `capacity`; record the suspects."""
-        suspicion = self._request.suspicion
+        suspect_rule = self._request.suspect_rule
         selected: list[Candidate] = []
         for candidate in queue.candidates:
             if len(selected) == capacity:
                 break
-            suspect = None if suspicion is None else suspicion.classify(candidate.lost_leases)
+            suspect = None if suspect_rule is None else suspect_rule.classify(candidate.lost_leases)
             if suspect is None:
                 selected.append(candidate)
             else:
@@ -416,11 +416,11 @@ def build_scan(dialect: Dialect, request: PolicyClaimRequest) -> Work[QueueSnaps
     """Build the statement that reads the queues for a compare and swap; None if there is none."""
     limits = [policy.limit for policy in request.policies if isinstance(policy, Concurrency)]
     throttles = sum(isinstance(policy, Throttle) for policy in request.policies)
-    suspicion = request.suspicion
+    suspect_rule = request.suspect_rule
     return dialect.build_read_queues(
         request.queues,
         size=request.limit,
         max_running=max(limits, default=0),
         scopes=[get_slot_scope("", n) for n in range(throttles)],
-        suspicion=suspicion if suspicion is not None and not suspicion.report else None,
+        suspect_rule=suspect_rule if suspect_rule is not None and not suspect_rule.report else None,
     )

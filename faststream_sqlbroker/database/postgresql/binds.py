@@ -141,14 +141,14 @@ def build_settle_on_ack(
     without a trace, and the published messages are not large, wait for no other transaction's
     `dedup_id` and have no lookup value.
     """
-    published = [
+    new_messages = [
         (s.id, message) for s in settlements if s.unit is not None for message in s.unit.on_ack
     ]
-    messages = [message for _, message in published]
+    messages = [message for _, message in new_messages]
     removing = _build_removal(settlements, archive=archive)
     if removing is None or not _are_simple(settlements, messages):
         return None
-    owners = [owner for owner, _ in published]
+    owners = [owner for owner, _ in new_messages]
 
     def read_rows(rows: Iterable[Sequence[Any]]) -> SettleResult:
         """Check that the messages of each acked row were inserted, and build the result."""

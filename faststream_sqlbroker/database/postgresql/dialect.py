@@ -172,14 +172,14 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
     ) -> Query[ClaimedMessages]:
         """Build a claim of a single statement.
 
         RETURNING has no order, so the rows are sorted here.
         """
-        statement = "claim" + get_statement_suffix(suspicion)
+        statement = "claim" + get_statement_suffix(suspect_rule)
         binds: dict[str, Any] = {
             "queues": [p.queue for p in pairs],
             "priorities": [p.priority for p in pairs],
@@ -187,7 +187,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "limit": limit,
             "lease": lease,
             "token": token,
-            **(suspicion.binds if suspicion is not None else {}),
+            **(suspect_rule.binds if suspect_rule is not None else {}),
         }
         if prefetch is not None and prefetch.start_count > 0:
             statement += "_two_lengths"
@@ -197,16 +197,16 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> ClaimedMessages:
             """Convert the leased rows in the order of the pairs; mark prefetched rows."""
-            leased, suspects = split_suspects(rows, suspicion)
-            leased = sort_by_due_time(leased)
-            claimed = ClaimedMessages(self.to_messages(leased, token), suspects)
+            other_rows, suspects = split_suspects(rows, suspect_rule)
+            other_rows = sort_by_due_time(other_rows)
+            messages = ClaimedMessages(self.to_messages(other_rows, token), suspects)
             if prefetch is not None:
-                for row, message in zip(leased, claimed, strict=True):
+                for row, message in zip(other_rows, messages, strict=True):
                     message.prefetched = row[-1] if prefetch.start_count > 0 else True
             if len(pairs) > 1:
                 rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
-                claimed.sort(key=lambda m: rank[m.queue, m.priority])
-            return claimed
+                messages.sort(key=lambda m: rank[m.queue, m.priority])
+            return messages
 
         return Query(self.sql[statement], binds, read_rows)
 
@@ -222,15 +222,15 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
     ) -> ClaimedMessages:
         """Lease the rows in a single statement."""
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
         name = "claim_ids"
-        if suspicion is not None:
-            name, binds = "claim_ids_apart", {**binds, **suspicion.binds}
-        leased, suspects = split_suspects(connection.execute(self.sql[name], binds), suspicion)
-        return ClaimedMessages(self.to_messages(leased, token), suspects)
+        if suspect_rule is not None:
+            name, binds = "claim_ids_apart", {**binds, **suspect_rule.binds}
+        rows, suspects = split_suspects(connection.execute(self.sql[name], binds), suspect_rule)
+        return ClaimedMessages(self.to_messages(rows, token), suspects)
 
     def build_claim_free_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float, worker: str
@@ -267,7 +267,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         size: int,
         max_running: int,
         scopes: Sequence[str],
-        suspicion: SuspectRule | None,
+        suspect_rule: SuspectRule | None,
     ) -> Query[QueueSnapshots]:
         """Build the read of a claim by compare and swap: one statement, which locks nothing."""
         binds: dict[str, Any] = {
@@ -276,9 +276,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "most": max_running,
             "size": size,
         }
-        if suspicion is None:
+        if suspect_rule is None:
             return Query(self.sql["look"], binds, read_seen)
-        return Query(self.sql["look_others"], {**binds, **suspicion.binds}, read_seen)
+        return Query(self.sql["look_others"], {**binds, **suspect_rule.binds}, read_seen)
 
     def build_compare_and_swap(self, swap: CompareAndSwap) -> Query[ClaimedMessages | None]:
         """Build a compare-and-swap of a single statement."""

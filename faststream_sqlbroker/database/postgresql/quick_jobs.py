@@ -39,9 +39,9 @@ class SingleStatementJobs:
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> JobsPage:
             """Build the page; a row without a body is beyond the page's limit of bytes."""
-            answer = list(rows)
-            overdue = bool(answer[0][6])
-            job_rows = [row for row in answer if row[0] is not None]
+            result = list(rows)
+            overdue = bool(result[0][6])
+            job_rows = [row for row in result if row[0] is not None]
             page = [row for row in job_rows[:limit] if row[5] is not None]
             cursor = None
             if len(page) < len(job_rows):

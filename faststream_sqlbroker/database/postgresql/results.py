@@ -88,8 +88,8 @@ def read_swapped(rows: Iterable[Sequence[Any]], swap: CompareAndSwap) -> Claimed
     if not values:
         return None
     rank = {message: n for n, message in enumerate(swap.ids)}
-    leased = read_claimed((row for row in values if row[0] is not None), swap.token)
-    return ClaimedMessages(sorted(leased, key=lambda message: rank[message.id]))
+    messages = read_claimed((row for row in values if row[0] is not None), swap.token)
+    return ClaimedMessages(sorted(messages, key=lambda message: rank[message.id]))
 
 
 def build_settle_result(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:

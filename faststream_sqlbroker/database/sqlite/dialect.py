@@ -215,7 +215,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         lease: float,
         token: UUID,
         *,
-        suspicion: SuspectRule | None = None,
+        suspect_rule: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
     ) -> Work[ClaimedMessages]:
         """Build a claim of one statement, or two for leases of two lengths.
@@ -229,12 +229,12 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             ranked = json.dumps([(p.queue, p.priority) for p in pairs])
             binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
             binds |= build_lease_binds(lease if prefetch is None else prefetch.lease, token)
-            claimed = self.lock_claimable(connection, "claim", binds, token, suspicion)
+            messages = self.lock_claimable(connection, "claim", binds, token, suspect_rule)
             rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
-            claimed.sort(key=lambda m: rank[m.queue, m.priority])
-            if prefetch is not None and (starting := mark_prefetched(claimed, prefetch)):
+            messages.sort(key=lambda m: rank[m.queue, m.priority])
+            if prefetch is not None and (starting := mark_prefetched(messages, prefetch)):
                 self.extend_leases(connection, [row.id for row in starting], lease)
-            return claimed
+            return messages
 
         return claim
 
@@ -244,16 +244,18 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         statement: str,
         binds: dict[str, Any],
         token: UUID,
-        suspicion: SuspectRule | None,
+        suspect_rule: SuspectRule | None,
     ) -> ClaimedMessages:
         """Find and lease the rows in a single UPDATE … RETURNING."""
-        if suspicion is not None:
-            statement += "_apart" if statement == "claim_ids" else get_statement_suffix(suspicion)
-            binds = binds | suspicion.binds
-        leased, suspects = split_suspects(
-            connection.execute(self.sql[statement], binds).all(), suspicion
+        if suspect_rule is not None:
+            statement += (
+                "_apart" if statement == "claim_ids" else get_statement_suffix(suspect_rule)
+            )
+            binds = binds | suspect_rule.binds
+        other_rows, suspects = split_suspects(
+            connection.execute(self.sql[statement], binds).all(), suspect_rule
         )
-        rows = self.to_messages(leased, token)
+        rows = self.to_messages(other_rows, token)
         if self._invalid_times:
             self._repair_times(connection)
         return ClaimedMessages(sorted(rows, key=lambda m: (m.next_attempt_at, m.id)), suspects)

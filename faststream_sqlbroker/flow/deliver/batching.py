@@ -28,7 +28,7 @@ class BatchFiller:
         self._clock = inflight.clock
         self._max_rows = settings.run_size
         self._max_wait = settings.batch_max_wait
-        self._suspicion = SuspectRule.from_max_deliveries(settings.max_deliveries)
+        self._suspect_rule = SuspectRule.from_max_deliveries(settings.max_deliveries)
 
     async def fill(self, first: ClaimedMessage) -> list[ClaimedMessage]:
         """Return `first` and further messages, up to a batch. On cancellation all are released.
@@ -123,9 +123,9 @@ class BatchFiller:
             remaining = (row.expires_at - row.acquired_at).total_seconds()
             if row.claimed_monotonic + remaining < end:
                 return True
-        suspicion = self._suspicion
+        suspect_rule = self._suspect_rule
         lost_count = row.deliveries_count - 1 - row.attempts_count
-        return suspicion is not None and suspicion.classify(lost_count) is not None
+        return suspect_rule is not None and suspect_rule.classify(lost_count) is not None
 
 
 Rows = list[ClaimedMessage]

@@ -105,7 +105,7 @@ class Pace:
         """Start again with the shortest idle pause, because messages may have arrived."""
         self.idle_wait = self._first_pause
 
-    def get_full_pause(self, *, pause: bool) -> float:
+    def start_full_pause(self, *, pause: bool) -> float:
         """Return the minimum pause while there is more to claim, which also binds wake-ups.
 
         Without `pause` it is 0.
@@ -124,11 +124,11 @@ class Pace:
         """
         return max(self._min_pause, self._clock.add_jitter(UNREAD_SHARE * duration))
 
-    def get_gated_pause(self, retry_in: float) -> float:
+    def get_blocked_pause(self, retry_in: float) -> float:
         """Return the pause if policies let no message start within `retry_in` seconds."""
         return min(retry_in, self._max_pause)
 
-    def get_idle_pause(self) -> float:
+    def advance_idle_pause(self) -> float:
         """Return the pause at an empty queue, longer each time."""
         wait = self.idle_wait
         self.idle_wait = min(self._max_pause, wait * IDLE_GROWTH)
@@ -283,7 +283,7 @@ class Claimer:
             self._position = ScanPosition(slot_use=self._inflight.slots)
 
     async def claim(
-        self, pairs: Sequence[ReadyPair], limit: int, suspicion: SuspectRule | None
+        self, pairs: Sequence[ReadyPair], limit: int, suspect_rule: SuspectRule | None
     ) -> ClaimResult:
         """Claim up to `limit` rows from `pairs` of queue and priority, by their order or weights.
 
@@ -291,9 +291,9 @@ class Claimer:
         only reported.
         """
         if self._scheduler is None:
-            return await self._claim_in_order(pairs, limit, suspicion)
+            return await self._claim_in_order(pairs, limit, suspect_rule)
         pairs = self._scheduler.sort_pairs(pairs)
-        result = await self._claim_in_order(pairs, limit, suspicion)
+        result = await self._claim_in_order(pairs, limit, suspect_rule)
         has_more = result.met_count >= limit or result.retry_in == 0
         self._scheduler.record_claimed(
             [pair.queue for pair in pairs], result.rows, has_more=has_more
@@ -301,7 +301,7 @@ class Claimer:
         return result
 
     async def _claim_in_order(
-        self, pairs: Sequence[ReadyPair], limit: int, suspicion: SuspectRule | None
+        self, pairs: Sequence[ReadyPair], limit: int, suspect_rule: SuspectRule | None
     ) -> ClaimResult:
         """Send one claim for `pairs`, in the order given.
 
@@ -320,18 +320,18 @@ class Claimer:
             if self._settings.ordered:
                 lease = self._get_common_lease(limit)
                 rows, retry_in, self._cursors = await self._store.claim_ordered(
-                    pairs, limit, lease, token, self._cursors, suspicion=suspicion
+                    pairs, limit, lease, token, self._cursors, suspect_rule=suspect_rule
                 )
                 self._mark_prefetched(rows, lease)
                 return ClaimResult(rows, retry_in)
             rows = await self._store.claim(
-                pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
+                pairs, limit, lease, token, suspect_rule=suspect_rule, prefetch=prefetch
             )
         self._ready.record_claimed(pairs, rows)
         return ClaimResult(rows)
 
     async def claim_with_policies(
-        self, limit: int, suspicion: SuspectRule | None, *, only: int | None = None
+        self, limit: int, suspect_rule: SuspectRule | None, *, only: int | None = None
     ) -> ClaimResult:
         """Claim from all open queues, under the subscriber's policies.
 
@@ -361,7 +361,7 @@ class Claimer:
                 settings.policies,
                 settings.ordered,
                 settings.retain_in_archive_on_reject,
-                suspicion,
+                suspect_rule,
                 only,
                 limit if only is not None else self._count_free_capacity(),
                 settings.max_workers * settings.run_size,
@@ -377,7 +377,7 @@ class Claimer:
                 queues, claim.rows, has_more=True
             )  # a policy may hold messages back
         rows = ClaimedMessages(claim.rows, claim.suspects)
-        return ClaimResult(rows, self._get_retry_seconds(claim), claim.gated, claim.has_more)
+        return ClaimResult(rows, self._get_retry_seconds(claim), claim.is_blocked, claim.has_more)
 
     def _get_retry_seconds(self, claim: "PolicyClaim") -> float | None:
         """Return the seconds until the next claim, less the time that the last claim took."""

@@ -115,7 +115,9 @@ class DeliveryRunner(ABC):
                 await self._policies.handle_ended(rows)
         except BaseException as error:
             self.settle_cut_off(rows, error)
-            if self._policies is not None and (retry_rows := self._policies.consume_keys(rows)):
+            if self._policies is not None and (
+                retry_rows := self._policies.reject_failed_once(rows)
+            ):
                 await self._policies.release_keys(retry_rows)
             raise
         finally:
@@ -245,7 +247,7 @@ class DeliveryRunner(ABC):
             # The task starts at a later turn of the event loop.
             await current_delivery.run_in_task(self._handle_in_task(raw, rows, current_delivery))
         elif (
-            self._has_slots(rows) and (suspended := start_coroutine(self._handle(raw))) is not None
+            self._use_slots(rows) and (suspended := start_coroutine(self._handle(raw))) is not None
         ):
             await suspended
 
@@ -253,21 +255,21 @@ class DeliveryRunner(ABC):
         self, raw: Any, rows: Rows, current_delivery: CurrentDelivery
     ) -> None:
         """Call the handler in its own task, unless a slot was missed before that task began."""
-        if not self._has_slots(rows):
+        if not self._use_slots(rows):
             return
         await self._handle(raw)
         # No other task would notice a pending cancellation of this one.
         if current_delivery.cancelling():
             await self.raise_own_cancel(rows, current_delivery)
 
-    def _has_slots(self, rows: Rows) -> bool:
+    def _use_slots(self, rows: Rows) -> bool:
         """Return True if `rows` may start; release them if a slot was missed.
 
         A slot is the time at which a Throttle allows a start; the commits before the start may have
         taken too long. Rows that ACK_FIRST has removed start in any case: they cannot be released.
         """
         policies = self._policies
-        return policies is None or policies.acquire_slots(rows, must=self._ack_first is not None)
+        return policies is None or policies.use_slots(rows, must=self._ack_first is not None)
 
     async def _call_handler(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
         """Call the handler on `rows` within `handler_timeout`; nack the rows if that expires."""

@@ -81,7 +81,7 @@ class Fetcher:
         self._poller = SharedPoller(store, self._clock) if poller is None else poller
         self._claimer = Claimer(store, inflight, settings, log, registration, self.ready)
         self._solo_runs = SoloScheduler()
-        self._suspicion = SuspectRule.from_max_deliveries(settings.max_deliveries)
+        self._suspect_rule = SuspectRule.from_max_deliveries(settings.max_deliveries)
         self._poll_interval = SCAN_INTERVAL
         self._log = log
         self._limiter = inflight.prefetch = PrefetchLimiter(settings)
@@ -234,18 +234,18 @@ class Fetcher:
 
         Suspects (messages that may have killed their process) are only noted, to run alone later.
         """
-        limit = self._find_limit()
+        limit = self._choose_limit()
         if limit < 1:
             return self._request_capacity()
-        suspicion = self._suspicion
-        if suspicion is not None and target is ClaimTarget.OTHERS:
-            suspicion = suspicion.as_silent()
+        suspect_rule = self._suspect_rule
+        if suspect_rule is not None and target is ClaimTarget.OTHERS:
+            suspect_rule = suspect_rule.as_silent()
         metrics = self._inflight.metrics
         try:
             if self._settings.policies:
-                result = await self._claimer.claim_with_policies(limit, suspicion)
+                result = await self._claimer.claim_with_policies(limit, suspect_rule)
             else:
-                result = await self._claim_ready(limit, suspicion)
+                result = await self._claim_ready(limit, suspect_rule)
         finally:
             metrics.record_claim_duration(self._clock.monotonic() - now)
         self._solo_runs.add_suspects(result.rows.suspects, now)
@@ -257,14 +257,14 @@ class Fetcher:
             metrics.record_policy_wait("claim", wait)
         return 0.0 if self._solo_runs.has_waiting(self._clock.monotonic()) else wait
 
-    async def _claim_ready(self, limit: int, suspicion: SuspectRule | None) -> ClaimResult:
+    async def _claim_ready(self, limit: int, suspect_rule: SuspectRule | None) -> ClaimResult:
         """Claim with the method that is likely to find rows at the lowest cost, by the mode."""
         ready = self.ready
         claimer = self._claimer
         if ready.mode is Mode.BLIND:
-            return await claimer.claim(ready.list_known(), limit, suspicion)
+            return await claimer.claim(ready.list_known(), limit, suspect_rule)
         if ready.mode is Mode.GUESS:
-            result = await self._claim_hinted(limit, suspicion)
+            result = await self._claim_hinted(limit, suspect_rule)
             if result is not None and result.rows:
                 return result
         if ready.mode is not Mode.FOLLOW or ready.age >= self._poll_interval:
@@ -273,12 +273,14 @@ class Fetcher:
             await self._scan()
         pairs = ready.list_due()
         return (
-            await claimer.claim(pairs, limit, suspicion)
+            await claimer.claim(pairs, limit, suspect_rule)
             if pairs
             else ClaimResult(ClaimedMessages())
         )
 
-    async def _claim_hinted(self, limit: int, suspicion: SuspectRule | None) -> ClaimResult | None:
+    async def _claim_hinted(
+        self, limit: int, suspect_rule: SuspectRule | None
+    ) -> ClaimResult | None:
         """Claim from the queues of the last wake-up without a poll before.
 
         Return None if there was no wake-up, or if it is too old to be worth the guess.
@@ -290,7 +292,7 @@ class Fetcher:
             return None
         # Without a poll in between, queues without new messages would be left out for long.
         queues = None if self._claimer.needs_all_queues or not hint else hint
-        return await self._claimer.claim(self.ready.list_known(queues), limit, suspicion)
+        return await self._claimer.claim(self.ready.list_known(queues), limit, suspect_rule)
 
     async def _scan(self) -> None:
         """Poll for pairs with due messages; share the poll with idle subscribers of the process."""
@@ -339,7 +341,7 @@ class Fetcher:
         """
         self.ready.reset_begin()
         self.reset_position()
-        return self.pace.get_full_pause(pause=True)
+        return self.pace.start_full_pause(pause=True)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
         """Hand claimed `rows` to the workers; release rows of a queue that was paused meanwhile."""
@@ -351,7 +353,7 @@ class Fetcher:
             # A queue may have been paused while the claim ran.
             self._inflight.release_other_queues(self._registration.open_queues)
 
-    def _find_limit(self) -> int:
+    def _choose_limit(self) -> int:
         """Return how many rows to claim now; 0 if a claim is not worthwhile.
 
         While rows wait, a claim is worthwhile only from half a window on: one claim for each ended
@@ -396,13 +398,13 @@ class Fetcher:
             # Until a handler has ended, its duration is unknown. A fetch that is smaller for that
             # reason has given each free worker its share, and the next one waits for a worker.
             pause = limit >= self._settings.fetch_batch_size or bool(self._inflight.times.recent)
-            return self.pace.get_full_pause(pause=pause)
+            return self.pace.start_full_pause(pause=pause)
         if claim_yield is ClaimYield.UNREAD:
             return self.pace.get_unread_pause(duration)
         if claim_yield is ClaimYield.HELD and result.retry_in is not None:
             # That time is an estimate: a worker may be free earlier.
             self._inflight.request_capacity()
-            return self.pace.get_gated_pause(result.retry_in)
+            return self.pace.get_blocked_pause(result.retry_in)
         self.ready.record_fewer()
         if result.met_count:
             self.pace.reset()
@@ -410,7 +412,7 @@ class Fetcher:
 
     def _get_idle_wait(self, retry_in: float | None) -> float:
         """Return the wait at an empty queue, longer each time and limited by `retry_in`."""
-        wait = self.pace.get_idle_pause()
+        wait = self.pace.advance_idle_pause()
         if self._settings.notify_only and self.ready.has_nothing_due:
             wait = self._poller.get_notified_wait()
         limits = [wait, *self.ready.list_next_due()]

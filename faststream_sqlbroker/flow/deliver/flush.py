@@ -123,20 +123,20 @@ class Flusher:
         size = len(batch.parts)
         started_at = self._clock.monotonic()
         try:
-            refused = await write_batch(
+            write_errors = await write_batch(
                 self._store, self._inflight, batch, skip_locked=self._skip_locked
             )
         except BaseException as error:
             self._is_due = self._skip_locked = True
             # The batch is empty if all its failed messages were claimed again.
-            if batch.parts and self._should_quarantine(error):
+            if batch.parts and self._count_failure(error):
                 self.quarantine.quarantine(batch, error)
                 return True
             self._inflight.requeue(batch, first=True)
             raise
         finally:
             self._inflight.metrics.record_flush_duration(self._clock.monotonic() - started_at)
-        self.quarantine.add_refused(batch, refused)
+        self.quarantine.add_refused(batch, write_errors)
         locked_count = len(batch.parts)
         self._inflight.requeue(batch, first=False)
         self._skip_locked = locked_count > 0
@@ -159,7 +159,7 @@ class Flusher:
         """Flush all outcomes, with retries, until `deadline` (the event loop's time)."""
         await retry_until(self.flush_all, deadline, self._clock)
 
-    def _should_quarantine(self, error: BaseException) -> bool:
+    def _count_failure(self, error: BaseException) -> bool:
         """Return True if the transient `error` may be the batch's own fault.
 
         The batch is then repeated apart from the queue, so that other outcomes need not wait for
@@ -186,7 +186,7 @@ class Flusher:
         if self._failures >= SPLIT_AFTER:
             return True
         quarantined = [
-            b for b in self._inflight.batches if DeliveryState.SET_APART in (b.origin, b.state)
+            b for b in self._inflight.batches if DeliveryState.QUARANTINED in (b.origin, b.state)
         ]
         return len(quarantined) < MAX_PARTS and all(
             len(split_parts(b.parts)) == 1 for b in quarantined

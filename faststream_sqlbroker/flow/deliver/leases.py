@@ -200,8 +200,10 @@ class StuckReleaser:
     async def tick(self) -> float:
         """Search and release up to a batch; return 0 after a release, as there may be more."""
         count = cancelled = 0
-        ends_in = await self._poller.lease_ends_in(self._queues, notify_only=self._notify_only)
-        if ends_in is not None and ends_in <= 0:
+        expires_in = await self._poller.lease_expires_in(
+            self._queues, notify_only=self._notify_only
+        )
+        if expires_in is not None and expires_in <= 0:
             # A lease that ends during the search for cancels may belong to a cancelled message: it
             # waits for the next search.
             search_started_at = await self._store.server.read_now()
@@ -219,14 +221,14 @@ class StuckReleaser:
             self._on_released()
             return 0.0  # there may be more, and the end of the next lease is unknown
         clean_interval = (
-            NOTIFIED_INTERVAL if self._notify_only and ends_in is None else self._interval
+            NOTIFIED_INTERVAL if self._notify_only and expires_in is None else self._interval
         )
         clean_in = await self._housekeeping.clean(clean_interval)
-        if ends_in is None:
+        if expires_in is None:
             return NOTIFIED_INTERVAL if self._notify_only else min(IDLE_INTERVAL, clean_in)
         # A lease that has just ended may still run by the database's clock. One that ended long ago
         # is locked by a handler's transaction. So wait as long as it is overdue.
-        return max(MIN_WAIT, min(abs(ends_in), SEARCH_INTERVAL, clean_in))
+        return max(MIN_WAIT, min(abs(expires_in), SEARCH_INTERVAL, clean_in))
 
     async def _discard_cancelled(self) -> int:
         """Discard expired messages that operators have cancelled; return their number.

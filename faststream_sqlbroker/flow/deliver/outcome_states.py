@@ -30,7 +30,9 @@ class DeliveryState(Enum):
     RUNNING = "a worker is processing it"
     QUEUED = "has an outcome that waits for the flush"
     WRITING = "its outcome was sent to the database, which has not answered yet"
-    SET_APART = "its write failed for a transient reason; repeated unchanged, apart from the queue"
+    QUARANTINED = (
+        "its write failed for a transient reason; repeated unchanged, apart from the queue"
+    )
     REFUSED = "refused by the database; repeated apart from the queue, later in a reduced version"
     WRITTEN = "the outcome is committed"
     LOST = "the lease is lost; its outcome will not be written"
@@ -60,7 +62,7 @@ _W = DeliveryState.WAITING
 _R = DeliveryState.RUNNING
 _Q = DeliveryState.QUEUED
 _SENT = DeliveryState.WRITING
-_QUARANTINED = DeliveryState.SET_APART
+_QUARANTINED = DeliveryState.QUARANTINED
 _REFUSED = DeliveryState.REFUSED
 
 TRANSITIONS: tuple[tuple[DeliveryState | None, OutcomeEvent, DeliveryState], ...] = (
@@ -199,7 +201,7 @@ def can_split(batch: OutcomeBatch, batches: Iterable[OutcomeBatch], settled_coun
     """
     if settled_count > batch.settled_count or batch.tries + 1 >= SPLIT_AFTER:
         return True
-    return sum([DeliveryState.SET_APART in (b.origin, b.state) for b in batches]) < MAX_PARTS
+    return sum([DeliveryState.QUARANTINED in (b.origin, b.state) for b in batches]) < MAX_PARTS
 
 
 Units = dict[Unit, set[int]]

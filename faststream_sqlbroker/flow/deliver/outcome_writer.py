@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
-Refused = list[tuple[Settlement, StoreError]]
+WriteErrors = list[tuple[Settlement, StoreError]]
 
 
 async def write_batch(
     store: "Store", outcomes: Outcomes, batch: OutcomeBatch, *, skip_locked: bool
-) -> Refused:
+) -> WriteErrors:
     """Write `batch`; settlements without an answer of the database stay in the batch.
 
     Args:
@@ -58,7 +58,7 @@ async def write_batch(
         TransientStoreError: the settlements left in `batch` are not known to be written.
     """
     result = SettleResult()
-    refused = Refused()
+    write_errors = WriteErrors()
 
     async def settle(parts: list[Settlement]) -> None:
         answer = await store.settle(parts, skip_locked=skip_locked)
@@ -66,14 +66,14 @@ async def write_batch(
         result.lost_ids |= answer.lost_ids
 
     try:
-        await write_in_halves(batch.parts, settle, partial(_iterate_smaller, refused))
+        await write_in_halves(batch.parts, settle, partial(_iterate_smaller, write_errors))
     except BaseException as error:
         # Do not write a half again that was written before the failure.
         outcomes.apply_result(batch, result)
         mark_unanswered(outcomes, batch, error)
         raise
     outcomes.apply_result(batch, result)
-    return refused
+    return write_errors
 
 
 def mark_unanswered(outcomes: Outcomes, batch: OutcomeBatch, error: BaseException) -> None:
@@ -86,7 +86,7 @@ def mark_unanswered(outcomes: Outcomes, batch: OutcomeBatch, error: BaseExceptio
 
 
 def _iterate_smaller(
-    refused: Refused, parts: list[Settlement], error: StoreError
+    write_errors: WriteErrors, parts: list[Settlement], error: StoreError
 ) -> Iterator[list[Settlement]]:
     """Yield smaller parts to send instead of `parts`, which the database has refused.
 
@@ -96,12 +96,12 @@ def _iterate_smaller(
         # Settlements without an answer do not wait for the search among the others.
         plain, parts = _split_by_answer(parts)
         if error.every_answer:
-            refused += [(settlement, error) for settlement in parts]
+            write_errors += [(settlement, error) for settlement in parts]
             parts = []
         if plain:
             yield plain
     if parts:
-        yield from _iterate_halves(parts, refused, error)
+        yield from _iterate_halves(parts, write_errors, error)
 
 
 def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
@@ -112,7 +112,7 @@ def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Se
 
 
 def _iterate_halves(
-    parts: list[Settlement], refused: Refused, error: StoreError
+    parts: list[Settlement], write_errors: WriteErrors, error: StoreError
 ) -> Iterator[list[Settlement]]:
     """Yield two halves of `parts`, with whole units; add a single unit to `refused` instead.
 
@@ -123,7 +123,7 @@ def _iterate_halves(
     if half == len(parts):
         half = find_unit_end(parts, 1)
     if half == len(parts):
-        refused += [(settlement, error) for settlement in parts]
+        write_errors += [(settlement, error) for settlement in parts]
     else:
         yield parts[:half]
         yield parts[half:]
@@ -178,33 +178,38 @@ class QuarantineWriter:
             or self._inflight.settled_count != self._settled_count_at_failure
         )
 
-    def add_refused(self, batch: OutcomeBatch, refused: Refused) -> None:
+    def add_refused(self, batch: OutcomeBatch, write_errors: WriteErrors) -> None:
         """Quarantine the `refused` units of `batch`: repeat each apart from the queue.
 
         If a right is missing for plain outcomes, the subscriber stops claiming until this is over.
         """
-        refused = self._nack_denied_answers(batch, refused)
-        if not refused:
+        write_errors = self._nack_denied_answers(batch, write_errors)
+        if not write_errors:
             return
-        self._inflight.quarantine_refused(batch, [settlement for settlement, _ in refused])
-        if any(isinstance(error, AccessError) and s.unit is None for s, error in refused):
+        self._inflight.quarantine_refused(batch, [settlement for settlement, _ in write_errors])
+        if any(isinstance(error, AccessError) and s.unit is None for s, error in write_errors):
             self._on_denied(True)
         self._log_kept(
-            logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1]
+            logging.ERROR,
+            [s for s, _ in write_errors],
+            "were refused by the database",
+            write_errors[0][1],
         )
 
-    def _nack_denied_answers(self, batch: OutcomeBatch, refused: Refused) -> Refused:
+    def _nack_denied_answers(self, batch: OutcomeBatch, write_errors: WriteErrors) -> WriteErrors:
         """Nack units that were refused for their answer alone; return the other refused units.
 
         No repetition could write such a unit without a GRANT.
         """
         denied = {
-            s.unit: error for s, error in refused if s.unit is not None and _is_answer_only(error)
+            s.unit: error
+            for s, error in write_errors
+            if s.unit is not None and _is_answer_only(error)
         }
         if not denied:
-            return refused
+            return write_errors
         error = next(iter(denied.values()))
-        nacked = [s for s, _ in refused if s.unit in denied]
+        nacked = [s for s, _ in write_errors if s.unit in denied]
         self._inflight.nack_denied(batch, set(denied), error)
         self._denied_count += len(nacked)
         if self._denied_count >= self._log_at_count:
@@ -216,7 +221,7 @@ class QuarantineWriter:
                 f"replies requested by reply_to: {error}"
             )
             self._log(logging.ERROR, text, message_id=nacked[0].id)
-        return [(s, error) for s, error in refused if s.unit not in denied]
+        return [(s, error) for s, error in write_errors if s.unit not in denied]
 
     def quarantine(self, batch: OutcomeBatch, error: BaseException) -> None:
         """Quarantine `batch`, which fails again and again for a transient reason."""
@@ -256,8 +261,8 @@ class QuarantineWriter:
             if batch.origin is DeliveryState.REFUSED:
                 failed = await self._write_refused(batch)
             else:
-                refused = await write_batch(self._store, inflight, batch, skip_locked=True)
-                self.add_refused(batch, refused)
+                write_errors = await write_batch(self._store, inflight, batch, skip_locked=True)
+                self.add_refused(batch, write_errors)
                 failed = False
         except TransientStoreError as error:
             self._settled_count_at_failure = inflight.settled_count

@@ -379,14 +379,14 @@ class Outcomes:
         for part in split_parts(batch.parts):
             self._add_quarantined(OutcomeBatch(part, batch.state, DeliveryState.QUEUED))
 
-    def quarantine_refused(self, batch: OutcomeBatch, refused: Collection[Settlement]) -> None:
+    def quarantine_refused(self, batch: OutcomeBatch, settlements: Collection[Settlement]) -> None:
         """Quarantine the units `refused` of `batch`, each by itself; the batch keeps the rest.
 
         A unit is the set of outcomes that are written together with the messages published on ack,
         or a single outcome.
         """
         self._drop_overtaken(batch)
-        ids = {s.id for s in refused}
+        ids = {s.id for s in settlements}
         refused_settlements = [s for s in batch.parts if s.id in ids]
         batch.set_parts([s for s in batch.parts if s.id not in ids])
         state = get_next_state(batch.state, OutcomeEvent.REFUSED)
@@ -406,7 +406,7 @@ class Outcomes:
         """
         is_split = (
             has_failed
-            and batch.origin is DeliveryState.SET_APART
+            and batch.origin is DeliveryState.QUARANTINED
             and can_split(batch, self.batches, self.settled_count)
         )
         self._finish_writing(

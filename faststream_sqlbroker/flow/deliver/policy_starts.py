@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
-Verdicts = dict[int, tuple[OnceStatus, int | None]]
+OnceStatuses = dict[int, tuple[OnceStatus, int | None]]
 """The verdict by message id, and the id of the message that has its key."""
 
 
 @dataclass(slots=True, eq=False)
 class _ClaimRequest:
     rows: Sequence[ClaimedMessage]
-    answer: "asyncio.Future[Verdicts | StoreError | None]"
+    result: "asyncio.Future[OnceStatuses | StoreError | None]"
     """The answer; None tells this request to send the next transaction."""
 
 
@@ -59,15 +59,15 @@ class KeyClaimer:
         self._waiting: list[_ClaimRequest] = []
         self._is_sending = False
 
-    async def claim(self, rows: Sequence[ClaimedMessage]) -> Verdicts | StoreError:
+    async def claim(self, rows: Sequence[ClaimedMessage]) -> OnceStatuses | StoreError:
         """Claim the keys of `rows`; return the verdicts or the error.
 
         Do not cancel this call: other workers wait for the transaction that it sends.
         """
         new_request = _ClaimRequest(rows, asyncio.get_running_loop().create_future())
         self._waiting.append(new_request)
-        if self._is_sending and (answer := await new_request.answer) is not None:
-            return answer
+        if self._is_sending and (result := await new_request.result) is not None:
+            return result
         self._is_sending = True
         # Other workers that have become free together with this one add their requests in the same
         # turn of the loop.
@@ -75,22 +75,22 @@ class KeyClaimer:
         requests = self._waiting
         self._waiting = []
         try:
-            answers = await self._send(requests)
+            results = await self._send(requests)
         except BaseException as error:
             for request in requests:
-                if request is not new_request and not request.answer.done():
-                    request.answer.set_exception(error)
+                if request is not new_request and not request.result.done():
+                    request.result.set_exception(error)
             raise
         finally:
             self._is_sending = bool(self._waiting)
             if self._waiting:
-                self._waiting[0].answer.set_result(None)
-        for request, answer in zip(requests, answers, strict=True):
+                self._waiting[0].result.set_result(None)
+        for request, result in zip(requests, results, strict=True):
             if request is not new_request:
-                request.answer.set_result(answer)
-        return answers[requests.index(new_request)]
+                request.result.set_result(result)
+        return results[requests.index(new_request)]
 
-    async def _send(self, requests: Sequence[_ClaimRequest]) -> list[Verdicts | StoreError]:
+    async def _send(self, requests: Sequence[_ClaimRequest]) -> list[OnceStatuses | StoreError]:
         """Claim the keys of all `requests`; return one answer per request.
 
         A first statement claims free keys of single rows, the usual case. The rest needs a verdict
@@ -100,9 +100,9 @@ class KeyClaimer:
         if isinstance(claimed_ids, StoreError):
             return [claimed_ids] * len(requests)
         remaining = [request for request in requests if request.rows[0].id not in claimed_ids]
-        answers = dict(zip(map(id, remaining), await self._send_remaining(remaining), strict=True))
+        results = dict(zip(map(id, remaining), await self._send_remaining(remaining), strict=True))
         return [
-            answers.get(id(request)) or {row.id: (OnceStatus.START, row.id) for row in request.rows}
+            results.get(id(request)) or {row.id: (OnceStatus.START, row.id) for row in request.rows}
             for request in requests
         ]
 
@@ -122,20 +122,20 @@ class KeyClaimer:
 
     async def _send_remaining(
         self, requests: Sequence[_ClaimRequest]
-    ) -> list[Verdicts | StoreError]:
+    ) -> list[OnceStatuses | StoreError]:
         """Claim the keys of `requests` together; after a refusal, claim them request by request."""
         if not requests:
             return []
-        answer = await self._claim_keys([row for request in requests for row in request.rows])
-        if not isinstance(answer, StoreError):
-            return [{row.id: answer[row.id] for row in request.rows} for request in requests]
-        is_transient = isinstance(answer, TransientStoreError | UnknownOutcomeError)
+        result = await self._claim_keys([row for request in requests for row in request.rows])
+        if not isinstance(result, StoreError):
+            return [{row.id: result[row.id] for row in request.rows} for request in requests]
+        is_transient = isinstance(result, TransientStoreError | UnknownOutcomeError)
         if is_transient or len(requests) == 1:
-            return [answer] * len(requests)
+            return [result] * len(requests)
         # A refusal of one request must not stop the others.
         return [await self._claim_keys(request.rows) for request in requests]
 
-    async def _claim_keys(self, rows: Sequence[ClaimedMessage]) -> Verdicts | StoreError:
+    async def _claim_keys(self, rows: Sequence[ClaimedMessage]) -> OnceStatuses | StoreError:
         """Claim the keys of `rows`; return the error instead of raising it."""
         try:
             return await self._store.policies.claim_keys(rows, self._ttl)
@@ -265,7 +265,7 @@ class PolicyRunner:
         with self._mark_busy():
             await self._shielded.run(self._release_keys(self._filter_keyed(rows)))
 
-    def acquire_slots(self, rows: Sequence[ClaimedMessage], *, must: bool = False) -> bool:
+    def use_slots(self, rows: Sequence[ClaimedMessage], *, must: bool = False) -> bool:
         """Use the slots of `rows`, whose handler starts now; return False if a slot was missed.
 
         If it is too late for one slot, none is used and the rows are released. Rows without a slot
@@ -305,16 +305,18 @@ class PolicyRunner:
 
         If the keys could not be claimed, no row starts.
         """
-        keyed = self._filter_keyed(rows)
-        if self._keys is None or not keyed:
+        keyed_rows = self._filter_keyed(rows)
+        if self._keys is None or not keyed_rows:
             return rows
-        claim = self._claim_with_retry(self._keys, keyed)
-        verdicts = await self._shielded.run(claim, lambda: self._release_unstarted(rows, keyed))
+        claim = self._claim_with_retry(self._keys, keyed_rows)
+        verdicts = await self._shielded.run(
+            claim, lambda: self._release_unstarted(rows, keyed_rows)
+        )
         if isinstance(verdicts, StoreError):
             await self._handle_claim_error(rows, verdicts)
             return []
         self._failures = 0
-        for row in keyed:
+        for row in keyed_rows:
             verdict, other_id = verdicts[row.id]
             if verdict is OnceStatus.LOST:
                 self._inflight.lose([row], "key claim", "its handler does not run")
@@ -322,7 +324,7 @@ class PolicyRunner:
                 self._finish(row, Discard(DUPLICATE, other_id))
             elif verdict is OnceStatus.UNKNOWN:
                 self._finish(row, Reject(UNKNOWN_OUTCOME))
-        settled_ids = {row.id for row in keyed if verdicts[row.id][0] is not OnceStatus.START}
+        settled_ids = {row.id for row in keyed_rows if verdicts[row.id][0] is not OnceStatus.START}
         return [row for row in rows if row.id not in settled_ids]
 
     def _finish(self, row: ClaimedMessage, outcome: Outcome) -> None:
@@ -333,33 +335,33 @@ class PolicyRunner:
                 self._settlements.settle_row(row, row.outcome, attempted=False)
             )
 
-    async def _claim_with_retry(self, keys: KeyClaimer, rows: Rows) -> Verdicts | StoreError:
+    async def _claim_with_retry(self, keys: KeyClaimer, rows: Rows) -> OnceStatuses | StoreError:
         """Claim keys, and repeat after an unanswered COMMIT; return the verdicts or the error.
 
         Errors are returned, so that a cancelled caller releases the rows after an error, too. Only
         after an `UnknownOutcomeError` a key may be claimed.
         """
-        answer = await keys.claim(rows)
-        if not isinstance(answer, UnknownOutcomeError):
-            return answer
-        unknown_error = answer
+        result = await keys.claim(rows)
+        if not isinstance(result, UnknownOutcomeError):
+            return result
+        unknown_error = result
         for failures in range(1, MAX_KEY_TRIES):
             await self._clock.sleep(backoff(failures, self._clock))
-            answer = await keys.claim(rows)
-            if not isinstance(answer, TransientStoreError):
+            result = await keys.claim(rows)
+            if not isinstance(result, TransientStoreError):
                 break
-        if not isinstance(answer, StoreError):
-            return answer
+        if not isinstance(result, StoreError):
+            return result
         # A key that stayed claimed would end the next delivery, although no handler has run.
         is_released = await self._release_keys(rows)
-        return TransientStoreError(str(answer)) if is_released else unknown_error
+        return TransientStoreError(str(result)) if is_released else unknown_error
 
-    async def _release_unstarted(self, rows: Rows, keyed: Rows) -> None:
+    async def _release_unstarted(self, rows: Rows, keyed_rows: Rows) -> None:
         """Release `rows`, which do not start, after their keys.
 
         The next process to get them would otherwise find the keys claimed, and not run them.
         """
-        await self._release_keys(keyed)
+        await self._release_keys(keyed_rows)
         self._inflight.release(row for row in rows if not row.lease_lost)
 
     async def _handle_claim_error(self, rows: Rows, error: StoreError) -> None:
@@ -391,10 +393,10 @@ class PolicyRunner:
                 while (remaining := until - self._clock.monotonic()) > 0 and not self._stopping():
                     await self._clock.sleep(min(remaining, STOP_CHECK_INTERVAL))
         finally:
-            if retry_rows := self.consume_keys(rows):
+            if retry_rows := self.reject_failed_once(rows):
                 await self._shielded.run(self._release_keys(retry_rows))
 
-    def consume_keys(self, rows: Rows) -> Rows:
+    def reject_failed_once(self, rows: Rows) -> Rows:
         """Reject failed rows that may run once; return the rows whose keys are to be released.
 
         The result includes rows that end in a Release. Their handler has not started: its

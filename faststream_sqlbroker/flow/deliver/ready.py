@@ -26,7 +26,7 @@ class Mode(Enum):
     """Mode of the next claim, which may poll first; `TRANSITIONS` lists all changes."""
 
     START = "looks first: only priority 0 is known so far"
-    LOOK = "looks first, whatever wakes it"
+    POLL = "looks first, whatever wakes it"
     IDLE = "looks first, unless a wake-up arrives"
     GUESS = "claims from the known pairs of the queues in a wake-up, looks if it gets no row"
     FOLLOW = "claims from the pairs that the last look found, looks again when that is old"
@@ -39,7 +39,7 @@ class ModeEvent(Enum):
     WOKEN = "wake-up"
     CHANGED = "other queues are open"
     GUESSED = "the claim is sent"
-    LOOKING = "a look is sent"
+    POLLED = "a look is sent"
     FEWER = "fewer rows than requested"
     QUICK = "a look was quick"
     SLOW = "a look was slow"
@@ -51,17 +51,17 @@ class ModeEvent(Enum):
 TRANSITIONS: tuple[tuple[Mode, ModeEvent, Mode], ...] = (
     (Mode.START, ModeEvent.QUICK, Mode.FOLLOW),
     (Mode.START, ModeEvent.SLOW, Mode.BLIND),
-    (Mode.LOOK, ModeEvent.LOOKING, Mode.FOLLOW),
-    (Mode.IDLE, ModeEvent.LOOKING, Mode.FOLLOW),
+    (Mode.POLL, ModeEvent.POLLED, Mode.FOLLOW),
+    (Mode.IDLE, ModeEvent.POLLED, Mode.FOLLOW),
     (Mode.IDLE, ModeEvent.WOKEN, Mode.GUESS),
     # Not twice without a poll in between: an unknown pair may have a higher priority.
-    (Mode.GUESS, ModeEvent.GUESSED, Mode.LOOK),
+    (Mode.GUESS, ModeEvent.GUESSED, Mode.POLL),
     (Mode.FOLLOW, ModeEvent.FEWER, Mode.IDLE),
     (Mode.FOLLOW, ModeEvent.WOKEN, Mode.GUESS),
-    *((mode, ModeEvent.CHANGED, Mode.LOOK) for mode in (Mode.IDLE, Mode.GUESS, Mode.FOLLOW)),
-    *((mode, ModeEvent.SLOW, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
-    *((mode, ModeEvent.UNANSWERED, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
-    *((mode, ModeEvent.BROKEN, Mode.LOOK) for mode in (Mode.GUESS, Mode.FOLLOW)),
+    *((mode, ModeEvent.CHANGED, Mode.POLL) for mode in (Mode.IDLE, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, ModeEvent.SLOW, Mode.BLIND) for mode in (Mode.POLL, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, ModeEvent.UNANSWERED, Mode.BLIND) for mode in (Mode.POLL, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, ModeEvent.BROKEN, Mode.POLL) for mode in (Mode.GUESS, Mode.FOLLOW)),
     (Mode.BLIND, ModeEvent.QUICK, Mode.FOLLOW),
 )
 """(from, event, to); any other event leaves the mode as it is. The diagram in
@@ -190,7 +190,7 @@ class ReadyTracker:
 
     def apply_poll_result(self, result: ReadyPairs) -> None:
         """Apply the result of another subscriber's poll, which has just covered `queues`."""
-        self.apply_event(ModeEvent.LOOKING)
+        self.apply_event(ModeEvent.POLLED)
         self.polled_at = self._clock.monotonic()
         self._update_pairs(result, self._restriction_count)
 
@@ -226,7 +226,7 @@ class ReadyTracker:
     async def _query(self, poll: Poll | None) -> ReadyPairs:
         """Send a poll and record its time; a failure changes the mode, and is raised."""
         started_at = self._clock.monotonic()
-        self.apply_event(ModeEvent.LOOKING)
+        self.apply_event(ModeEvent.POLLED)
         try:
             result = await (self._store.find_ready_pairs(self._queues) if poll is None else poll())
         except TransientStoreError:

@@ -162,12 +162,12 @@ class Settlements:
         text = "the database refused the messages that the handler published with its ack"
         if isinstance(error, AccessError):
             text = f"{text}: {error}\n{_OR_DROP}"
-        refused = Nack(error=PublishError(text))
+        nack = Nack(error=PublishError(text))
         # A unit again: the batch's answer was for all of these rows, so they fail together.
         unit = Unit()
         settlements = []
         for row, ended_after in zip(rows, end_times, strict=True):
-            settlement = settle(row, refused, self._rules, ended_after=ended_after)
+            settlement = settle(row, nack, self._rules, ended_after=ended_after)
             settlement.unit = unit
             settlements.append(settlement)
         return settlements

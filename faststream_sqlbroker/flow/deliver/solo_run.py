@@ -61,7 +61,7 @@ class SoloScheduler:
         """Duration of the last wait for the process to become free."""
         self._others_until = float("-inf")
 
-    def _is_blocked(self, *, is_alone: bool, now: float) -> bool:
+    def _check_running_suspect(self, *, is_alone: bool, now: float) -> bool:
         """Return True while a running suspect keeps other messages from being claimed.
 
         After it has ended, or after `MAX_SOLO_TIME` seconds, other messages get at least as much
@@ -78,7 +78,7 @@ class SoloScheduler:
 
     def choose_target(self, *, is_alone: bool, now: float) -> ClaimTarget:
         """Return the purpose of the next claim; `is_alone` is True if the process holds nothing."""
-        if self._is_blocked(is_alone=is_alone, now=now):
+        if self._check_running_suspect(is_alone=is_alone, now=now):
             return ClaimTarget.NONE
         if not self._suspects:
             return ClaimTarget.ANY

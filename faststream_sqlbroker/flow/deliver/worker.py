@@ -27,7 +27,7 @@ from faststream_sqlbroker.flow.deliver.settlements import Settlements, format_re
 from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.flow.loop import Log, is_task_cancelled
 from faststream_sqlbroker.flow.own_context import start_coroutine
-from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
+from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery_var
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:
@@ -165,10 +165,8 @@ class Worker(DeliveryRunner):
         """Create and register the current delivery of this task."""
         delivery = CurrentDelivery(self._store, self._must_end)
         if self._policies is not None:
-            delivery.acquire_slots = partial(
-                self._policies.acquire_slots, must=self._ack_first is not None
-            )
-        current_delivery.set(delivery)
+            delivery.use_slots = partial(self._policies.use_slots, must=self._ack_first is not None)
+        current_delivery_var.set(delivery)
         current_transaction.set(
             None
         )  # a handler with a transaction may have started this subscriber

@@ -65,27 +65,27 @@ class WorkerShutdown:
             if cancellable := {w for w in pending if self._find_thread_function(w) is None}:
                 await self._cancel(cancellable, timeout)
                 cancelled |= cancellable
-        abandoned = {worker for worker in running if not worker.done()}
-        for worker in abandoned:
+        unfinished_workers = {worker for worker in running if not worker.done()}
+        for worker in unfinished_workers:
             self._abandon(worker)
-        return abandoned
+        return unfinished_workers
 
-    async def close_abandoned(self, abandoned: Workers) -> None:
+    async def close_abandoned(self, workers: Workers) -> None:
         """Let handlers of `abandoned` workers clean up, and close those that go on for longer.
 
         A worker that waits for a thread, or has a transaction open, is closed immediately.
         """
-        at_once = {worker for worker in abandoned if self._find_thread_function(worker) is not None}
+        at_once = {worker for worker in workers if self._find_thread_function(worker) is not None}
         if self._transactional:
-            at_once = abandoned
+            at_once = workers
         for worker in at_once:
             self._close(worker)
-        if other_workers := abandoned - at_once:
+        if other_workers := workers - at_once:
             _, running = await asyncio.wait(other_workers, timeout=CLEAN_UP_TIMEOUT)
             for worker in running:
                 self._close(worker)
-        if abandoned:
-            await asyncio.wait(abandoned, timeout=CANCEL_GRACE)
+        if workers:
+            await asyncio.wait(workers, timeout=CANCEL_GRACE)
 
     def _close(self, worker: "asyncio.Task[None]") -> None:
         """Close the coroutine in which `worker`, or its handler's task, still waits."""

@@ -189,13 +189,13 @@ class Heartbeat:
         self._notify(list(self._registrations.values()), OperatorRequests(paused, drained=None))
         self.wake()  # another process may have changed something since, or ours are drained
 
-    def request_cancel(self, request: CancelRequest) -> None:
+    def notify_cancel(self, request: CancelRequest) -> None:
         """Pass on a request to cancel a message, which a subscriber of this process may hold.
 
         Subscribers of other processes get it with their next heartbeat.
         """
         for registration in list(self._registrations.values()):
-            registration.request_cancels([request])
+            registration.notify_cancels([request])
 
     def wake(self) -> None:
         """Send a heartbeat and read the orders of operators at once."""
@@ -237,7 +237,7 @@ class Heartbeat:
         async with self._lock:
             # A snapshot: `join` requests another heartbeat for subscribers that join later.
             registrations = dict(self._registrations)
-            sign = self._build_sign()
+            sign = self._build_data()
             descriptions = sign.descriptions
             change_count = self._change_count
             try:
@@ -313,7 +313,7 @@ class Heartbeat:
         max_interval = self._current_interval * (1 + PIGGYBACK_WAIT)
         return self._last_written_at + max_interval - self._clock.monotonic()
 
-    def _build_sign(self) -> HeartbeatData:
+    def _build_data(self) -> HeartbeatData:
         """Build the data of the next heartbeat: all registrations, and which have changed.
 
         The heartbeat is the sign that the subscribers live: without another one they count as ended
@@ -348,7 +348,7 @@ class Heartbeat:
         async with self._lock:
             registrations = list(self._registrations.values())
             change_count = self._change_count
-            heartbeat = PiggybackHeartbeat(self._build_sign())
+            heartbeat = PiggybackHeartbeat(self._build_data())
             yield heartbeat
             if heartbeat.orders is not None:
                 self._record_written(heartbeat.sign)
@@ -369,12 +369,12 @@ class Heartbeat:
         ):
             for queue in local_subscriber.queues:
                 for mode, subscribers in group_by_mode(queue, live_subscribers).items():
-                    pair = queue, min(local_subscriber.way, mode), max(local_subscriber.way, mode)
-                    if mode == local_subscriber.way or pair in self._reported_conflicts:
+                    pair = queue, min(local_subscriber.mode, mode), max(local_subscriber.mode, mode)
+                    if mode == local_subscriber.mode or pair in self._reported_conflicts:
                         continue
                     self._reported_conflicts.add(pair)
                     description = (
-                        f"{local_subscriber.worker} ({local_subscriber.way}), "
+                        f"{local_subscriber.worker} ({local_subscriber.mode}), "
                         f"{format_names(subscribers)} ({mode})"
                     )
                     text = f"subscribers of queue {queue!r} differ: {description}; {MIXED_HINT}"
@@ -386,7 +386,7 @@ class Heartbeat:
         for registration in registrations:
             is_drained = None if drained is None else registration.name in drained
             registration.update_paused(orders.paused, is_drained)
-            registration.request_cancels(orders.cancels)
+            registration.notify_cancels(orders.cancels)
 
 
 MAX_NAMES = 1_000

@@ -71,7 +71,7 @@ class LeaseExpiry:
 
     at: float
     queues: frozenset[str]
-    ends_in: float | None
+    expires_in: float | None
 
 
 class SharedPoller:
@@ -160,9 +160,9 @@ class SharedPoller:
         """
         if not self._has_notifications():
             return MAX_SILENCE
-        return NOTIFIED_INTERVAL if self._leases.ends_in is None else LEASED_INTERVAL
+        return NOTIFIED_INTERVAL if self._leases.expires_in is None else LEASED_INTERVAL
 
-    async def lease_ends_in(
+    async def lease_expires_in(
         self, queues: Sequence[str], *, notify_only: bool = False
     ) -> float | None:
         """Return the seconds until the first lease of any process ends, or None without leases.
@@ -178,16 +178,16 @@ class SharedPoller:
         leases = self._leases
         age = self._clock.monotonic() - leases.at
         max_age = (
-            NOTIFIED_INTERVAL if notify_only and leases.ends_in is None else MAX_LEASE_INFO_AGE
+            NOTIFIED_INTERVAL if notify_only and leases.expires_in is None else MAX_LEASE_INFO_AGE
         )
         if age > max_age or not leases.queues >= set(queues):
             started_at = self._clock.monotonic()
             lease_queues = self._list_lease_queues(queues)
-            ends_in = await self._store.get_seconds_to_lease_end(lease_queues)
-            leases = LeaseExpiry(started_at, frozenset(lease_queues), ends_in)
+            expires_in = await self._store.get_seconds_to_lease_end(lease_queues)
+            leases = LeaseExpiry(started_at, frozenset(lease_queues), expires_in)
             self._record_leases(leases)
             age = self._clock.monotonic() - started_at
-        return None if leases.ends_in is None else leases.ends_in - age
+        return None if leases.expires_in is None else leases.expires_in - age
 
     def forget_leases(self) -> None:
         """Forget when the first lease ends, because leases were released."""
@@ -215,7 +215,7 @@ class SharedPoller:
         if leases.at < previous.at:
             return
         self._leases = leases
-        if leases.ends_in is not None and previous.ends_in is None:
+        if leases.expires_in is not None and previous.expires_in is None:
             for on_leases in self._members.values():
                 on_leases()
 

@@ -80,7 +80,7 @@ class Registration:
             transactional=settings.transactional,
         )
         if is_frequent:
-            description["ended"] = self.ended.to_json(self._clock.monotonic())
+            description["ended"] = self.ended.take_report(self._clock.monotonic())
         return description
 
     def start(self, *, pauses_known: bool) -> None:
@@ -111,7 +111,7 @@ class Registration:
             self._drained = drained
         self._update_open()
 
-    def request_cancels(self, requests: Sequence[CancelRequest]) -> None:
+    def notify_cancels(self, requests: Sequence[CancelRequest]) -> None:
         """Pass on operators' requests to cancel messages."""
         if requests:
             self._on_cancel(requests)

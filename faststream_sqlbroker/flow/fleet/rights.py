@@ -63,7 +63,7 @@ class Rights:
         self._checked_at = -inf
         self._last_checked: Activities = frozenset()
         self._task: asyncio.Task[None] | None = None
-        store.access.on_denied(self.report_denied, self.find_lacks)
+        store.access.on_denied(self.report_denied, self.find_missing_rights)
 
     @property
     def healthy(self) -> bool:
@@ -180,7 +180,7 @@ class Rights:
         self._access = access
         self._update_holds()
 
-    async def find_lacks(self, activities: Activities) -> Access:
+    async def find_missing_rights(self, activities: Activities) -> Access:
         """Return what is missing for `activities`, which the database has just refused.
 
         A recent result is used again if something was missing in it.

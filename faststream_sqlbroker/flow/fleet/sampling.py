@@ -44,7 +44,7 @@ from faststream_sqlbroker.flow.metrics import format_subscriber_name
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
-    from faststream_sqlbroker.flow.consumer import Consumer
+    from faststream_sqlbroker.flow.consumer import QueueConsumer
 
 LOCK = "sqlbroker.metrics"
 """Key of the lock."""
@@ -59,7 +59,7 @@ MAX_PAUSE = 300.0
 FINDINGS_INTERVAL = 60.0
 """Seconds between two searches for findings that need an operator."""
 
-Running = tuple[Sequence[str], "Consumer"]
+Running = tuple[Sequence[str], "QueueConsumer"]
 """The queues of a running subscriber, and the subscriber."""
 
 

@@ -41,17 +41,17 @@ class RetentionLoop(FleetLoop):
         # Another process holds the lock, or died while holding it: then the lease expires.
         if not await self.acquire(PRUNE_LEASE):
             return PRUNE_INTERVAL
-        pruned = await self._pruner.prune(keep=partial(self.extend, PRUNE_LEASE))
-        if pruned.rows:
+        result = await self._pruner.prune(keep=partial(self.extend, PRUNE_LEASE))
+        if result.rows:
             text = (
-                f"{pruned.rows} old messages were removed from the archive: {pruned.completed} "
-                f"completed, {pruned.failed} failed, {pruned.discarded} discarded"
+                f"{result.rows} old messages were removed from the archive: {result.completed} "
+                f"completed, {result.failed} failed, {result.discarded} discarded"
             )
             self._log(logging.INFO, text)
-        if pruned.partitions:
-            text = f"old partitions of the archive were dropped: {', '.join(pruned.partitions)}"
+        if result.partitions:
+            text = f"old partitions of the archive were dropped: {', '.join(result.partitions)}"
             self._log(logging.INFO, text)
-        for window in pruned.differing:
+        for window in result.differing:
             text = (
                 f"pruning skips window {window} as lake {self._retention.unless_loaded_by!r} "
                 "recorded; export the window again"

@@ -55,9 +55,9 @@ class DirectClaimRequest:
     """Maximum number of messages."""
 
 
-async def return_claimed(claimed: T) -> T:
+async def return_claimed(value: T) -> T:
     """Return `claimed` unchanged, for callers that do not convert messages."""
-    return claimed
+    return value
 
 
 class DirectClaimer:
@@ -211,7 +211,7 @@ class DirectClaimer:
         release = (
             started_at - self._released_at.get(request.queues, float("-inf")) >= RELEASE_INTERVAL
         )
-        claimed = await self._store.direct_claims.claim(
+        result = await self._store.direct_claims.claim(
             queues,
             request.lease,
             token,
@@ -225,11 +225,11 @@ class DirectClaimer:
                 q: at for q, at in self._released_at.items() if started_at - at < RELEASE_INTERVAL
             }
             self._released_at[request.queues] = started_at
-        self._metrics.record_claim([*claimed.refused, *claimed.rows], claimed.written)
-        for row in claimed.refused:
+        self._metrics.record_claim([*result.refused, *result.rows], result.settlements)
+        for row in result.refused:
             if isinstance(row.outcome, Reject):
                 self._log(logging.ERROR, format_refusal(row, row.outcome), message_id=row.id)
-        return claimed.rows, claimed.retry_in
+        return result.rows, result.retry_in
 
     async def settle(
         self, settlement: Settlement, replaced: "Replacement | None", queue: str
@@ -261,10 +261,10 @@ class DirectClaimer:
             StoreError: nothing was written.
         """
         try:
-            written = await write()
+            settlement = await write()
         except UnknownOutcomeError as error:
-            written = await write()
-            if written is None:
+            settlement = await write()
+            if settlement is None:
                 self._metrics.record_lost(queue, unknown=True)
                 msg = (
                     f"the outcome of message {message_id} may not be written: {error}; a second "
@@ -272,13 +272,13 @@ class DirectClaimer:
                     "lease is lost"
                 )
                 raise UnknownOutcomeError(msg) from error
-        if written is None:
+        if settlement is None:
             self._metrics.record_lost(queue, unknown=False)
             return None
-        self._metrics.record_settled(written, queue)
-        if not written.is_final and not written.delay:
-            self._wakeups.notify_published([written.queue or queue])
-        return written
+        self._metrics.record_settled(settlement, queue)
+        if not settlement.is_final and not settlement.delay:
+            self._wakeups.notify_published([settlement.queue or queue])
+        return settlement
 
     async def extend(self, rows: Sequence[ClaimedMessage], lease: float) -> set[int]:
         """Extend the leases of `rows` to `lease` seconds from now; return the ids still held.

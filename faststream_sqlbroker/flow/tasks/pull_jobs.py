@@ -67,7 +67,7 @@ class PullJobs:
         subscribed: Callable[[], Mapping[str, str]],
         log: Log,
         recorder: Recorder | None,
-        polls: bool,
+        has_poll_loop: bool,
     ) -> None:
         """Publish by `write`, which gets the channel with the rows.
 
@@ -85,7 +85,7 @@ class PullJobs:
             )
         self.store = store
         self._write = write
-        self._polls = polls
+        self._polls = has_poll_loop
         self._wakeups = wakeups
         self._options = options
         self._subscribed = subscribed
@@ -314,12 +314,12 @@ class PullJobs:
         if self._removed_policies.due_in <= 0:
             # No subscriber may claim from these queues any more.
             await self._removed_policies.free_waiting(queues, is_sleeping=False)
-        ends_in = await self.store.get_seconds_to_lease_end(queues)
-        if ends_in is not None and ends_in <= 0:
+        expires_in = await self.store.get_seconds_to_lease_end(queues)
+        if expires_in is not None and expires_in <= 0:
             # One queue at a time: the index orders the leases of one queue, not of several.
             for queue in queues:
                 await self._end_leases(queue)
-        pause = MAX_PAUSE if ends_in is None else ends_in
+        pause = MAX_PAUSE if expires_in is None else expires_in
         return min(MAX_PAUSE, max(MIN_PAUSE, pause))
 
     async def _end_leases(self, queue: str, job: int | None = None) -> None:

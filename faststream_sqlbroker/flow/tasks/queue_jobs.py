@@ -56,12 +56,14 @@ class LongPolls:
     message that many wait for costs one claim and not one for each of them.
     """
 
-    def __init__(self, store: "Store", wakeups: Wakeups, log: Log, *, polls: bool = True) -> None:
+    def __init__(
+        self, store: "Store", wakeups: Wakeups, log: Log, *, has_poll_loop: bool = True
+    ) -> None:
         """Without `polls` only publishes of this process call waiters."""
         self._store = store
         self._wakeups = wakeups
         self._clock = wakeups.clock
-        self._polls = polls
+        self._has_poll_loop = has_poll_loop
         self._lines: dict[str, dict[PollWaiter, None]] = {}
         self._loop = Loop("long polls", self._tick, log, wakeups.clock)
         self._is_ended = False
@@ -96,7 +98,7 @@ class LongPolls:
         # Requests that keep coming must not make each poll come at once.
         self._poll_at = min(self._poll_at, self._clock.monotonic() + self._pause)
         # After `end` no request waits, and nothing would stop a loop started now.
-        has_polls = self._polls and not self._is_ended
+        has_polls = self._has_poll_loop and not self._is_ended
         if has_polls and not self._loop.is_running:
             self._loop.start(self._wakeups.outages)
         self._loop.wake()
@@ -184,13 +186,13 @@ class LongPolls:
         self._due_at = inf
         result = await self._store.poll_all(queues, queues)
         due = {pair.queue for pair in result.pairs if pair.due_in <= 0}
-        ends_in = inf if result.lease_ends_in is None else result.lease_ends_in
+        expires_in = inf if result.lease_ends_in is None else result.lease_ends_in
         # A claim that finds nothing releases expired leases.
-        for queue in due if ends_in > 0 else queues:
+        for queue in due if expires_in > 0 else queues:
             self._call(queue)
         self._pause = min(LAST_PAUSE, self._pause * 1.5)
         later_waits = [pair.due_in for pair in result.pairs if pair.due_in > 0]
-        pause = min(self._clock.add_jitter(self._pause), ends_in, *later_waits)
+        pause = min(self._clock.add_jitter(self._pause), expires_in, *later_waits)
         pause = max(MIN_PAUSE, pause)
         now = self._clock.monotonic()
         self._poll_at = min(now + pause, self._due_at)
@@ -229,7 +231,7 @@ class RemoteConsumer:
         max_deliveries: float,
         log: Log,
         recorder: Recorder | None,
-        polls: bool,
+        has_poll_loop: bool,
     ) -> None:
         """Publish by `write`, claim by `claimer`; `polls` as in `LongPolls`."""
         self.store = store
@@ -241,11 +243,11 @@ class RemoteConsumer:
         self._max_deliveries = max_deliveries
         self._metrics = DirectMetrics(recorder)
         self._configured = ConfiguredSetup(self._configure, wakeups.clock)
-        self.polls = LongPolls(store, wakeups, log, polls=polls)
+        self.long_polls = LongPolls(store, wakeups, log, has_poll_loop=has_poll_loop)
 
     def start(self) -> None:
         """Let requests wait again after `stop`."""
-        self.polls.start()
+        self.long_polls.start()
 
     async def setup(self) -> None:
         """Create the tokens that the configuration names; no effect the second time."""
@@ -270,7 +272,7 @@ class RemoteConsumer:
         self._metrics.record_published(rows, ids)
         for row in rows:
             if row.delay:
-                self.polls.schedule_poll(row.queue, row.delay)
+                self.long_polls.schedule_poll(row.queue, row.delay)
         return ids
 
     async def reserve(
@@ -295,7 +297,7 @@ class RemoteConsumer:
         # The callers' clock: it runs even where a test stops the broker's clock.
         deadline = self._wakeups.clock.callers.monotonic() + wait
         # Enter before the first claim, so that nothing is missed between the claim and the wait.
-        waiter = self.polls.enter(queue)
+        waiter = self.long_polls.enter(queue)
         # A request that is cut off during its claim passes its call on to the next waiter.
         has_result = True
         try:
@@ -305,8 +307,8 @@ class RemoteConsumer:
                     break
                 has_result = False
                 if retry_in is not None:
-                    self.polls.schedule_poll(queue, retry_in)
-                if not await self.polls.wait_for_call(waiter, deadline):
+                    self.long_polls.schedule_poll(queue, retry_in)
+                if not await self.long_polls.wait_for_call(waiter, deadline):
                     return []
                 has_result = True
         except StoreError:
@@ -314,7 +316,7 @@ class RemoteConsumer:
             has_result = False
             raise
         finally:
-            self.polls.leave(waiter, found=has_result)
+            self.long_polls.leave(waiter, found=has_result)
         return await self._limit_size(queue, rows)
 
     async def _limit_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
@@ -380,13 +382,13 @@ class RemoteConsumer:
             )
             return settlement
 
-        written = await self._claimer.write_settlement(write, message.id, message.queue)
-        if written is not None and not written.is_final and written.delay:
+        settlement = await self._claimer.write_settlement(write, message.id, message.queue)
+        if settlement is not None and not settlement.is_final and settlement.delay:
             # Messages that are due later are not notified: only the next poll of another process
             # finds them.
-            self.polls.schedule_poll(message.queue, written.delay)
-        return written
+            self.long_polls.schedule_poll(message.queue, settlement.delay)
+        return settlement
 
     async def stop(self) -> None:
         """Answer the waiting requests, and stop the loop."""
-        await self.polls.stop()
+        await self.long_polls.stop()

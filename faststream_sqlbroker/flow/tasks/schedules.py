@@ -85,7 +85,7 @@ class ScheduleRunner:
             self._crons[definition] = Cron(*definition)
         return self._crons[definition]
 
-    async def fire(self, planned: DeclaredSchedule) -> None:
+    async def fire(self, schedule: DeclaredSchedule) -> None:
         """Publish the run that an operator has requested, and the due fire times of `planned`.
 
         They are published one after the other, unless another process does. A fire time whose
@@ -96,27 +96,29 @@ class ScheduleRunner:
         """
         token = uuid4()
         try:
-            state = await self._store.schedules.claim(planned.name, token, LEASE)
+            state = await self._store.schedules.claim(schedule.name, token, LEASE)
             if state is None:
                 return
-            async with self._hold_lease(planned.name, token):
+            async with self._hold_lease(schedule.name, token):
                 if state.run_at is not None:
                     # A requested run changes no fire time.
                     next_state = replace(state, run_at=None, failures_count=0)
-                    if not await self._publish_one(planned, state, state.run_at, next_state, token):
+                    if not await self._publish_one(
+                        schedule, state, state.run_at, next_state, token
+                    ):
                         return
                     state = next_state
                 if state.decided_at is not None:
-                    await self._publish(planned, state, token)
+                    await self._publish(schedule, state, token)
         except (asyncio.CancelledError, StoreError):
             # Release the lease, so that other processes need not wait for its end; it may be held
             # even if the answer was lost. What was published stays published.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(RELEASE_TIMEOUT):
-                    await self._store.schedules.release(planned.name, token)
+                    await self._store.schedules.release(schedule.name, token)
             raise
 
-    async def _publish(self, planned: DeclaredSchedule, state: ScheduleState, token: UUID) -> None:
+    async def _publish(self, schedule: DeclaredSchedule, state: ScheduleState, token: UUID) -> None:
         """Publish the due fire times of the claimed schedule, from `next_at` to `decided_at`.
 
         Each fire time is written together with the schedule's next state, so that another process
@@ -133,11 +135,11 @@ class ScheduleRunner:
             first = _skip_pause(cron, state, first, until)
             state = replace(state, skipped_until=None, next_at=first)
         except Exception as error:  # noqa: BLE001 - another version may have written it
-            await self._put_off(planned, state, token, error)
+            await self._put_off(schedule, state, token, error)
             return
-        times = cron.find_due(first, until, planned.missed) if first <= until else []
+        times = cron.find_due(first, until, schedule.missed) if first <= until else []
         if first <= until and not state.failures_count:
-            self._log_missed(planned, first, until, times)
+            self._log_missed(schedule, first, until, times)
         for number, fire_at in enumerate(times, 1):
             state = replace(state, next_at=fire_at)
             is_last = number == len(times)
@@ -146,15 +148,15 @@ class ScheduleRunner:
                 if is_last
                 else state.record_fire(fire_at, times[number])
             )
-            if not await self._publish_one(planned, state, fire_at, next_state, token):
+            if not await self._publish_one(schedule, state, fire_at, next_state, token):
                 return
             state = next_state
         if not times:
-            await self._write(planned, state.end_run(None, following), token, ())
+            await self._write(schedule, state.end_run(None, following), token, ())
 
     async def _publish_one(
         self,
-        planned: DeclaredSchedule,
+        schedule: DeclaredSchedule,
         state: ScheduleState,
         at: datetime,
         next_state: ScheduleState,
@@ -164,8 +166,8 @@ class ScheduleRunner:
 
         Return False if the messages could not be created or the lease is lost; the run then ends.
         """
-        rows = await self._make_messages(planned, state, at, token)
-        return rows is not None and await self._write(planned, next_state, token, rows)
+        rows = await self._make_messages(schedule, state, at, token)
+        return rows is not None and await self._write(schedule, next_state, token, rows)
 
     async def _make_messages(
         self, planned: DeclaredSchedule, state: ScheduleState, at: datetime, token: UUID
@@ -180,22 +182,22 @@ class ScheduleRunner:
             await self._put_off(planned, state, token, error)
             return None
 
-    async def _call(self, planned: DeclaredSchedule, at: datetime) -> Sequence[NewMessage]:
+    async def _call(self, schedule: DeclaredSchedule, at: datetime) -> Sequence[NewMessage]:
         """Call the application's function for the fire time `at`; return the messages."""
         # A task of its own: the function may cancel the task that it runs in.
-        call = asyncio.create_task(planned.make(at))
-        self.calls[planned.name] = (call, self._clock.monotonic())
+        call = asyncio.create_task(schedule.make(at))
+        self.calls[schedule.name] = (call, self._clock.monotonic())
         try:
             messages: Sequence[NewMessage] = await call
         finally:
-            del self.calls[planned.name]
+            del self.calls[schedule.name]
         if is_task_cancelled():  # which the function has swallowed
             raise asyncio.CancelledError
         return messages
 
     async def _write(
         self,
-        planned: DeclaredSchedule,
+        schedule: DeclaredSchedule,
         state: ScheduleState,
         token: UUID,
         rows: Sequence[NewMessage],
@@ -203,9 +205,9 @@ class ScheduleRunner:
         """Write the messages `rows` with the new `state`; return False if the lease is lost."""
         # Without further due fire times, release the lease with the same statement.
         lease = None if state.decided_at is None else LEASE
-        if not await self._store.schedules.publish(planned.name, token, state, rows, lease):
+        if not await self._store.schedules.publish(schedule.name, token, state, rows, lease):
             text = (
-                f"schedule {planned.name!r} was claimed by another process, redefined, paused or "
+                f"schedule {schedule.name!r} was claimed by another process, redefined, paused or "
                 "requested to run before its message was written; unless it is paused, the process "
                 "that holds its lease publishes the message"
             )
@@ -216,34 +218,38 @@ class ScheduleRunner:
         return True
 
     async def _put_off(
-        self, planned: DeclaredSchedule, state: ScheduleState, token: UUID, error: BaseException
+        self, schedule: DeclaredSchedule, state: ScheduleState, token: UUID, error: BaseException
     ) -> None:
         """Postpone a run whose messages could not be created; the pause doubles each time."""
         count = state.failures_count + 1
         pause = min(MAX_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
         text = (
-            f"could not create the messages of schedule {planned.name!r} for "
+            f"could not create the messages of schedule {schedule.name!r} for "
             f"{state.run_at or state.next_at} "
             f"({count} times in a row), trying again in {pause:.0f} s: {error!r}"
         )
         self._log(logging.ERROR, text, exc_info=error)
         await self._store.schedules.postpone(
-            planned.name, token, replace(state, failures_count=count), pause
+            schedule.name, token, replace(state, failures_count=count), pause
         )
 
     def _log_missed(
-        self, planned: DeclaredSchedule, first: datetime, until: datetime, times: Sequence[datetime]
+        self,
+        schedule: DeclaredSchedule,
+        first: datetime,
+        until: datetime,
+        times: Sequence[datetime],
     ) -> None:
         """Log fire times that are skipped, because no process ran when they were due."""
         if times and times[0] == first:
             return
         end = f"before {times[0]}" if times else f"until {until}"
-        level = logging.WARNING if planned.missed == "all" else logging.INFO
+        level = logging.WARNING if schedule.missed == "all" else logging.INFO
         text = (
-            f"schedule {planned.name!r} skips its fire times from {first} {end}, because no "
+            f"schedule {schedule.name!r} skips its fire times from {first} {end}, because no "
             "process ran then"
         )
-        self._log(level, f'{text} (missed="{planned.missed}")')
+        self._log(level, f'{text} (missed="{schedule.missed}")')
 
     @asynccontextmanager
     async def _hold_lease(self, name: str, token: UUID) -> "AsyncIterator[None]":
@@ -298,7 +304,7 @@ class Scheduler:
         self._outages = wakeups.outages
         self._clock = wakeups.clock
         self._runner = ScheduleRunner(store, wakeups, log)
-        self._planned: dict[str, DeclaredSchedule] = {}
+        self._schedules: dict[str, DeclaredSchedule] = {}
         self._defined: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, int] = {}
@@ -316,19 +322,19 @@ class Scheduler:
         Raises:
             SetupError: two have the same name.
         """
-        planned: dict[str, DeclaredSchedule] = {}
+        declared: dict[str, DeclaredSchedule] = {}
         for schedule in schedules:
-            if schedule.name in planned:
+            if schedule.name in declared:
                 raise SetupError(
                     f"the schedule {schedule.name!r} is declared twice: give each its own name"
                 )
-            planned[schedule.name] = schedule
-        self._planned = planned
+            declared[schedule.name] = schedule
+        self._schedules = declared
 
     def start(self) -> None:
         """Start the loop if there are schedules; no effect while running."""
         self._defined.clear()
-        if self._planned and (self._loop is None or self._loop.is_orphaned):
+        if self._schedules and (self._loop is None or self._loop.is_orphaned):
             self._loop = Loop("schedule", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
 
@@ -371,13 +377,13 @@ class Scheduler:
                     self._log_abandoned(name, calls[name][1], "runs in a thread")
                 task.cancel()
         await asyncio.wait(running.values(), timeout=CANCEL_LIMIT)
-        abandoned = {name: task for name, task in running.items() if not task.done()}
+        tasks = {name: task for name, task in running.items() if not task.done()}
         calls = self._runner.calls
-        for name in abandoned.keys() & calls.keys():
+        for name in tasks.keys() & calls.keys():
             self._log_abandoned(name, calls[name][1], "swallows its cancellation")
             abandon_task(calls[name][0])
-        if abandoned:
-            await asyncio.wait(abandoned.values(), timeout=RELEASE_TIMEOUT)
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=RELEASE_TIMEOUT)
         return running.keys()
 
     def _log_abandoned(self, name: str, started_at: float, reason: str) -> None:
@@ -400,12 +406,12 @@ class Scheduler:
         Raises:
             StoreError: the state is unknown; call again.
         """
-        for name in self._planned.keys() - self._defined:
-            await self._store.schedules.define(name, partial(self._decide, self._planned[name]))
+        for name in self._schedules.keys() - self._defined:
+            await self._store.schedules.define(name, partial(self._decide, self._schedules[name]))
             self._defined.add(name)
-        now, seen = await self._store.schedules.read_snapshots(list(self._planned))
+        now, seen = await self._store.schedules.read_snapshots(list(self._schedules))
         return min(
-            (self._check(p, seen.get(p.name), now) for p in self._planned.values()),
+            (self._check(p, seen.get(p.name), now) for p in self._schedules.values()),
             default=self._max_interval,
         )
 
@@ -427,7 +433,7 @@ class Scheduler:
         while running := list(self._tasks.values()):
             await asyncio.wait(running)
             await self.tick()
-        now, seen = await self._store.schedules.read_snapshots(list(self._planned))
+        now, seen = await self._store.schedules.read_snapshots(list(self._schedules))
         times = [
             max(schedule.state.due_at, now + timedelta(seconds=max(0.0, schedule.busy_for)))
             for schedule in seen.values()
@@ -436,14 +442,14 @@ class Scheduler:
         return min(times, default=None)
 
     def _decide(
-        self, planned: DeclaredSchedule, state: ScheduleState | None, now: datetime
+        self, schedule: DeclaredSchedule, state: ScheduleState | None, now: datetime
     ) -> ScheduleState | None:
         """Return the state of `planned` to store at the start of this process; None to keep it.
 
         The definition of the process that started last counts. Fire times that are due by the old
         definition are still published.
         """
-        definition = planned.cron.definition
+        definition = schedule.cron.definition
         if state is not None and state.next_definition == definition:
             return None
         if (
@@ -451,11 +457,11 @@ class Scheduler:
             and state.paused_at is None
             and state.next_at is not None
             and state.next_at <= now
-            and self._can_read(planned, state)
+            and self._can_read(schedule, state)
         ):
             # Fire times that are due by the old definition are published first.
             return replace(state, decided_at=state.decided_at or now, becomes=definition)
-        new_state = ScheduleState(*definition, planned.cron.find_next(now))
+        new_state = ScheduleState(*definition, schedule.cron.find_next(now))
         if state is None:
             return new_state
         return replace(
@@ -467,24 +473,24 @@ class Scheduler:
         )
 
     def _check(
-        self, planned: DeclaredSchedule, seen: "ScheduleSnapshot | None", now: datetime
+        self, schedule: DeclaredSchedule, seen: "ScheduleSnapshot | None", now: datetime
     ) -> float:
         """Start to fire `planned` if due and free; return the seconds until the next check."""
-        if planned.name in self._tasks:
+        if schedule.name in self._tasks:
             return self._max_interval  # the end of the task wakes the loop
         if seen is None or seen.state is None:
-            self._defined.discard(planned.name)  # an operator has removed the schedule
+            self._defined.discard(schedule.name)  # an operator has removed the schedule
             return BUSY_CHECK_INTERVAL
         due_at = seen.state.due_at
-        if due_at is None or not self._can_read(planned, seen.state):
+        if due_at is None or not self._can_read(schedule, seen.state):
             return self._max_interval
         if due_at > now:
             return min(self._max_interval, (due_at - now).total_seconds() + CLOCK_MARGIN)
         if seen.busy_for > 0:
             return min(BUSY_CHECK_INTERVAL, seen.busy_for + CLOCK_MARGIN)
-        task = asyncio.create_task(self._fire(planned), name=f"sqlbroker-schedule-{planned.name}")
-        self._tasks[planned.name] = task
-        task.add_done_callback(partial(self._on_task_done, planned.name))
+        task = asyncio.create_task(self._fire(schedule), name=f"sqlbroker-schedule-{schedule.name}")
+        self._tasks[schedule.name] = task
+        task.add_done_callback(partial(self._on_task_done, schedule.name))
         return self._max_interval
 
     def _on_task_done(self, name: str, _task: "asyncio.Task[None]") -> None:
@@ -493,15 +499,15 @@ class Scheduler:
         if self._loop is not None:
             self._loop.wake()
 
-    async def _fire(self, planned: DeclaredSchedule) -> None:
+    async def _fire(self, schedule: DeclaredSchedule) -> None:
         """Fire `planned` in its task; after a failure, pause before the task ends.
 
         The next check starts a new task.
         """
-        name = planned.name
+        name = schedule.name
         started_at = self._clock.monotonic()
         try:
-            await self._runner.fire(planned)
+            await self._runner.fire(schedule)
         except Exception as error:  # noqa: BLE001 - it goes on; `healthy` turns false
             failures = self._failures[name] = self._failures.get(name, 0) + 1
             pause = backoff(failures, self._clock)
@@ -515,26 +521,26 @@ class Scheduler:
             self._failures.pop(name, None)
             self._outages.record_success((self, name))
 
-    def _can_read(self, planned: DeclaredSchedule, state: ScheduleState) -> bool:
+    def _can_read(self, schedule: DeclaredSchedule, state: ScheduleState) -> bool:
         """Return True if this process can parse the stored definition of the schedule.
 
         Another version may have written it; then the schedule is left to other processes.
         """
-        declared = planned.cron.definition
+        declared = schedule.cron.definition
         next_definition = state.next_definition
         try:
             for definition in {(state.expression, state.tz), next_definition}:
                 self._runner.get_cron(definition)
         except SetupError as error:
             text = (
-                f"this process leaves schedule {planned.name!r} to other processes, because it "
+                f"this process leaves schedule {schedule.name!r} to other processes, because it "
                 f"cannot parse the stored definition: {error}"
             )
             self._log_once(logging.WARNING, text)
             return False
         if next_definition != declared:
             text = (
-                f"schedule {planned.name!r} fires by {next_definition}, the definition of the "
+                f"schedule {schedule.name!r} fires by {next_definition}, the definition of the "
                 f"process that started last; this process declares {declared}"
             )
             self._log_once(logging.INFO, text)

@@ -131,7 +131,7 @@ async def load_verify(page_request: DashboardRequest, _live: "LiveUpdates") -> P
     verification = None
     if cursor is not None or page_request.get_field("run") is not None:
         # One run at a time per process: any viewer can start one, and it reads many rows.
-        async with page_request.shared.verify_lock:
+        async with page_request.shared.check_lock:
             verification = await page_request.admin.verify(
                 after=cursor, rows=MAX_ROWS, time_limit=MAX_RUN_SECONDS, limit=MAX_LINES
             )
@@ -149,7 +149,7 @@ async def load_diagnosis(page_request: DashboardRequest, _live: "LiveUpdates") -
             403, "only administrators see the diagnosis: it names hosts, tables and rights"
         )
     # One run at a time per process, because each takes several connections.
-    async with page_request.shared.verify_lock:
+    async with page_request.shared.check_lock:
         diagnosis = await page_request.admin.diagnosis(timeout=LIMIT)
     return PageContent("diagnosis.html", {"found": diagnosis})
 

@@ -77,7 +77,7 @@ def format_count(count: Count | int) -> str:
     """Format a number with separators, and mark an estimate."""
     if isinstance(count, int):
         return f"{count:,}"
-    return f"{count.value:,}" if count.exact else f"{count.how} {count.value:,}"
+    return f"{count.value:,}" if count.is_exact else f"{count.how} {count.value:,}"
 
 
 def format_rate(rate: float | None) -> str:

@@ -103,7 +103,7 @@ class SharedQueries:
 
     queues: SharedQuery[list[QueueOverview]]
     findings: "SharedQuery[Findings]"
-    verify_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    check_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a page verifies the tables or runs the diagnosis."""
 
     def invalidate(self) -> None:

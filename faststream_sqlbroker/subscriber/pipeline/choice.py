@@ -116,7 +116,7 @@ class Guard:
             and self.is_unchanged()
         )
 
-    def is_temporary(self) -> bool:
+    def has_temporary_cause(self) -> bool:
         """Return True if a condition that ends by itself requires FastStream's pipeline.
 
         The condition is a test, or the transaction of another message. Compiling again would not
@@ -202,7 +202,7 @@ Process = Callable[[Any], Awaitable[None]]
 """Runs the handler on a row or a batch; raises the errors of FastStream's `process_message`."""
 
 
-class CompiledHandler:
+class HandlerPipeline:
     """The pipeline that the workers of a subscriber call with each row or batch."""
 
     def __init__(self, subscriber: Any, methods: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ class CompiledHandler:
         guard = self._guard
         # A test or another message's transaction ends by itself. Compiling for it would use up the
         # allowed changes.
-        if guard is not None and not guard.is_temporary() and self._changes < MAX_CHANGES:
+        if guard is not None and not guard.has_temporary_cause() and self._changes < MAX_CHANGES:
             self._changes += 1
             self._compile()
             if self._process is not None and self._can_use_compiled():
