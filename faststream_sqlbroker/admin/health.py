@@ -205,7 +205,7 @@ class HealthReport(AdminOperations):
 
     async def _check_listener(self) -> CheckResult:
         """Check PostgreSQL's LISTEN connection; `listening` is None if it is not used."""
-        listening = self._get_surroundings().listening
+        listening = self._get_process_info().listening
         text = (
             "wake-ups of other processes do not arrive, so messages are found only by polling: see "
             "the log for why LISTEN fails"
@@ -216,7 +216,7 @@ class HealthReport(AdminOperations):
     async def _check_subscribers(self) -> CheckResult:
         process = self._get_process()
         details = {
-            "running": self._get_surroundings().is_running,
+            "running": self._get_process_info().is_running,
             "subscribers": [
                 {
                     "queues": list(subscriber.queues),
@@ -233,13 +233,13 @@ class HealthReport(AdminOperations):
 
         Before this broker starts, they need not be started either.
         """
-        relays = self._get_surroundings().relays
+        relays = self._get_process_info().relays
         problems = [
             f"{name} cannot publish: start its broker together with this broker"
             for name, can_publish in relays.items()
             if not can_publish
         ]
-        return dict(relays), problems if self._get_surroundings().is_running else []
+        return dict(relays), problems if self._get_process_info().is_running else []
 
     async def _check_versions(self) -> CheckResult:
         """Report the versions of Python, the driver and packages; this finds no problems."""

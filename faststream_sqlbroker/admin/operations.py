@@ -44,7 +44,7 @@ class AdminOperations:
         on_rescheduled: Callable[[], None] = lambda: None,
         publish: PublishFunction = _reject_publish,
         get_process: Callable[[], ProcessHealth] = ProcessHealth,
-        get_surroundings: Callable[[], ProcessInfo] = ProcessInfo,
+        get_process_info: Callable[[], ProcessInfo] = ProcessInfo,
         find_write_problem: Callable[[], Awaitable[str | None]] = _skip_write_check,
     ) -> None:
         """Work on the tables of `store`.
@@ -75,7 +75,7 @@ class AdminOperations:
         self._on_rescheduled = on_rescheduled
         self._publish = publish
         self._get_process = get_process
-        self._get_surroundings = get_surroundings
+        self._get_process_info = get_process_info
         self._find_write_problem = find_write_problem
 
     @property

@@ -64,7 +64,7 @@ class SqlBrokerConfig(BrokerConfig):
     recorder: Recorder | None = None
     debug: "DebugLog | None" = None
     make_consumer: "Callable[..., QueueConsumer] | None" = None
-    """Creates the loops of a subscriber instead of `Consumer`, for tests."""
+    """Creates the loops of a subscriber instead of `QueueConsumer`, for tests."""
     note_failure: Callable[[Any, BaseException], None] = _ignore_failure
     """Called with a row or a batch and the error that its handler raised; for tests."""
     payload_names: dict[str, str] = field(default_factory=dict)

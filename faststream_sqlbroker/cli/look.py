@@ -281,15 +281,15 @@ def subscribers(
         print_json([to_json_dict(subscriber) for subscriber in live_subscribers])
         return
     rows = [
-        [s.worker, ", ".join(s.queues), s.max_workers, s.mode, s.since, _get_mode(s)]
+        [s.worker, ", ".join(s.queues), s.max_workers, s.mode, s.since, _get_state(s)]
         for s in live_subscribers
     ]
-    print_table("Subscribers", ["worker", "queues", "workers", "way", "since", "mode"], rows)
+    print_table("Subscribers", ["worker", "queues", "workers", "policies", "since", "state"], rows)
     if not live_subscribers:
         warn_if_queue_is_empty(context, queue)
 
 
-def _get_mode(subscriber: Any) -> str:
+def _get_state(subscriber: Any) -> str:
     """Return whether a subscriber claims, or what keeps it from claiming."""
     if subscriber.stopping:
         return "stopping"

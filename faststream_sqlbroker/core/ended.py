@@ -17,7 +17,7 @@ def compute_rate(count: int, *, seconds: float) -> float:
 
 
 def parse_rates(counts: Mapping[str, Any] | None) -> dict[str, float] | None:
-    """Convert the result of `EndedCounts.to_json` to messages a minute; None stays None."""
+    """Convert the result of `EndedCounts.take_report` to messages a minute; None stays None."""
     if counts is None:
         return None
     seconds = float(counts.get("seconds", MIN_SECONDS))

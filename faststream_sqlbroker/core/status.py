@@ -91,7 +91,7 @@ class LiveSubscriber:
 def group_by_mode(
     queue: str, subscribers: Iterable[LiveSubscriber]
 ) -> dict[str, list[LiveSubscriber]]:
-    """Group the subscribers of `queue` that are not about to stop by their `way`.
+    """Group the subscribers of `queue` that are not about to stop by their `mode`.
 
     With more than one group, no policy is guaranteed.
     """

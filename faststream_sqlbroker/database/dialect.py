@@ -82,7 +82,7 @@ class Dialect(DialectOperations):
         First half of an optimistic claim: read without locks, decide in Python, then write by
         `build_compare_and_swap`. The work reads `size` due messages of each priority, up to
         `max_running` leases, and the policy states whose scope is one of the prefixes `scopes`
-        followed by the queue. A message that `suspicion` classifies as a suspect (it may have
+        followed by the queue. A message that `suspect_rule` classifies as a suspect (it may have
         killed its process) is skipped. None if the database cannot compare and swap.
         """
         return None
@@ -143,7 +143,7 @@ class Dialect(DialectOperations):
         The work needs a transaction of its own. Locked rows are skipped. With `prefetch`, the first
         `prefetch.start_count` rows are leased for `lease` seconds. The others wait in the process
         for a worker: they are leased for `prefetch.lease`, with `ClaimedMessage.prefetched` set.
-        With `suspicion`, no suspect is leased. A suspect is a message that has lost its lease twice
+        With `suspect_rule`, no suspect is leased. A suspect is a message that has lost its lease twice
         or more and may kill its process, so it must run alone: a crash would count against every
         message that runs at the same time.
         """

@@ -203,7 +203,7 @@ class DirectMetrics:
     def record_claim(
         self, rows: Sequence[ClaimedMessage], settlements: Sequence[Settlement]
     ) -> None:
-        """Record that a claim has leased `rows`, and has settled some rows as `written`."""
+        """Record that a claim has leased `rows`, and has settled some rows (`settlements`)."""
         if self._recorder is None:
             return
         queue_of = {row.id: row.queue for row in rows}

@@ -44,7 +44,7 @@ _ERROR_DESCRIPTIONS = {
     503: "The database is unreachable or its response was lost, or the server is busy",
 }
 # A reference, because building a model for each of hundreds of responses is slow.
-_FAILURE_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}}
+_FAILURE_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ChannelError"}}}
 BODY_ERRORS = (400, 408, 413)
 """Error statuses of reading any body."""
 FORM_ERRORS = (*BODY_ERRORS, 415)
@@ -283,6 +283,6 @@ class Api(FastAPI):
             schemas = schema["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
-            schemas["Failure"] = ChannelError.model_json_schema()
+            schemas["ChannelError"] = ChannelError.model_json_schema()
             schema["components"]["securitySchemes"] = _SECURITY_SCHEMES
         return {**self.openapi(), "servers": [{"url": root or "/"}]}

@@ -96,7 +96,7 @@ class Batches:
 
     @property
     def _can_detect_start(self) -> bool:
-        """True if all handlers are still wrapped by `mark_start`, which records their start.
+        """True if `wrap_to_mark_start` still wraps all handlers, and so records their start.
 
         Another broker's subscriber may have wrapped a handler again. Splitting the batch then could
         redeliver messages that the handler has already processed.

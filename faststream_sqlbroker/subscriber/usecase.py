@@ -275,7 +275,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _make_consumer(self) -> QueueConsumer:
         """Create the loops that claim messages, run the handler or the forward, and settle.
 
-        A test replaces `Consumer` by `make_consumer`.
+        A test replaces `QueueConsumer` by `make_consumer`.
         """
         outer: Any = self._outer_config
         settings = self._make_settings()

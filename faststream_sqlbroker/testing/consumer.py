@@ -28,7 +28,7 @@ class SteppedConsumer(QueueConsumer):
         settings: SubscriberSettings,
         **options: Any,
     ) -> None:
-        """Create the parts; `pump` is a `Pump`, `settings` and `options` are as in `Consumer`.
+        """Create the parts; `pump` is a `Pump`, `settings` and `options` are as in `QueueConsumer`.
 
         Unless `time_passes`, no batch waits to be filled, which would take forever.
         """

@@ -189,7 +189,7 @@ def _compare_with_database(
     name: str | None,
     is_selected: Callable[[ExportWindow], bool],
 ) -> tuple[dict[str, str], int]:
-    """Compute `VerifyResult.lacking` and `VerifyResult.uncovered`.
+    """Compute `VerifyResult.missing` and `VerifyResult.uncovered`.
 
     Only windows whose counts differ from the record are listed row by row. If the listing by the
     index on times disagrees with the counts, the rows are listed again by their computed window,

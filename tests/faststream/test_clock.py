@@ -103,7 +103,7 @@ async def test_all_parts_have_the_clock_of_their_broker(
             "LockManager",
             "DirectClaimer",
             "Registration",
-            "Consumer",
+            "QueueConsumer",
             "Inflight",
         ),
         *(

@@ -165,7 +165,7 @@ def load_payload(value: Any) -> bytes:
 
 
 def get_statement_suffix(suspect_rule: SuspectRule | None) -> str:
-    """Return the end of the name of the claim statement for `suspicion`."""
+    """Return the end of the name of the claim statement for `suspect_rule`."""
     if suspect_rule is None:
         return ""
     return "_apart" if suspect_rule.report else "_others"

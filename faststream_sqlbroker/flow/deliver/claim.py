@@ -287,7 +287,7 @@ class Claimer:
     ) -> ClaimResult:
         """Claim up to `limit` rows from `pairs` of queue and priority, by their order or weights.
 
-        With `suspicion`, messages that may have killed their process (suspects) are not leased,
+        With `suspect_rule`, messages that may have killed their process (suspects) are not leased,
         only reported.
         """
         if self._scheduler is None:

@@ -72,7 +72,7 @@ class PullJobs:
         """Publish by `write`, which gets the channel with the rows.
 
         `subscribed` returns the queues of this process's subscribers, each with its worker's name.
-        Without `polls` there is no loop: a request finds expired jobs itself.
+        Without `has_poll_loop` there is no loop: a request finds expired jobs itself.
 
         Raises:
             SetupError: finished jobs are not archived, or a subscriber has the queue of a pull
@@ -85,7 +85,7 @@ class PullJobs:
             )
         self.store = store
         self._write = write
-        self._polls = has_poll_loop
+        self._has_poll_loop = has_poll_loop
         self._wakeups = wakeups
         self._options = options
         self._subscribed = subscribed
@@ -101,7 +101,7 @@ class PullJobs:
 
     def start(self) -> None:
         """Start the loop; no effect while running."""
-        if self._polls and not self._loop.is_running:
+        if self._has_poll_loop and not self._loop.is_running:
             self._removed_policies.start(is_sleeping=False)
             self._loop.start(self._wakeups.outages)
 

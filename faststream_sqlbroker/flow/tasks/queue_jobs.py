@@ -59,7 +59,7 @@ class LongPolls:
     def __init__(
         self, store: "Store", wakeups: Wakeups, log: Log, *, has_poll_loop: bool = True
     ) -> None:
-        """Without `polls` only publishes of this process call waiters."""
+        """Without `has_poll_loop` only publishes of this process call waiters."""
         self._store = store
         self._wakeups = wakeups
         self._clock = wakeups.clock
@@ -233,7 +233,7 @@ class RemoteConsumer:
         recorder: Recorder | None,
         has_poll_loop: bool,
     ) -> None:
-        """Publish by `write`, claim by `claimer`; `polls` as in `LongPolls`."""
+        """Publish by `write`, claim by `claimer`; `has_poll_loop` as in `LongPolls`."""
         self.store = store
         self._wakeups = wakeups
         self._claimer = claimer
