@@ -406,7 +406,7 @@ class SqlBroker(
             on_rescheduled=self._scheduler.wake,
             publish=self._publish_audited,
             get_process=self._get_process_health,
-            get_surroundings=self._get_process_info,
+            get_process_info=self._get_process_info,
             find_write_problem=self._write_path.check,
         )
 

@@ -330,19 +330,19 @@ class TransactionalDeliveries:
 
     def _log_abandoned(self, rows: Rows) -> None:
         """Log acked rows that are delivered again, because their COMMIT failed transiently."""
-        unfinished_rows = [
+        cut_off = [
             (row.id, row.outcome)
             for row in rows
             if isinstance(row.outcome, Abandon)
             and row.outcome.error is not None
             and not row.lease_lost
         ]
-        if not unfinished_rows:
+        if not cut_off:
             return
-        first, outcome = unfinished_rows[0]
+        first, outcome = cut_off[0]
         self._log(
             logging.WARNING,
-            f"the handler's work for messages {[i for i, _ in unfinished_rows]} could not be committed "
+            f"the handler's work for messages {[i for i, _ in cut_off]} could not be committed "
             f"and is rolled back; they are delivered again in {outcome.delay:.1f} s: "
             f"{outcome.error}",
             message_id=first,
