@@ -54,11 +54,11 @@ DIALECTS: dict[str, Dialect] = {
     "SQLite": sqlite.dialect(),
 }
 OTHER_COLUMNS = {
-    "lease_token": "the fence: who settles the message must have it",
-    "policy_marks": "what policies have done with it, as bits",
-    "claimable": "1 if it can be claimed; generated, in place of a partial index",
+    "lease_token": "the fence: required to settle the message",
+    "policy_marks": "bits: the policies that have handled the message",
+    "claimable": "1 if the message can be claimed; generated, replaces a partial index",
 }
-"""Columns that readers of the archive do not have."""
+"""Columns that the readers of the archive do not return."""
 
 
 @cache
@@ -98,10 +98,15 @@ def _arguments(function: Any) -> list[list[str]]:
 
 
 def _default(function: Any, name: str) -> str:
-    """A default as it is written; of a constant its value, and nothing for one that is no value."""
+    """Return the default for a cell of the table: the value of a constant, "not set" for None.
+
+    The cell is empty if the argument is required, or if its default is only a marker such as EMPTY.
+    """
     text = str(function.parameters[name].default or "")
     if text.isidentifier() and text.isupper():
         text = repr(getattr(import_module(function.module.path), text))
+    if text == "None":
+        return "not set"
     return "" if text in {"", "EMPTY"} or text.startswith("<") else _code(text)
 
 
@@ -149,7 +154,7 @@ def strategies() -> str:
         fields = [f for f in vars(each)["__dataclass_fields__"].values() if f.name[0] != "_"]
         own = [f.name for f in fields if f.name not in LIMITS]
         rows.append([_code(each.__name__), ", ".join(map(_code, own)), _line(each.__doc__ or "")])
-    return _table(("strategy", "arguments of its own", "delay after attempt *n*"), rows)
+    return _table(("strategy", "own arguments", "delay after attempt *n*"), rows)
 
 
 LIMITS = ("max_attempts", "max_total_delay_seconds", "retry_on", "no_retry_on")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.checker import RULES
 from tools import reliability
-from tools.reliability import ROOT, Book, Matrix, Result, code, fingerprint, render
+from tools.reliability import LABELS, ROOT, Book, Matrix, Result, code, fingerprint, render
 
 CELL = reliability.ORDER[0]
 
@@ -60,7 +60,7 @@ def test_the_fingerprint_changes_with_a_line_and_not_with_the_machines_own_tests
 
 def test_the_page_says_on_what_a_cell_was_run() -> None:
     page = render([result()], "new")
-    [row] = [line for line in page.splitlines() if line.startswith(f"| {CELL[0]} |")]
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {LABELS[CELL[0]]} |")]
     assert "PostgreSQL 15.14" in row
     assert "other code" not in row
     assert "Code `new`" in page
@@ -69,7 +69,7 @@ def test_the_page_says_on_what_a_cell_was_run() -> None:
 
 def test_the_page_marks_what_was_run_with_other_code() -> None:
     page = render([result(code="old")], "new")
-    [row] = [line for line in page.splitlines() if line.startswith(f"| {CELL[0]} |")]
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {LABELS[CELL[0]]} |")]
     assert "**other code**" in row
 
 

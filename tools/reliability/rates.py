@@ -21,6 +21,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "throttle_rates.j
 RUNS = 3
 REPEATS = 2
 """How often a case's runs are repeated whose machine was too busy."""
+UNDISTURBED = "undisturbed"
+"""Name in the document of the disturbance `none`."""
 Admin = Mapping[str, Engine | str | None]
 """An administrator's engine for each kind of database, or why there is none."""
 
@@ -98,14 +100,14 @@ def render(code: str, cases: Iterable[Mapping[str, Any]] | None = None) -> list[
     targets = ", ".join(f"{how} {least}" for how, least in LEAST.items())
     return [
         "",
-        "## What a Throttle keeps of its rate",
+        "## How much of its rate a Throttle keeps",
         "",
         f"`Throttle({RATE}, per={PER:g})` in one process with four workers, next to a plain queue;",
-        f"medians of {RUNS} runs. Blocked: the event loop stands still for 0.3 s at a time.",
-        "Jitter: each statement takes 20 to 150 ms longer. Stopped: the process does not run for",
-        "half of each second. The lag is what `explain` tells; less than a twentieth of the",
-        "period counts as none; the load is that of the machine. Targets: of N",
-        f"{targets};",
+        f"medians of {RUNS} runs. Blocked: the event loop is blocked for 0.3 s at a time.",
+        "Jitter: each statement takes 20 to 150 ms longer. Stopped: the process is stopped for",
+        "half of each second. The lag is the lag that `explain` reports; below a twentieth of",
+        "the period it counts as 0. The load is the load of the machine. Targets: of N",
+        f"{targets.replace('none', UNDISTURBED)};",
         f"of N / (per + lag) {LEAST_WITH_LAG}; never more than {RATE} starts in a period.",
         "",
         "| disturbance | database | of N | with lag | lag | over | plain | targets | run on |",
@@ -124,5 +126,6 @@ def _row(case: Mapping[str, Any], code: str) -> str:
         )
     targets = "; ".join(f"**{each}**" for each in _problems(case)) or "reached"
     other = "" if case["code"] == code else ", **other code**"
-    name = f"| {case['disturbance']} | {case['kind']} |"
+    disturbance = case["disturbance"].replace("none", UNDISTURBED)
+    name = f"| {disturbance} | {case['kind']} |"
     return f"{name} {figures} | {targets} | {case['ran_on']}{other} |"
