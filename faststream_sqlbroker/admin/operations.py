@@ -62,7 +62,7 @@ class AdminOperations:
             on_rescheduled: Called when an operator has changed a schedule, for this process.
             publish: Publishes with the broker's codec, middlewares and limits.
             get_process: Returns the health of this process.
-            get_surroundings: Returns what surrounds this process: wake-ups, relays, state.
+            get_process_info: Returns the wake-ups, the relays and the state of this process.
             find_write_problem: Returns why the database takes no writes.
         """
         self._store = store

@@ -236,7 +236,7 @@ class SqlBrokerServing:
                     log=self._log_of_loops,
                     recorder=self._recorder,
                     # A test advances its own time and polls explicitly.
-                    polls=self._under_test is None,
+                    has_poll_loop=self._under_test is None,
                     **more(),
                 )
                 self._http_jobs.append(by_store[self._store])

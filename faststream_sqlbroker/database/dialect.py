@@ -143,7 +143,7 @@ class Dialect(DialectOperations):
         The work needs a transaction of its own. Locked rows are skipped. With `prefetch`, the first
         `prefetch.start_count` rows are leased for `lease` seconds. The others wait in the process
         for a worker: they are leased for `prefetch.lease`, with `ClaimedMessage.prefetched` set.
-        With `suspect_rule`, no suspect is leased. A suspect is a message that has lost its lease twice
+        With `suspect_rule`, no suspect is leased. A suspect is a message that lost its lease twice
         or more and may kill its process, so it must run alone: a crash would count against every
         message that runs at the same time.
         """

@@ -265,7 +265,7 @@ class DialectOperations(ClaimedRows, ABC):
     ) -> ClaimedMessages:
         """Lease the unlocked rows of `ids` that are due in `queues`, in any order.
 
-        With `suspect_rule`, no suspect is leased: a message that may have killed its process must run
+        With `suspect_rule`, no suspect is leased: a message that may have killed its process runs
         alone.
         """
 

@@ -310,8 +310,8 @@ class Store:
         """Lease up to `limit` due rows of `pairs` for `lease` seconds.
 
         The rows are ordered by pair, due time and id. With `prefetch`, only its first rows get
-        `lease`; the others wait for a worker and get `prefetch.lease`. With `suspect_rule`, suspects
-        (messages that may have killed their process) are skipped, because they must run alone.
+        `lease`; the others wait for a worker and get `prefetch.lease`. With `suspect_rule`,
+        messages that may have killed their process (suspects) are skipped: they must run alone.
         """
         if not pairs or limit < 1:
             return ClaimedMessages()

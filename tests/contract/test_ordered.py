@@ -21,12 +21,12 @@ async def claim(
     limit: int = 10,
     *queues: str,
     cursors: Cursors | None = None,
-    suspicion: SuspectRule | None = None,
+    suspect_rule: SuspectRule | None = None,
 ) -> tuple[list[ClaimedMessage], float | None, Cursors]:
     pairs = [p for p in await bench.store.find_ready_pairs(queues or ("q",)) if p.due_in <= 0]
     given = cursors or Cursors()
     return await bench.store.claim_ordered(
-        pairs, limit, LEASE, uuid4(), given, suspect_rule=suspicion
+        pairs, limit, LEASE, uuid4(), given, suspect_rule=suspect_rule
     )
 
 
@@ -269,7 +269,7 @@ async def test_suspects_are_left_alone_and_hold_their_key(bench: Bench) -> None:
     await bench.execute(
         f"UPDATE message SET deliveries_count = 2 WHERE {bench.quoted('key')} = 'a'"
     )
-    rows, _, _ = await claim(bench, suspicion=SuspectRule(report=False))
+    rows, _, _ = await claim(bench, suspect_rule=SuspectRule(report=False))
     assert [row.id for row in rows] == [b]
 
 

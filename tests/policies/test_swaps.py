@@ -273,7 +273,7 @@ def test_slots_are_spent_by_what_starts() -> None:
 
 def test_suspects_are_left_alone_and_spend_nothing() -> None:
     found = seen(candidate(1, lost_leases=2), candidate(2))
-    claim, swap = decided(found, Throttle(1, per="1h"), suspicion=SuspectRule())
+    claim, swap = decided(found, Throttle(1, per="1h"), suspect_rule=SuspectRule())
     assert swap is not None
     assert swap.ids == [2]
     assert set(claim.build_result().suspects) == {1}

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class Mode(Enum):
     """Mode of the next claim, which may poll first; `TRANSITIONS` lists all changes."""
 
-    START = "looks first: only priority 0 is known so far"
-    POLL = "looks first, whatever wakes it"
-    IDLE = "looks first, unless a wake-up arrives"
-    GUESS = "claims from the known pairs of the queues in a wake-up, looks if it gets no row"
-    FOLLOW = "claims from the pairs that the last look found, looks again when that is old"
-    BLIND = "claims from all known pairs; looks are slow and run in the background"
+    START = "polls first: only priority 0 is known so far"
+    POLL = "polls first, whatever wakes it"
+    IDLE = "polls first, unless a wake-up arrives"
+    GUESS = "claims from the known pairs of the queues in a wake-up, polls if it gets no row"
+    FOLLOW = "claims from the pairs that the last poll found, polls again when that is old"
+    BLIND = "claims from all known pairs; polls are slow and run in the background"
 
 
 class ModeEvent(Enum):
@@ -39,12 +39,12 @@ class ModeEvent(Enum):
     WOKEN = "wake-up"
     CHANGED = "other queues are open"
     GUESSED = "the claim is sent"
-    POLLED = "a look is sent"
+    POLLED = "a poll is sent"
     FEWER = "fewer rows than requested"
-    QUICK = "a look was quick"
-    SLOW = "a look was slow"
-    UNANSWERED = "a look failed for a transient reason"
-    BROKEN = "a look failed for another reason"
+    QUICK = "a poll was quick"
+    SLOW = "a poll was slow"
+    UNANSWERED = "a poll failed for a transient reason"
+    BROKEN = "a poll failed for another reason"
 
 
 # The mode is FOLLOW from the moment a poll is sent, so that events during the poll count.
