@@ -67,13 +67,13 @@ def _loaded() -> griffe.Object:
 
 
 def _source(thing: type) -> Any:
-    """What griffe has read of a class."""
+    """Return griffe's description of a class, with its docstrings."""
     path = f"{thing.__module__}.{thing.__qualname__}"
     return _loaded()[path.removeprefix("faststream_sqlbroker.")]
 
 
 def _line(text: str) -> str:
-    """A docstring as the cell of a table."""
+    """Return a docstring as a single line for the cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -88,7 +88,7 @@ def _code(value: object) -> str:
 
 
 def _arguments(function: Any) -> list[list[str]]:
-    """Name, default and meaning of what `function` documents under Args."""
+    """Return name, default and meaning of the arguments that `function` documents."""
     sections = [s for s in function.docstring.parse("google") if s.kind.value == "parameters"]
     return [
         [_code(a.name), _default(function, a.name), _line(a.description)]
@@ -111,7 +111,7 @@ def _default(function: Any, name: str) -> str:
 
 
 def _attributes(*classes: type) -> list[list[str]]:
-    """Name and docstring of each attribute."""
+    """Return name and docstring of each attribute."""
     return [
         [_code(name), _line(member.docstring.value)]
         for each in classes
@@ -158,7 +158,7 @@ def strategies() -> str:
 
 
 LIMITS = ("max_attempts", "max_total_delay_seconds", "retry_on", "no_retry_on")
-"""What all strategies have."""
+"""Arguments of all strategies; their own table is in retry.md."""
 
 
 def policies() -> str:
@@ -167,11 +167,11 @@ def policies() -> str:
     for each in POLICIES:
         function = _source(each)["__init__"]
         for parameter in list(function.parameters)[1:]:
-            told = {row[0]: row[2] for row in _arguments(function)}
+            meanings = {row[0]: row[2] for row in _arguments(function)}
             name = _code(parameter.name)
             first = _line(function.docstring.value.split("\n\n")[0])
             default = _default(function, parameter.name)
-            rows.append([_code(each.__name__), name, default, told.get(name, first)])
+            rows.append([_code(each.__name__), name, default, meanings.get(name, first)])
     return _table(("policy", "argument", "default", "meaning"), rows)
 
 
@@ -246,7 +246,7 @@ def columns() -> str:
 
 
 def _columns(*, mysql: bool) -> dict[str, tuple[Column[Any], str]]:
-    """Each column, and which table has it."""
+    """Return each column, and the table or tables that have it, by name."""
     tables = build_tables(SqlBrokerSchemaConfig(), dialect_name="mysql" if mysql else "postgresql")
     found: dict[str, tuple[Column[Any], str]] = {c.name: (c, "message") for c in tables.message.c}
     for c in () if tables.archive is None else tables.archive.c:
@@ -269,7 +269,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("errors.md", "errors"): errors,
     ("tables.md", "columns"): columns,
 }
-"""(page, name of the block in it), and what makes it."""
+"""Functions that render the generated blocks, by page and name of the block."""
 
 
 if __name__ == "__main__":

@@ -68,7 +68,13 @@ def parse_whole_number(value: object) -> int:
 
 
 def _parse_row_id(text: str) -> int:
-    # Other forms of the same number would be aliases of one message.
+    """Return the id of a message or job in a path; only the canonical decimal form is valid.
+
+    Other forms of the same number, such as 007, would be aliases of one message.
+
+    Raises:
+        ValueError: the text is not an id; the caller responds with 404.
+    """
     if text.isascii() and text.isdecimal() and str(int(text[:20])) == text:
         number = int(text)
         if number <= MAX_ID:
@@ -143,9 +149,10 @@ def _describe_responses(
 
 
 class _ParsedRequest(Request):
-    """A request whose body was parsed already.
+    """A request that hands an already parsed body to FastAPI.
 
-    FastAPI takes the body as JSON, regardless of the Content-Type.
+    `OperationRoute` has read the body within the limits, and may have parsed a form. Without the
+    Content-Type FastAPI takes the body as JSON, and calls `json`.
     """
 
     def __init__(self, request: Request, content: Mapping[str, Any]) -> None:
@@ -181,7 +188,11 @@ class OperationRoute(APIRoute):
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Any]:
-        """Return FastAPI's handler, wrapped in authentication and body limits."""
+        """Return FastAPI's handler, wrapped in authentication and body limits.
+
+        FastAPI calls this once, when the route is created. The wrapper authenticates first, so that
+        only known callers can make the server read a body.
+        """
         # A body without a Content-Type is JSON.
         self.strict_content_type = False
         handle_parsed = super().get_route_handler()

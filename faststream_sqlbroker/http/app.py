@@ -158,12 +158,17 @@ class HttpApp:
         """Serve a connection."""
         service = self._service
         if scope["type"] == "http" and service.jobs is not None and not service.is_stopped():
-            # A mounted application gets no lifespan event when the server starts.
+            # A mounted application gets no lifespan event, so the loop that queues expired jobs
+            # again starts with the first request; later calls have no effect.
             service.jobs().start()
         await self._app(scope, receive, send)
 
     async def _serve_unless_stopped(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The process is alive without its broker; the readiness probe reports the rest.
+        """Answer 503 after the broker has stopped, except on the paths of probes.
+
+        The process may live on without its broker: then it is alive, and the readiness probe
+        reports that it is not ready.
+        """
         is_stopped = scope["type"] == "http" and self._service.is_stopped()
         if is_stopped and not scope["path"].endswith(PROBE_PATHS):
             await Problem(503, STOPPED_MESSAGE).to_response()(scope, receive, send)
@@ -172,7 +177,11 @@ class HttpApp:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Start and stop the jobs of an application that runs alone."""
+        """Start and stop the background loops of channels and queues.
+
+        Only an application that runs alone gets lifespan events. A mounted application starts its
+        loops with requests, see `__call__`.
+        """
         active_jobs = [
             get_jobs()
             for get_jobs in (self._service.jobs, self._service.queues)

@@ -167,8 +167,8 @@ class BasicAuth:
         if login is None:
             return None
         name, password = login
-        # An unknown name costs as much as a known name, and always the same decoy, so that the
-        # response time does not reveal whether the name exists.
+        # An unknown name costs a hash like a known name. It always gets the same decoy, because
+        # users may have hashes of different cost: a varying response time would reveal the decoy.
         decoy = self._decoys[hash(name) % len(self._decoys)]
         user, stored = self._users.get(name, (None, decoy))
         if user is None or not self._verified.has(*login):
@@ -181,6 +181,13 @@ class BasicAuth:
         return user
 
     async def _is_password_right(self, stored: StoredPassword, password: str) -> bool:
+        """Return True if `password` matches, hashing at most `MAX_HASHES` passwords at a time.
+
+        Anyone can cause a hash by sending credentials, so few requests may wait for one.
+
+        Raises:
+            Problem: `MAX_WAITING` requests wait already (503).
+        """
         if self._waiting >= MAX_WAITING:
             text = f"the server already checks {MAX_WAITING} passwords: try again in a second"
             raise Problem(503, text, {"Retry-After": "1"})

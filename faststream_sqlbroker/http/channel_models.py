@@ -172,7 +172,7 @@ class MirroredRecord(ResponseBody):
 
 
 class Mirrored(ResponseBody):
-    """Up to 100 records."""
+    """At most 100 records."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"Result": []}]})
 

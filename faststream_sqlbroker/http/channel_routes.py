@@ -356,6 +356,7 @@ def _format_refusal(changed: ChangeResult, next_state: PullJobState, has_timeout
 
 
 def _create_push_problem(queue: str) -> Problem:
+    """Return the problem of a request for jobs of a push consumer, whose queue has subscribers."""
     text = (
         f"this is a push consumer: subscribe to the queue {queue!r}, or ask an administrator to "
         "change it by PUT with type=pull"
@@ -372,12 +373,17 @@ def _create_no_job_problem(job: int) -> Problem:
 def _create_registration_response(
     registered: RegisteredEndpoint, content: dict[str, Any]
 ) -> Response:
+    """Return 201 for a new channel or consumer, else 200; the body has a new token, if any."""
     if registered.new_token is not None:
         content["Token"] = registered.new_token
     return JSONResponse(content, 201 if registered.created else 200)
 
 
 def _to_job_json(job: PullJob) -> dict[str, Any]:
+    """Convert a job to the JSON of webhook-broker.
+
+    The content type ends in ";base64" exactly if the payload is base64.
+    """
     header = job.headers.get("content-type")
     content_type = header if isinstance(header, str) else "application/octet-stream"
     # A producer may have sent a type with this suffix, so the payload must be base64.

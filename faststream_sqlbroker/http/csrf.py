@@ -64,6 +64,11 @@ class Csrf:
 
 
 def _is_cross_site(headers: Headers) -> bool:
+    """Return True if a browser says that a page of another site sent the request.
+
+    Programs other than browsers send neither Origin nor Sec-Fetch-Site, so they count as same-site.
+    "none" in Sec-Fetch-Site is a request that the user started, for example from a bookmark.
+    """
     host = headers.get("host", "")
     origin = headers.get("origin", f"http://{host}").lower()
     is_same_origin = origin in {f"http://{host}".lower(), f"https://{host}".lower()}
@@ -74,6 +79,7 @@ def _is_cross_site(headers: Headers) -> bool:
 
 
 def _may_be_browser(headers: Headers, method: str) -> bool:
+    """Return True if a browser may have sent the write, so that a CSRF token is needed."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     # A browser sends a POST of a form's type from any page, without a preflight request.
     is_form = method == "POST" and media_type != "application/json"

@@ -38,7 +38,7 @@ class DiagnosisRoutes:
         return HTMLResponse(render_page(await self._run_diagnosis()))
 
     async def _run_diagnosis(self) -> Diagnosis:
-        # Run one at a time, because each run takes several connections.
+        """Run the diagnosis. Runs are sequential, because each takes several connections."""
         async with self._lock:
             return await self._admin().diagnosis(timeout=LIMIT)
 

@@ -102,9 +102,16 @@ class AccessControl:
         return user, fields
 
     async def _authorize_user(self, request: Request, role: Role) -> User:
+        """Authenticate the request, and check the role; the caller checks the CSRF token.
+
+        A request without Basic credentials is not a guess. It skips the lockout, which must not
+        affect users of proxies and sessions.
+
+        Raises:
+            Problem: the user is unknown (401), lacks the role (403), or failed too often (429).
+        """
         login = parse_credentials(request)
         if login is None:
-            # This is not a guess, so a lockout must not affect users of proxies and sessions.
             user = await self._find_user(request)
             if user is None:
                 raise Problem(401, NO_CREDENTIALS, _CHALLENGE)
@@ -117,6 +124,11 @@ class AccessControl:
         return user
 
     async def _log_in(self, request: Request, name: str, password: str) -> User:
+        """Authenticate Basic credentials, and count a wrong password against the address.
+
+        Raises:
+            Problem: the password is wrong (401), or the address is locked out (429).
+        """
         address = find_client_address(request, self._proxies)
         pair = (address, name[:MAX_NAME])
         self._check_login(*pair, password)
@@ -140,9 +152,14 @@ class AccessControl:
         return user
 
     def _check_login(self, address: str, name: str, password: str) -> None:
-        """Refuse an address that has failed too often, except for recently verified passwords.
+        """Refuse a locked-out address, unless this password was right from there recently.
 
-        Authentication then checks these passwords again.
+        The exception lets users work who share the address with an attacker. The password is still
+        authenticated afterwards. Guesses at a name during a lockout are counted; beyond their limit
+        the right password is refused as well, so that a lockout cannot be used to find it.
+
+        Raises:
+            Problem: the address has failed too often (429).
         """
         is_right = self._verified_passwords.has(address, name, password)
         if is_right and not self._lockout_guesses.is_exceeded(address, name):
@@ -157,6 +174,11 @@ class AccessControl:
             raise
 
     async def _find_user(self, request: Request) -> User | None:
+        """Return the user, or None if no authenticator knows the request.
+
+        Raises:
+            Problem: an authenticator of the application has a defect, which is logged (500).
+        """
         try:
             return await find_user(self._authenticators, request)
         except SetupError as error:
@@ -229,6 +251,7 @@ class AccessControl:
             ) from None
 
     def _log_failure(self, address: str, name: str) -> None:
+        """Log a failed authentication; the name and the address come from the caller."""
         display_name = replace_invisible(name[:MAX_NAME])
         self.log_warning(
             f"HTTP: wrong password or token for {display_name!r} from {replace_invisible(address)}"

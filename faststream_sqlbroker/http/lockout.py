@@ -60,6 +60,7 @@ class FailureCounter:
             raise Problem(429, text, {"Retry-After": str(wait)})
 
     def _get_counts(self) -> Counter[tuple[str, ...]]:
+        """Return the counts of the current minute; a new minute starts with empty counts."""
         period = self._clock() // WINDOW
         if period != self._period:
             self._period = period
@@ -96,7 +97,10 @@ class VerifiedSecrets:
 
 
 def are_random(tokens: Sequence[str]) -> bool:
-    """Return True if no token can be guessed, because all have the length of generated tokens."""
+    """Return True if all tokens have the length of generated tokens, which cannot be guessed.
+
+    Shorter tokens are chosen by people in the configuration.
+    """
     return all(len(token) >= RANDOM_TOKEN_LENGTH for token in tokens)
 
 

@@ -92,6 +92,13 @@ def _to_json_value(value: Any) -> Any:
 
 
 def _check_filters(request: Request) -> None:
+    """Refuse unknown and repeated query parameters.
+
+    A misspelt filter would otherwise be ignored, and the request would match too many messages.
+
+    Raises:
+        Problem: a parameter is unknown or repeated (400).
+    """
     query = request.query_params
     if unknown := set(query) - set(FILTERS):
         raise Problem(400, f"the query may only have Lookup and Info, got {min(unknown)[:80]!r}")

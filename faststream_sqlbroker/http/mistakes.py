@@ -50,6 +50,10 @@ def create_problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] |
 def _format_mistake(
     error: Mapping[str, Any], loc: Sequence[int | str], path: str, model: type[BaseModel] | None
 ) -> str:
+    """Describe an error of Pydantic in a sentence; `path` is the formatted `loc`.
+
+    Values of `SECRET_FIELDS` are described by their type only.
+    """
     kind = error["type"]
     value = error["input"]
     name = next((str(part) for part in loc if part in REQUIREMENTS), str(loc[-1]))

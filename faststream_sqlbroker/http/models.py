@@ -126,7 +126,7 @@ class NewMessages(RequestBody):
 
 
 class Reserve(RequestBody):
-    """How many messages to reserve, and for how long."""
+    """The number of messages to reserve, and the length of the leases."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10, "wait": 20}]})
 

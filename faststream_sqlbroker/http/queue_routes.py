@@ -167,6 +167,14 @@ class QueueRoutes:
     async def _claim_while_connected(
         self, request: Request, queue: str, body: models.Reserve
     ) -> list[ClaimedMessage]:
+        """Claim messages, and stop the wait when the client disconnects.
+
+        Messages claimed for a client that has left are released immediately; otherwise they would
+        stay leased until their leases expire.
+
+        Raises:
+            Problem: the client has disconnected (400).
+        """
         claim_task = asyncio.ensure_future(
             self._jobs.reserve(queue, limit=body.limit, lease=body.lease_seconds, wait=body.wait)
         )
@@ -276,7 +284,11 @@ def _create_row(queue: str, message: models.PublishRequest) -> Row:
 
 
 def _encode_body(model: models.Body) -> tuple[bytes, str | None]:
-    """Return the bytes of a body, and their content type."""
+    """Return the bytes of a body to store, and their content type.
+
+    Raises:
+        Problem: the body does not fit its encoding (400).
+    """
     content_type = model.content_type or _CONTENT_TYPES[model.encoding]
     body = model.body
     try:
@@ -301,6 +313,11 @@ def _encode_body(model: models.Body) -> tuple[bytes, str | None]:
 
 
 def _create_replacement(result: models.Body) -> Callable[[ClaimedMessage], Replacement]:
+    """Return a function that replaces the body of a committed message in the archive.
+
+    The headers are only known when the row is locked, so the caller gets a function. The content
+    type of the old body is dropped.
+    """
     payload, content_type = _encode_body(result)
 
     def replace_body(row: ClaimedMessage) -> Replacement:
@@ -344,6 +361,7 @@ def _parse_outcome(body: models.Rollback) -> Outcome:
 
 
 def _create_settled_response(settlement: Settlement | None) -> Response:
+    """Return the new state of the message, or refuse the request if the lease was lost."""
     if settlement is None:
         raise _create_lost_problem()
     state = "PENDING" if settlement.state is None else settlement.state.name
@@ -356,6 +374,7 @@ def _create_lost_problem() -> Problem:
 
 
 def _to_message_json(row: ClaimedMessage, lease: float) -> dict[str, Any]:
+    """Convert a claimed row to the JSON of `ReservedMessage`; the lease starts with the claim."""
     # Keep JSON as text: large numbers would lose digits.
     body, is_base64 = encode_body(row.payload)
     content_type = row.headers.get(CONTENT_TYPE)

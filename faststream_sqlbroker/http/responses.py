@@ -121,6 +121,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
 
 
 def _create_too_large_problem(received: str, limits: BodyLimits) -> Problem:
+    """Return the problem, which closes the connection: the rest of the body is not read."""
     text = (
         f"the body must have at most {limits.max_bytes} bytes (max_body), got {received}: "
         "send less at a time"

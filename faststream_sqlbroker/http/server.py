@@ -75,6 +75,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _start_head_timer(self) -> None:
+        """Abort the connection unless the head of the next request arrives in time."""
         _cancel_timer(self._head_timer)
         # Abort instead of close, which would wait for a client that does not read its response.
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self.transport.abort)
@@ -95,7 +96,10 @@ class Server(uvicorn.Server):
     """A server that answers waiting requests before the stop."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End waiting requests, and stop."""
+        """Answer requests that wait for messages, and stop.
+
+        Without this, the server would wait for long polls up to its graceful timeout.
+        """
         # Other applications, such as the probes alone, have no waiting requests.
         end_waits = getattr(self.config.app, "end_waits", None)
         if end_waits is not None:

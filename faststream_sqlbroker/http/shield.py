@@ -54,6 +54,7 @@ class SecurityMiddleware:
             return
 
         async def send_with_headers(message: Scope) -> None:
+            """Add the security headers to the start of the response."""
             if message["type"] == "http.response.start":
                 headers = [
                     (name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()

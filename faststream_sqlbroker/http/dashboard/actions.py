@@ -229,7 +229,14 @@ class BulkJobs:
         return self._follow_job(page_request, job.id, "undoing")
 
     def _mark_used(self, signature: str, made_at: float) -> None:
-        """Refuse a second click, and a page that was left open for too long."""
+        """Mark a plan as started, and refuse a plan that is old or was started before.
+
+        This prevents a second click from starting the same job twice. The signature identifies the
+        plan; only this process remembers it.
+
+        Raises:
+            Problem: the plan is older than 15 minutes, or was started in this process (409).
+        """
         now = time()
         if now - made_at > PLAN_LIFETIME:
             raise Problem(409, "the dry run is older than 15 minutes: repeat it")
@@ -258,14 +265,22 @@ class BulkJobs:
         return ActionResult(f"/ui/jobs/{job_id}", note)
 
     async def _run_work(self, work: Awaitable[Job]) -> None:
+        """Work on a job until the end; errors are logged and not raised.
+
+        The task has no caller. The job is stored, so another process can continue it.
+        """
         try:
             await work
         except SqlBrokerError as error:
-            # The job is stored, so other processes continue it.
             self._log(logging.WARNING, f"HTTP: this process stopped working on a bulk job: {error}")
 
 
 async def _plan_action(page_request: DashboardRequest, action: str, search: dict[str, Any]) -> Job:
+    """Run the dry run of a bulk action, and return the planned job.
+
+    Raises:
+        Problem: the action does not exist, or cannot change archived messages (400).
+    """
     admin = page_request.admin
     to = page_request.get_field("to")
     options: dict[str, Any] = {

@@ -99,6 +99,7 @@ async def load_audit(page_request: DashboardRequest, _live: "LiveUpdates") -> Pa
 
 
 def _get_next_cursor(jobs: list[Job]) -> str | None:
+    """Return the id to continue a list of jobs before, or None on the last page."""
     return jobs[-1].id if len(jobs) == PAGE_SIZE else None
 
 

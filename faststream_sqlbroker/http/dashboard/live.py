@@ -80,7 +80,10 @@ class LiveUpdates:
             raise Problem(503, text, {"Retry-After": "60"})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield events for a viewer: first all rows, then changed rows."""
+        """Yield events for a viewer: first all rows, then the changed rows of each poll.
+
+        The first viewer starts the poller, which all viewers share.
+        """
         if self._viewers >= MAX_VIEWERS:
             return  # Viewers that passed `check` at the same time were faster.
         self._viewers += 1
@@ -108,7 +111,11 @@ class LiveUpdates:
             self._viewers -= 1
 
     async def _run_poller(self) -> None:
-        # Never cancelled: a cancel during a statement would cost the connection.
+        """Poll the queues and wake the viewers, until the last viewer has left.
+
+        It ends by itself and is never cancelled: a cancel during a statement would cost the
+        connection. The next viewer starts a new poller.
+        """
         while self._viewers:
             started_at = monotonic()
             await self._poll()
@@ -120,6 +127,10 @@ class LiveUpdates:
             await asyncio.sleep(self._pause)
 
     async def _poll(self) -> None:
+        """Read the queues, and build the event that viewers get who saw the previous poll.
+
+        After an error the old rows stay, and the event has the problem.
+        """
         previous_rows = self._rows
         try:
             overviews = await self._read()
@@ -136,6 +147,7 @@ class LiveUpdates:
         )
 
     def _update_history(self, overviews: Sequence[QueueOverview]) -> None:
+        """Add a point to the sparkline of each queue, and drop the history of removed queues."""
         self.history = {
             overview.queue: self.history.get(overview.queue) or deque(maxlen=MAX_HISTORY)
             for overview in overviews
@@ -149,6 +161,7 @@ class LiveUpdates:
         }
 
     def _build_event(self, rows: Mapping[str, Row]) -> bytes:
+        """Return a server-sent event with `rows`: all queues, or only the changed queues."""
         # With the number of all queues, so that a page notices new and removed queues.
         data = {"rows": rows, "queues": len(self._rows), "totals": self._formatted_totals}
         text = json.dumps(data | {"problem": self._error})
@@ -156,7 +169,7 @@ class LiveUpdates:
 
 
 def format_row(queue: QueueOverview) -> dict[str, str]:
-    """Return the formatted cells of a queue."""
+    """Return the formatted cells of a queue by the `data-cell` names of the templates."""
     return {
         "ready": format_count(queue.ready),
         "delayed": format_count(queue.delayed),
@@ -171,7 +184,7 @@ def format_row(queue: QueueOverview) -> dict[str, str]:
 
 
 def format_totals(totals: Mapping[str, Any]) -> dict[str, str]:
-    """Return the formatted totals of the overview."""
+    """Return the totals of the overview by the `data-total` names of the template."""
     counts = {name: f"{totals[name]:,}" for name in ("ready", "in_flight", "delayed")}
     rates = {name: format_rate(totals[name]) for name in ("in", "out")}
     return counts | rates | {"oldest": format_length(totals["oldest"])}

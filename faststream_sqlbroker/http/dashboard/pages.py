@@ -48,12 +48,13 @@ async def load_overview(page_request: DashboardRequest, _live: "LiveUpdates") ->
 
 
 async def _count_recent_failures(page_request: DashboardRequest) -> Count:
+    """Count the messages that failed in the last hour, up to `MAX_FAILED`; 0 without an archive."""
     try:
         page = await page_request.admin.messages(
             state="FAILED", archived=True, since=RECENT_PERIOD, limit=MAX_FAILED
         )
     except SetupError:
-        return Count(0)  # There is no archive.
+        return Count(0)  # `admin` refuses the search if there is no archive.
     return Count(len(page.messages), "exact" if page.after is None else "at least")
 
 

@@ -101,6 +101,8 @@ class DashboardRoutes:
         ]
 
     def _create_page_handler(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler that authorises a viewer, and loads and renders the page."""
+
         async def handle(request: Request) -> Response:
             user = await self._access_control.authorize(request, Role.VIEWER)
             page_request = self._create_page_request(request, user, {})
@@ -125,6 +127,12 @@ class DashboardRoutes:
         )
 
     def _create_action_handler(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler that authorises an operator, runs the action and redirects.
+
+        A dry run returns a page instead. Afterwards all shared results are dropped, also if the
+        action failed, because it may have changed something.
+        """
+
         async def handle(request: Request) -> Response:
             user, fields = await self._access_control.authorize_form(
                 request, Role.OPERATOR, self._limits
@@ -145,6 +153,7 @@ class DashboardRoutes:
         return self._render_errors(handle)
 
     async def _stream_updates(self, request: Request) -> Response:
+        """Send live numbers to an open page for some seconds; then the page asks again."""
         await self._access_control.authorize(request, Role.VIEWER)
         self._live.check()
         return LiveResponse(self._live.stream())
@@ -176,6 +185,7 @@ class DashboardRoutes:
     def _create_page_request(
         self, request: Request, user: User, fields: Mapping[str, str]
     ) -> DashboardRequest:
+        """Return the input of a page or an action; `fields` of a form override the query."""
         return DashboardRequest(
             request=request,
             user=user,
@@ -189,6 +199,10 @@ class DashboardRoutes:
         )
 
     def _render_page(self, page_request: DashboardRequest, content: PageContent) -> Response:
+        """Render a page with the values that all pages need, such as user, role and CSRF token.
+
+        `note` in the address is a key of `NOTES`, so a link cannot bring its own text.
+        """
         values = {
             "user": page_request.user,
             "role": parse_role(page_request.user.role).name.lower(),
@@ -201,6 +215,7 @@ class DashboardRoutes:
         return self._render_template(page_request.request, content.template, values)
 
     def _render_error(self, request: Request, problem: Problem) -> Response:
+        """Render a problem as a page without user and actions: the caller may be unknown."""
         values = {"problem": problem, "user": None, "writes": False, "note": None}
         response = self._render_template(request, "error.html", values)
         response.status_code = problem.status

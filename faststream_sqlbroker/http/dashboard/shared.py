@@ -37,11 +37,10 @@ class SharedQuery(Generic[T]):
         return not self._lock.locked() and monotonic() >= self._fresh_until
 
     async def get(self) -> T:
-        """Return a recent result.
+        """Return a shared result, or run the query.
 
-        Its age is at most `PERIOD` seconds, or `REST` times the duration of its query.
-
-        Concurrent callers share one query. Raises what `read` raises.
+        A result is shared for `PERIOD` seconds, or for `REST` times the duration of its query if
+        that is longer. Concurrent callers wait for one query. Errors of `read` are raised.
         """
         async with self._lock:
             if not self._results or monotonic() >= self._fresh_until:
@@ -59,6 +58,11 @@ class SharedQuery(Generic[T]):
         self._fresh_until = float("-inf")
 
     async def _run_query(self) -> T:
+        """Run the query and share the result; the caller holds the lock.
+
+        The result of a slow query is shared for longer, so that the query runs for at most a tenth
+        of the time.
+        """
         changes = self._changes
         started_at = monotonic()
         result = await self.read()

@@ -39,7 +39,7 @@ function show(update) {
   refresh();
 }
 
-// Parts of a page that are not numbers of queues are read again, from the same address.
+// Request the page again, and replace the parts that are not live numbers of queues.
 async function refresh() {
   const parts = document.querySelectorAll(stale ? "[data-part]" : '[data-part=""]');
   if (!parts.length || Date.now() - refreshed < REFRESH) return;
@@ -58,7 +58,8 @@ async function refresh() {
   for (const part of parts) replace(part, page.getElementById(part.id));
 }
 
-// What has the focus, is selected or was filled in must not vanish under its reader.
+// Replace a part, unless the reader has selected text in the page, filled in a field of the part,
+// or focused an element that the new part does not have.
 function replace(part, fresh) {
   if (!fresh || fresh.innerHTML === part.innerHTML || !document.getSelection().isCollapsed) return;
   const filled = [...part.querySelectorAll("input")].some(

@@ -9,7 +9,7 @@ function rows() {
   return [...document.querySelectorAll("main tbody tr")];
 }
 
-// The link of a row has the focus, so Enter opens it; a row without one gets the focus itself.
+// Focus the link of the next or previous row, so that Enter opens it; without a link, the row itself.
 function choose(step) {
   const all = rows();
   if (!all.length) return;
