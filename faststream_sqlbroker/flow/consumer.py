@@ -293,7 +293,7 @@ class QueueConsumer:
             )
 
     def _start_life(self, *, pauses_known: bool) -> None:
-        """Start a new life of the subscriber, with new parts that hold nothing of an earlier one.
+        """Start a new life of the subscriber, with new parts that hold nothing of an earlier life.
 
         `pauses_known` is True if the paused queues are known, or if no heartbeat reports them; else
         the first claim waits for the heartbeat.
@@ -376,7 +376,7 @@ class QueueConsumer:
         return end is not None and (end.cancelled() or end.cancelling() > 0)
 
     def _make_worker(self) -> Worker:
-        """Create a worker; each replacement of a dead worker is a new object without its state."""
+        """Create a worker; the replacement of a dead worker is a new object without old state."""
         return Worker(
             self._store,
             self.inflight,
@@ -512,7 +512,7 @@ class QueueConsumer:
         )
 
     async def _end_outcomes(self, limit: float) -> None:
-        """Write the remaining outcomes within `limit` seconds; log those that could not be written.
+        """Write the remaining outcomes within `limit` seconds; log the unwritten messages.
 
         Their messages are delivered again when their leases expire.
         """
@@ -549,7 +549,7 @@ class QueueConsumer:
             await self._ack_first_tracker.stop(deadline)
 
     async def _end_unanswered(self, limit: float) -> None:
-        """Release rows of claims without an answer within `limit` seconds; no worker has them."""
+        """Release rows of claims without an answer, which no worker has, within `limit` seconds."""
         deadline = asyncio.get_running_loop().time() + limit
         if not await retry_until(self._fetcher.release_unanswered, deadline, self.inflight.clock):
             self._log(

@@ -108,7 +108,7 @@ class DebugLog:
         return bool(load_headers(stored).get(self._header))
 
     def _watch(self, message_id: int, queue: str, stored: Any) -> bool:
-        """Start to log the steps of a message; return False if too many messages request it.
+        """Start to log the steps of a message; return False if too many messages request the log.
 
         Steps of messages that are not watched are skipped. A message is watched once per process.
         """
@@ -130,7 +130,7 @@ class DebugLog:
 
     @_suppress_errors
     def _log_step(self, message_id: int, text: str, queue: str = "") -> None:
-        """Log a step of a watched message, with the milliseconds since its last step."""
+        """Log a step of a watched message, with the milliseconds since the last step."""
         watched = self._watched.get(message_id)
         if watched is None:
             return

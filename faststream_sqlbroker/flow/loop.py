@@ -127,7 +127,7 @@ class Outages:
                 self._end(kind, part, is_stopped=True)
 
     def _end(self, kind: str, part: Hashable, *, is_stopped: bool = False) -> None:
-        """Remove `part` from the outage; if it was the last, end the outage and log its summary."""
+        """Remove `part` from the outage; after the last part, end the outage and log a summary."""
         outage = self._outages[kind]
         del outage.failing[part]
         if outage.failing:
@@ -250,7 +250,7 @@ class Loop:
                 await self._pause(wait)
 
     async def _run_tick(self, stop_event: asyncio.Event) -> float | None:
-        """Call the tick; return its pause, or 0 after a failure and the pause that follows it."""
+        """Call the tick; return the pause until the next, or 0 after a failure and a back-off."""
         started_at = self._clock.monotonic()
         try:
             wait = await self._tick()

@@ -34,7 +34,7 @@ class SuspendedCoroutine:
         self._future = future
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Drive the coroutine in its own context, and close it if its task was abandoned."""
+        """Drive the coroutine in a separate context; close the coroutine of an abandoned task."""
         run = self._run
         coroutine = self._coroutine
         future = self._future
@@ -93,7 +93,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _close_coroutine(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Close `coroutine`, repeatedly if its `finally` blocks await or raise."""
+    """Close `coroutine`, repeatedly if `finally` blocks await or raise."""
     for _ in range(MAX_CLOSES):
         with suppress(Exception):  # it waits again, or fails
             coroutine.close()

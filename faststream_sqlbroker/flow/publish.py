@@ -73,7 +73,7 @@ class Publisher:
         return self._write_limited(self._limits, rows, connection=transaction, droppable=droppable)
 
     def _find_transaction(self, *, at_once: bool) -> HandlerTransaction | None:
-        """Return the handler's transaction to publish in; None to write in a separate one."""
+        """Return the handler's transaction to publish in; None for a separate transaction."""
         store = self._store
         if at_once:
             refuse_in_handler(store.dialect, store.engine, "with_ack=False", _OR_JOIN)
@@ -91,7 +91,7 @@ class Publisher:
         """Insert the rows that the publish limits admit; the other ids are None.
 
         In a handler's transaction a publish may wait for capacity only where other transactions can
-        write meanwhile, which is not so on SQLite.
+        write at that time, which is not so on SQLite.
         """
         if not rows:
             return []
@@ -117,7 +117,7 @@ class Publisher:
         return connection
 
     async def _write(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
-        """Insert `rows`, and log those that request the debug log."""
+        """Insert `rows`, and log rows that request the debug log."""
         if self._debug is None:
             return await self._insert_rows(rows, connection=connection)
         started_at = self._wakeups.clock.monotonic()
@@ -206,7 +206,7 @@ class Publisher:
         )
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
-        """Insert `rows` in a synchronous transaction, and log those with the debug header."""
+        """Insert `rows` in a synchronous transaction, and log rows with the debug header."""
         if not rows:
             return []
         if self._debug is None:

@@ -62,7 +62,7 @@ async def wait_through_cancel(task: "asyncio.Task[Any]", seconds: float) -> None
 
 
 async def _finish(task: "asyncio.Task[Any]", undo: Callable[[], Awaitable[object]] | None) -> None:
-    """Wait for the end of `task`, whose caller was cancelled, and undo its effect, if any.
+    """Wait for the end of `task`, whose caller was cancelled, and undo the effect, if any.
 
     After an `UnknownOutcomeError` there may be an effect. A result of None means that there is
     none.

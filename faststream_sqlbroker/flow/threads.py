@@ -43,7 +43,7 @@ class _ThreadCall:
     error: BaseException | None = None
 
     def run(self) -> None:
-        """Call the function in this thread, and keep its result or its error for `report`."""
+        """Call the function in this thread, and keep the result or the error for `report`."""
         if self.future.cancelled():
             return
         try:

@@ -146,7 +146,7 @@ class Wakeups:
                 hint(queues & registered)
 
     async def _watch(self) -> None:
-        """Check the callers' open transactions every 10 ms; send hints when they have ended."""
+        """Check the callers' open transactions every 10 ms; send hints after the end of each."""
         while self._watched_transactions:
             await self.clock.sleep(COALESCE_INTERVAL)
             ended = [
@@ -190,8 +190,8 @@ class Wakeups:
     async def _listen(self) -> None:
         """Listen for notifications of other processes; reconnect after each failure.
 
-        Meanwhile subscribers poll. The connection is checked regularly, because a proxy may keep it
-        open although the server is gone.
+        Subscribers poll until then. The connection is checked regularly, because a proxy may keep
+        it open although the server is gone.
         """
         failures = 0
         while True:

@@ -57,7 +57,7 @@ class MessageCanceller:
                 self._cancel_handler(row)
 
     def _discard(self, row: ClaimedMessage) -> None:
-        """Discard `row`, which an operator has cancelled while it waits for a worker."""
+        """Discard `row`, which an operator has cancelled before the start of the handler."""
         self._inflight.remove_waiting(row)
         settlement = settle(row, Release(), self._rules, ended_after=0.0, attempted=False)
         self._inflight.queue_outcome(settlement)

@@ -448,14 +448,14 @@ class Claimer:
         return lease if self._count_starting() >= limit else get_prefetch_lease(lease)
 
     def _mark_prefetched(self, rows: Sequence[ClaimedMessage], lease: float) -> None:
-        """Mark `rows` if they have the shorter prefetch lease, so that they are renewed in time."""
+        """Mark `rows` if they have the shorter prefetch lease, so that renewals come in time."""
         if lease < self._settings.release_stuck_timeout:
             for row in rows:
                 row.prefetched = True
 
     @contextmanager
     def _track_claim(self) -> Iterator[UUID]:
-        """Provide a new lease token; remember it if the claim gets no answer.
+        """Provide a new lease token, which is remembered if the claim gets no answer.
 
         Such a claim may have leased rows that no worker knows of; `release_unanswered` releases
         them.

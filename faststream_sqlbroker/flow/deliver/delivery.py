@@ -82,7 +82,7 @@ class DeliveryRunner(ABC):
         return rows
 
     async def _get_next_part(self, parts: list[Rows]) -> Rows:
-        """Remove the first of `parts` of a batch; return its rows that may still start.
+        """Remove the first of `parts` of a batch; return the rows that may still start.
 
         A lease may have been lost, or a time run out, while the parts before it ran; such rows are
         settled. Rows that ACK_FIRST has removed start even during a stop: they cannot be released.
@@ -159,7 +159,7 @@ class DeliveryRunner(ABC):
     def _clear_own_cancel(
         self, rows: Rows, current_delivery: CurrentDelivery, error: BaseException
     ) -> None:
-        """Clear a cancellation that the broker did not request, so that the worker survives it.
+        """Clear a cancellation that the broker did not request, so that the worker goes on.
 
         The handler has cancelled its own task: that fails the delivery, as any other error does.
         """
@@ -216,7 +216,7 @@ class DeliveryRunner(ABC):
         return rows
 
     async def _call_unless_cancelled(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
-        """Run the handler on `rows`; settle them if an operator cancels the message.
+        """Run the handler on `rows`; settle the rows if an operator cancels a message.
 
         An operator's cancel ends the handler only. Any other error passes on, after a cancellation
         that came from the handler itself was cleared: it must not end the worker.

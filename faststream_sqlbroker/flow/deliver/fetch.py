@@ -136,7 +136,7 @@ class Fetcher:
         return MAX_PREFETCH_WAIT + self._settings.min_fetch_interval
 
     def get_window(self) -> int:
-        """Return how many rows may wait for workers: as many as these will start soon.
+        """Return how many rows may wait for workers: as many as the workers will start soon.
 
         "Soon" is `HORIZON` seconds (0.2), or `min_fetch_interval` if longer, estimated by recent
         handler durations.
@@ -306,7 +306,7 @@ class Fetcher:
                 self._inflight.signals.scans_slow()
 
     async def _claim_suspect(self, *, is_alone: bool) -> None:
-        """Claim one suspect, and let it run alone if `is_alone`.
+        """Claim a suspect, which runs alone if `is_alone`.
 
         A suspect is a message that may have killed its process before, see `solo_run`.
         """
@@ -344,7 +344,7 @@ class Fetcher:
         return self.pace.start_full_pause(pause=True)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Hand claimed `rows` to the workers; release rows of a queue that was paused meanwhile."""
+        """Hand claimed `rows` to the workers; release rows of a queue that was paused since."""
         # The answer may have come late, as after a stall of the process: the lease counts from the
         # request.
         self._inflight.add(rows, self._holder, self._claimer.requested_at)

@@ -178,7 +178,7 @@ class Flusher:
         return True
 
     def _can_quarantine_more(self) -> bool:
-        """Return True if another batch may be quarantined though nothing was written meanwhile.
+        """Return True if another batch may be quarantined though nothing was written since.
 
         It may be a general outage. Few quarantined batches, each a single unit, prove none; nor
         does it matter any more once the queue has failed for long.

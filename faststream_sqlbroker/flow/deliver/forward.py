@@ -68,7 +68,7 @@ class ForwardHandler:
             self._log_undated(undated)
 
     def _get_outcome(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
-        """Return the move of `row` to the next queue, or its reject after too many moves.
+        """Return the move of `row` to the next queue, or a reject after too many moves.
 
         Moves without a handler in between are counted (`hops`), so that queues that forward in a
         circle do not move a message for ever. Rows without a due time are added to `undated`.
@@ -84,7 +84,7 @@ class ForwardHandler:
         return self._reject(row, TOO_MANY_HOPS, ValueError(text))
 
     def _route_by_headers(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
-        """Return the move of `row` to the queue, and at the time, that its headers name.
+        """Return the move of `row` to the queue, and at the time, that the headers name.
 
         A missing or disallowed queue rejects the message. An unreadable time moves it immediately.
         """
@@ -120,7 +120,7 @@ class ForwardHandler:
         return (key.key(row.headers) or REMOVED_KEY) if isinstance(key, Header) else key
 
     def _reject(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
-        """Return the reject of `row`, and log it with its consequence."""
+        """Return the reject of `row`, and log the reason and the consequence."""
         action = "is rejected"
         if self._dead_letter_queue is not None:
             action = f"goes to the dead-letter queue {self._dead_letter_queue!r}"

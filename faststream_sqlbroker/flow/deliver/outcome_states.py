@@ -177,7 +177,7 @@ def split_parts(parts: list[Settlement]) -> list[list[Settlement]]:
 
 
 def _has_extras(settlement: Settlement) -> bool:
-    """Return True if the outcome carries data of its own that may make the write fail.
+    """Return True if the outcome carries additional data that may make the write fail.
 
     That is a move to another queue, an error text, or messages published on ack.
     """

@@ -355,7 +355,7 @@ def iterate_reduced(
 def _iterate_reduced_single(
     settlement: Settlement, tries: int, *, archive: bool
 ) -> Iterator[Sequence[Settlement]]:
-    """Yield reduced versions of one settlement, with the smallest loss first.
+    """Yield reduced versions of `settlement`, with the smallest loss first.
 
     The lookup record is left out first, then the error text, then the reason. Last, a message that
     cannot be moved to another queue becomes a dead letter in the archive.

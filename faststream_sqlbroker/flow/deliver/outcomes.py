@@ -472,7 +472,7 @@ class Outcomes:
                 del self.held[row.id]
 
     def _lose(self, rows: Sequence[ClaimedMessage], phase: str, consequence: str) -> None:
-        """Report the loss of `rows`, and remove them with their outcomes."""
+        """Report the loss of `rows`, and remove the rows with their outcomes."""
         if not rows:
             return
         if self.debug is not None:
@@ -499,7 +499,7 @@ class Outcomes:
         self.batches = [b for b in self.batches if b.parts or b not in quarantined]
 
     def _drop_overtaken(self, batch: OutcomeBatch) -> None:
-        """Lose deliveries of `batch` that were claimed again while they were being written.
+        """Lose deliveries of `batch` that were claimed again during the write.
 
         They are still in the batch, so their outcomes were not written, and the newer delivery of
         the message has the lease.
@@ -528,7 +528,7 @@ class Outcomes:
             self.queue_outcomes([build_fallback_settlement(s) for s in broken])
 
     def _break_queued(self, units: Units) -> None:
-        """Replace queued outcomes of `units` that have lost rows: they are delivered again."""
+        """Replace queued outcomes of `units` that have lost rows, for another delivery."""
         broken = [s for s in self.queued if s.unit in units]
         if broken:
             self.lost_leases.report_broken(broken, units)
@@ -550,7 +550,7 @@ class Outcomes:
     def _record_lost(
         self, settlement: Settlement, phase: str, consequence: str, units: Units
     ) -> None:
-        """Remove and report the lost delivery of `settlement`; add its unit to `units`."""
+        """Remove and report the lost delivery of `settlement`; add the unit, if any, to `units`."""
         row = self._remove_held(settlement)
         self.lost_leases.report(settlement, row, phase, consequence)
         if row is not None:

@@ -220,7 +220,7 @@ class PolicyRunner:
         return self._keys is None and not self._rest_seconds
 
     async def wait_for_slot(self, row: ClaimedMessage) -> None:
-        """Wait until the slot of `row`, the time at which a Throttle allows its start.
+        """Wait until the slot of `row`, the time at which a Throttle allows the start.
 
         A cancelled wait releases the row.
         """
@@ -328,7 +328,7 @@ class PolicyRunner:
         return [row for row in rows if row.id not in settled_ids]
 
     def _finish(self, row: ClaimedMessage, outcome: Outcome) -> None:
-        """Settle `row`, whose handler does not start, unless its lease was lost meanwhile."""
+        """Settle `row`, whose handler does not start, unless the lease was lost."""
         row.record_outcome(outcome)
         if not row.lease_lost:  # lost while its key was claimed
             self._inflight.queue_outcome(

@@ -232,7 +232,7 @@ class Buffer(Generic[T]):
         self._wake_waiters(self._watchers, len(self._watchers))
 
     async def _wait_among(self, waiters: "deque[asyncio.Future[None]]") -> None:
-        """Wait until woken as one of `waiters`.
+        """Wait among `waiters` until woken.
 
         A task that is cancelled after its wake-up passes that on; else an item would lie there
         unseen.

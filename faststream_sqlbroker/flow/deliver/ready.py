@@ -224,7 +224,7 @@ class ReadyTracker:
             self._begin_at.clear()
 
     async def _query(self, poll: Poll | None) -> ReadyPairs:
-        """Send a poll and record its time; a failure changes the mode, and is raised."""
+        """Send a poll and record the time; a failure changes the mode, and is raised."""
         started_at = self._clock.monotonic()
         self.apply_event(ModeEvent.POLLED)
         try:
@@ -282,7 +282,7 @@ class ReadyTracker:
         return [pair for pair in self._sort_in_turn(self._polled_pairs) if pair.due_in <= 0]
 
     def list_known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
-        """Return all known pairs of queue and priority, or those of `queues`, in rotation.
+        """Return all known pairs of queue and priority, or only of `queues`, in rotation.
 
         A pair is known if it had rows at some poll; priority 0 of each queue always is.
         """
@@ -307,7 +307,7 @@ class ReadyTracker:
         )
 
     def record_claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
-        """Let the next claim of each pair begin a little before its last claimed row.
+        """Let the next claim of each pair begin a little before the last claimed row.
 
         Only in mode BLIND (polls are slow): a claim has taken all rows of a pair that were due
         before its last row, so the next one need not read over them again.

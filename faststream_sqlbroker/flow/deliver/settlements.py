@@ -112,7 +112,7 @@ class Settlements:
         return settlements
 
     def _log_unsettled(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Log rows without an outcome: the handler has returned without settling them."""
+        """Log rows without an outcome: the handler has returned without a settlement."""
         for row in rows:
             if row.outcome is None:
                 self._log(

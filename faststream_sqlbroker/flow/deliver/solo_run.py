@@ -101,7 +101,7 @@ class SoloScheduler:
         return bool(self._suspects) and now >= self._others_until
 
     def pop_suspect(self, now: float, *, is_alone: bool) -> int:
-        """Remove the next suspect and return its message id.
+        """Remove the next suspect and return the message id.
 
         Suspects that have waited for `SOLO_LIMIT` seconds come first, then those with the fewest
         lost leases.
@@ -114,7 +114,7 @@ class SoloScheduler:
         return message_id
 
     def record_start(self, *, is_alone: bool, now: float) -> None:
-        """Record that a suspect was claimed; if `is_alone`, it blocks other claims from now on."""
+        """Record that a suspect was claimed, which blocks other claims if `is_alone`."""
         if is_alone:
             self._started_at = now
             self._drain_seconds = SOLO_WAIT
@@ -136,7 +136,7 @@ class SoloScheduler:
         ]
 
     def _list_overdue(self, now: float) -> list[int]:
-        """Return the suspects that have waited so long that they may run with other messages.
+        """Return the suspects that have waited too long to run alone, and may run with others.
 
         A suspect (a message that may kill its process) on its last delivery still waits to run
         alone.

@@ -158,7 +158,7 @@ class TransactionalDeliveries:
         transaction: "HandlerTransaction",
         run: Callable[[Rows], Awaitable[None]],
     ) -> None:
-        """Run the handler on the locked rows, with the transaction as the current one.
+        """Run the handler on the locked rows, inside of `transaction`.
 
         Publishes in the handler then join the transaction. A handler that cancels its own task
         fails.
@@ -207,7 +207,7 @@ class TransactionalDeliveries:
                 row.record_renewal(started_at, shorter=False)
 
     async def _release_not_started(self, rows: Rows, error: Exception) -> Rows:
-        """Release `rows` after a pause, because their transaction could not begin or lock them."""
+        """Release `rows` after a pause: the transaction could not begin or lock the rows."""
         self._failures += 1
         pause = backoff(self._failures, self._clock)
         is_store_error = isinstance(error, StoreError)

@@ -305,7 +305,7 @@ class Worker(DeliveryRunner):
 
     @override
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
-        """Raise `error` if it ends the worker; else release `rows` for a later delivery."""
+        """Raise `error` if the worker must end; else release `rows` for a later delivery."""
         if _must_raise(error):
             raise error
         self._handle_error(rows, error)

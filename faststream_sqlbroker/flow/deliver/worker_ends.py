@@ -71,7 +71,7 @@ class WorkerShutdown:
         return unfinished_workers
 
     async def close_abandoned(self, workers: Workers) -> None:
-        """Let handlers of `abandoned` workers clean up, and close those that go on for longer.
+        """Let handlers of unfinished `workers` clean up, and close those that go on for longer.
 
         A worker that waits for a thread, or has a transaction open, is closed immediately.
         """
@@ -88,7 +88,7 @@ class WorkerShutdown:
             await asyncio.wait(workers, timeout=CANCEL_GRACE)
 
     def _close(self, worker: "asyncio.Task[None]") -> None:
-        """Close the coroutine in which `worker`, or its handler's task, still waits."""
+        """Close the coroutine in which `worker`, or the handler's own task, still waits."""
         current_delivery = self._inflight.current_deliveries.get(worker)
         for task in {
             worker,
@@ -108,7 +108,7 @@ class WorkerShutdown:
         )
 
     async def _cancel(self, running: Workers, graceful_timeout: float | None) -> None:
-        """Cancel the workers `running`, and wait for a moment until they have ended."""
+        """Cancel the workers `running`, and wait up to a few seconds for their end."""
         self._log(
             logging.WARNING,
             f"{len(running)} handlers still run after graceful_timeout={graceful_timeout} "

@@ -221,7 +221,7 @@ class Heartbeat:
         return min(pause, self._removed_policies.due_in)
 
     async def _tick(self) -> float:
-        """Write a heartbeat if due, and apply the operators' orders that it returns.
+        """Write a heartbeat if due, and apply the operators' orders in the answer.
 
         Return the seconds for which the next one can wait for a poll that carries it. Orders that
         may be older than a change by this process are dropped, and read again.
@@ -267,7 +267,7 @@ class Heartbeat:
         return self._remaining_wait
 
     async def _compare_new(self, names: AbstractSet[str]) -> None:
-        """Warn if new subscribers do not go together with those of other processes.
+        """Warn if new subscribers do not go together with subscribers of other processes.
 
         Also check due destinations that messages have named.
         """
@@ -333,7 +333,7 @@ class Heartbeat:
         return HeartbeatData(descriptions, frozenset(changed), self._current_interval * intervals)
 
     def _record_written(self, sign: HeartbeatData) -> None:
-        """Remember the descriptions in the committed heartbeat `sign`, and its time."""
+        """Remember the descriptions and the time of the committed heartbeat `sign`."""
         self._written_descriptions = dict(sign.descriptions)
         self._last_written_at = self._clock.monotonic()
 

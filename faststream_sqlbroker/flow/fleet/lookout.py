@@ -222,7 +222,7 @@ class SharedPoller:
     async def _poll_with_heartbeat(
         self, queues: Sequence[str], lease_queues: Sequence[str]
     ) -> PollResult | None:
-        """Poll and send a due heartbeat in one transaction.
+        """Poll and send a due heartbeat in the same transaction.
 
         Return None if no heartbeat is due, or if the statement failed: then a plain poll follows.
         """

@@ -117,7 +117,7 @@ class Rights:
             self._start_check()
 
     def _start_check(self) -> None:
-        """Start a task that checks until nothing is missing, unless it runs in this loop."""
+        """Start a task that checks until nothing is missing, unless such a task runs."""
         loop = asyncio.get_running_loop()
         task = self._task
         if task is None or task.done() or task.get_loop() is not loop:
@@ -208,7 +208,7 @@ class Rights:
         return self._checked | self._denied.keys()
 
     def _update_holds(self) -> None:
-        """Let each registration claim only if nothing is missing for its activities."""
+        """Let a registration claim only if nothing is missing for the declared activities."""
         lacked = self._access.impossible_activities
         for registration, activities in self._registrations.items():
             registration.hold("lacks", bool(lacked & activities))

@@ -197,7 +197,7 @@ class Sampler(FleetLoop):
         self._warned_queues = set(overdue)
 
     def _record_fleet(self, states: Sequence[QueueState], findings: Mapping[Labels, float]) -> None:
-        """Export the gauges of all queues; no `states` clears them in this process."""
+        """Export the gauges of all queues; empty `states` clear all gauges of this process."""
         figures: dict[Metric, Mapping[Labels, float]] = {
             READY: {(s.queue,): float(s.ready) for s in states},
             DELAYED: {(s.queue,): float(s.delayed) for s in states},

@@ -100,7 +100,7 @@ class WritePath:
         await self._loop.stop(0.0)
 
     async def _probe(self) -> None:
-        """Try a write, record the result and wake the callers that wait for it.
+        """Try a write, record the result and wake the waiting callers.
 
         Once the path is open, a failure is raised, so that the loop repeats the probe.
         """

@@ -125,7 +125,7 @@ _EXPRESSION = (
 
 
 def _import_cronsim() -> tuple[Any, type[Exception]]:
-    """Import cronsim, which is an extra; return its class and its error."""
+    """Import cronsim, which is an extra; return the class and the error."""
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -181,7 +181,7 @@ class DirectClaimer:
             return None, 0.0
 
     def _rotate_queues(self, queues: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the queues, each time beginning with another: so none starves the others."""
+        """Return the queues, each time beginning with another queue, so that no queue starves."""
         # Each claim begins with the next queue, so that a full queue does not starve the others.
         first = next(self._rotation) % len(queues)
         return queues[first:] + queues[:first]
@@ -189,7 +189,7 @@ class DirectClaimer:
     async def _send_claim(
         self, request: DirectClaimRequest, queues: Sequence[str], token: UUID
     ) -> tuple[list[ClaimedMessage], float | None]:
-        """Send one claim; return its rows, and the seconds until the next message is due.
+        """Send a claim; return the rows, and the seconds until the next message is due.
 
         In the same transaction, messages that must not be delivered are settled, and expired leases
         are released once a second. So no subscriber is needed to bring messages of dead processes

@@ -347,7 +347,7 @@ class LockManager:
             queue.turn.release()
 
     async def _try_acquire(self, key: str, token: UUID, lease: float) -> Lock | None:
-        """Try once to acquire the lock; None if another has it.
+        """Try once to acquire the lock; None if another holder has the lock.
 
         If the caller is cancelled, or the result stays unknown, the lock is released again.
         """
@@ -367,7 +367,7 @@ class LockManager:
         return Lock(store, self._log, key, fence, token, lease, started_at, self._clock)
 
     async def _acquire_fence(self, key: str, token: UUID, lease: float) -> int | None:
-        """Acquire the lock for `token`; return its fence number, or None if another has it.
+        """Acquire the lock for `token`; return the fence number, or None if the lock is held.
 
         The fence counts the holders of the key so far. An unknown result is tried again with the
         same token, which finds the lock if the first try acquired it.

@@ -173,7 +173,7 @@ class PullJobs:
         return registered
 
     async def _requeue_claimed(self, queue: str) -> None:
-        """Release jobs of `queue` that are claimed after its consumer has become a push consumer.
+        """Release jobs of `queue` that are claimed after the consumer's change to push.
 
         A claim that started before the change may commit after it; hence several searches.
         """

@@ -105,7 +105,7 @@ class LongPolls:
         return waiter
 
     def leave(self, waiter: PollWaiter, *, found: bool) -> None:
-        """Remove the waiter from its line; call the next waiter after a success (`found`).
+        """Remove the waiter from the line; call the next waiter after a success (`found`).
 
         There may be more messages, and a call that this waiter did not use must not be lost.
         """
@@ -320,7 +320,7 @@ class RemoteConsumer:
         return await self._limit_size(queue, rows)
 
     async def _limit_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Return the first of `rows` that fit into one answer (`MAX_BYTES`); release the others."""
+        """Return the first of `rows` that fit into an answer (`MAX_BYTES`); release the rest."""
         size = 0
         for position, row in enumerate(rows):
             size += len(row.payload)

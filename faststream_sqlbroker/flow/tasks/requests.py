@@ -168,7 +168,7 @@ class Requests:
         refuse_in_handler(self._store.dialect, self._store.engine, "request")
 
     def _start(self, queue: str) -> None:
-        """Start the loop that reads replies from `queue`, unless it runs in this event loop."""
+        """Start the loop that reads replies from `queue`, unless already running."""
         running = asyncio.get_running_loop()
         if self._event_loop is not running:
             self._store.refuse_other_loop()
@@ -245,7 +245,7 @@ class Requests:
         return seconds
 
     def _hand_over(self, row: ClaimedMessage) -> None:
-        """Give the reply `row` to its request; a reply that no request waits for is dropped.
+        """Give the reply `row` to the waiting request; other replies are dropped.
 
         It is found by the header `reply_id`, or by the correlation id if the replier sets no such
         header.
@@ -287,7 +287,7 @@ class Requests:
         self._forget_queue()
 
     def _forget_queue(self) -> None:
-        """Forget the reply queue, so that the next request names a new one."""
+        """Forget the reply queue, so that the next request names a new queue."""
         self._queue = ""
         self._registered_until = float("-inf")
         self._has_unanswered = False

@@ -86,7 +86,7 @@ class ScheduleRunner:
         return self._crons[definition]
 
     async def fire(self, schedule: DeclaredSchedule) -> None:
-        """Publish the run that an operator has requested, and the due fire times of `planned`.
+        """Publish the run that an operator has requested, and the due fire times of `schedule`.
 
         They are published one after the other, unless another process does. A fire time whose
         messages cannot be created stays due, and is put off.
@@ -240,7 +240,7 @@ class ScheduleRunner:
         until: datetime,
         times: Sequence[datetime],
     ) -> None:
-        """Log fire times that are skipped, because no process ran when they were due."""
+        """Log fire times that are skipped, because no process ran when due."""
         if times and times[0] == first:
             return
         end = f"before {times[0]}" if times else f"until {until}"
@@ -444,7 +444,7 @@ class Scheduler:
     def _decide(
         self, schedule: DeclaredSchedule, state: ScheduleState | None, now: datetime
     ) -> ScheduleState | None:
-        """Return the state of `planned` to store at the start of this process; None to keep it.
+        """Return the state of `schedule` to store at the start of this process; None for no change.
 
         The definition of the process that started last counts. Fire times that are due by the old
         definition are still published.
@@ -475,7 +475,7 @@ class Scheduler:
     def _check(
         self, schedule: DeclaredSchedule, seen: "ScheduleSnapshot | None", now: datetime
     ) -> float:
-        """Start to fire `planned` if due and free; return the seconds until the next check."""
+        """Start to fire `schedule` if due and free; return the seconds until the next check."""
         if schedule.name in self._tasks:
             return self._max_interval  # the end of the task wakes the loop
         if seen is None or seen.state is None:
@@ -494,13 +494,13 @@ class Scheduler:
         return self._max_interval
 
     def _on_task_done(self, name: str, _task: "asyncio.Task[None]") -> None:
-        """Remove the ended task of schedule `name` and check for its next fire time."""
+        """Remove the ended task of schedule `name` and check for the next fire time."""
         self._tasks.pop(name, None)
         if self._loop is not None:
             self._loop.wake()
 
     async def _fire(self, schedule: DeclaredSchedule) -> None:
-        """Fire `planned` in its task; after a failure, pause before the task ends.
+        """Fire `schedule` in its task; after a failure, pause before the task ends.
 
         The next check starts a new task.
         """
@@ -547,7 +547,7 @@ class Scheduler:
         return True
 
     def _log_once(self, level: int, text: str) -> None:
-        """Log `text` unless this scheduler has logged it before: checks repeat it."""
+        """Log `text` once: the checks of a scheduler repeat the same texts."""
         if text not in self._logged:
             self._logged.add(text)
             self._log(level, text)
