@@ -206,7 +206,7 @@ class LoadedPruner:
         """Remove the messages of each state that ended before the state's limit.
 
         Works through the windows that an export has loaded into the lake, oldest first, and adds
-        the counts to `pruned`. A window counts only as a whole, once it has ended before the limit.
+        the counts to `result`. A window counts only as a whole, once it has ended before the limit.
         Its rows are removed only if they equal the export's record of them.
         """
         if not limits:

@@ -134,7 +134,7 @@ class Folders:
     def _iter_entries(self, folder: Any) -> Iterator[Any]:
         """Yield the entries of a folder; in an object store all files below, by a single request.
 
-        A folder that was removed meanwhile has no entries.
+        A folder that was removed in the meantime has no entries.
         """
         try:
             if self._flat:

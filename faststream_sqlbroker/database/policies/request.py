@@ -64,7 +64,7 @@ class PolicyClaimRequest:
         return self.limit if self.starting is None else max(0, min(self.limit, self.starting))
 
     def get_wait_seconds(self, count: int) -> float:
-        """Return for how many seconds a message waits for the workers, after `claimed` messages."""
+        """Return for how many seconds a message waits for the workers, after `count` messages."""
         free = self.limit if self.starting is None else self.starting
         return max(0, count - free) / max(1, self.wave) * self.wave_time
 

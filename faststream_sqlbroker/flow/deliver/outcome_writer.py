@@ -90,7 +90,7 @@ def _iterate_smaller(
 ) -> Iterator[list[Settlement]]:
     """Yield smaller parts to send instead of `parts`, which the database has refused.
 
-    A unit that is refused by itself is added to `refused`, after the parts before it were sent.
+    A unit that is refused by itself is added to `write_errors`, after the parts before it were sent.
     """
     if isinstance(error, AccessError) and error.only_answers:
         # Settlements without an answer do not wait for the search among the others.
@@ -114,7 +114,7 @@ def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Se
 def _iterate_halves(
     parts: list[Settlement], write_errors: WriteErrors, error: StoreError
 ) -> Iterator[list[Settlement]]:
-    """Yield two halves of `parts`, with whole units; add a single unit to `refused` instead.
+    """Yield two halves of `parts`, with whole units; add a single unit to `write_errors` instead.
 
     Sending halves finds the outcome that the database refuses. A unit is never split: its outcomes
     are written together or not at all.
@@ -179,7 +179,7 @@ class QuarantineWriter:
         )
 
     def add_refused(self, batch: OutcomeBatch, write_errors: WriteErrors) -> None:
-        """Quarantine the `refused` units of `batch`: repeat each apart from the queue.
+        """Quarantine the `write_errors` units of `batch`: repeat each apart from the queue.
 
         If a right is missing for plain outcomes, the subscriber stops claiming until this is over.
         """

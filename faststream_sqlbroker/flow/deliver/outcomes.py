@@ -380,7 +380,7 @@ class Outcomes:
             self._add_quarantined(OutcomeBatch(part, batch.state, DeliveryState.QUEUED))
 
     def quarantine_refused(self, batch: OutcomeBatch, settlements: Collection[Settlement]) -> None:
-        """Quarantine the units `refused` of `batch`, each by itself; the batch keeps the rest.
+        """Quarantine the units `settlements` of `batch`, each by itself; the batch keeps the rest.
 
         A unit is the set of outcomes that are written together with the messages published on ack,
         or a single outcome.

@@ -56,7 +56,7 @@ class DirectClaimRequest:
 
 
 async def return_claimed(value: T) -> T:
-    """Return `claimed` unchanged, for callers that do not convert messages."""
+    """Return `value` unchanged, for callers that do not convert messages."""
     return value
 
 
