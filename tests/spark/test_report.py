@@ -479,7 +479,7 @@ def test_the_command(spark: SparkSession, new_database: Any, tmp_path: Path) -> 
         ["archive", "report", "--url", archive.url, "--out", str(out), *options],
         catch_exceptions=False,
     )
-    assert (done.exit_code, done.output) == (0, f"written: {out}\n")
+    assert (done.exit_code, done.output) == (0, f"wrote {out}\n")
     text = out.read_text(encoding="utf-8")
     assert (
         "<td>00123</td><td>5</td><td>0</td><td>0.00%</td><td>–</td><td>1 s</td><td>1 s</td>" in text
@@ -490,7 +490,7 @@ def test_the_command(spark: SparkSession, new_database: Any, tmp_path: Path) -> 
     assert "<title>a &amp; b</title>" in text
     password = archive.engine.url.password
     assert password is None or password not in text.replace(str(out), "")
-    with pytest.raises(SetupError, match="give --url"):
+    with pytest.raises(SetupError, match="use --url or SQLBROKER_URL"):
         CliRunner(env={"SQLBROKER_URL": ""}).invoke(
             app, ["archive", "report", "--out", "x"], catch_exceptions=False
         )
