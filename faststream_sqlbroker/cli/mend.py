@@ -65,7 +65,7 @@ def pause(
         ]
 
     for paused in run(context, work):
-        end = "it is resumed" if paused.until is None else f"{paused.until:%Y-%m-%d %H:%M:%S}"
+        end = "it is resumed" if paused.until is None else f"{paused.until:%Y-%m-%d %H:%M:%S} UTC"
         options.print_result(to_json_dict(paused), f"{queue} is paused until {end}")
 
 

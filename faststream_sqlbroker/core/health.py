@@ -290,7 +290,8 @@ def find_transaction_problems(
     for transaction in transactions:
         # A connected standby has no age: its readers may see recent rows only.
         if transaction.kind == REPLICATION_SLOT or (transaction.age or 0.0) >= max_age:
-            yield f"{transaction} prevents the removal of dead rows: end it"
+            remedy = "drop it" if transaction.kind == REPLICATION_SLOT else "end it"
+            yield f"{transaction} prevents the removal of dead rows: {remedy}"
 
 
 def find_dead_row_problems(database: DatabaseHealth) -> Iterator[str]:

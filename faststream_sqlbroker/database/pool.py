@@ -126,7 +126,7 @@ def get_handler_shortage(engine: AsyncEngine, slots: int, handlers: int) -> str 
         pool = f"has at most {max_connections} connections"
         remedy = f"Raise max_overflow by {handlers - slots}"
     return (
-        "transactional=True takes a connection for each handler that runs. max_workers allows "
+        "transactional=True needs a connection for each running handler. max_workers allows "
         f"{handlers} handlers at a time, but the engine's pool {pool} and the broker leaves them "
         f"{slots}, so the others wait. {remedy}, or lower max_workers."
     )

@@ -109,7 +109,7 @@ async def test_a_rolling_change_is_warned_of_once_for_each_pair_with_both_texts(
     assert len(heard.texts(DIFFER)) == 1
 
 
-POOL = "transactional=True takes a connection for each handler that runs"
+POOL = "transactional=True needs a connection for each running handler"
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
