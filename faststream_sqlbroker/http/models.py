@@ -182,8 +182,8 @@ class Rollback(Lease):
     outcome: Literal["retry", "release", "fail", "discard"] = Field(
         "retry",
         description=(
-            "retry: count a failed attempt and try again; release: count no attempt; "
-            "fail: end as FAILED; discard: end as DISCARDED"
+            "retry: count a failed attempt, and retry if the strategy allows; "
+            "release: count no attempt; fail: end as FAILED; discard: end as DISCARDED"
         ),
     )
     delay: Time | None = Field(

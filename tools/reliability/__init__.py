@@ -65,45 +65,44 @@ CODE = (
     "tools/private.py",
     "tools/unstable.py",
 )
-"""Everything of this repository that a run imports."""
+"""Files and folders of this repository that a run imports."""
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 
 
 @dataclass
 class Result:
-    """What came of one cell."""
+    """The results of all runs of a cell, a fault on a database."""
 
     fault: str
     kind: str
     rounds: int = 0
     seeds: list[int] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
-    """What was checked."""
+    """Names of the rules that were checked."""
     broken: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
-    """Runs that the machinery could not bring to an end: they prove nothing, and fail the matrix.
-    """
+    """Runs that the machinery could not finish; they are no proof, and fail the matrix."""
     skipped: str = ""
     seconds: float = 0.0
-    """What all runs took."""
+    """Total duration of all runs."""
     day: str = ""
-    """When it was run."""
+    """Day of the last run."""
     code: str = ""
-    """What `fingerprint` was then."""
+    """Fingerprint of the code of the runs."""
     servers: list[str] = field(default_factory=list)
     """The databases, with their versions."""
     machine: str = ""
-    """On how many cores, and with which libraries."""
+    """Number of cores, and versions of the libraries."""
 
     @property
     def length(self) -> float:
-        """Seconds of a run; an unknown one may be the longest."""
+        """Average seconds of a run; infinite without runs, so that unknown cells start first."""
         return self.seconds / len(self.seeds) if self.seeds else float("inf")
 
 
 def code() -> list[Path]:
-    """The files of `CODE`, but for the tests of the machine itself."""
+    """Return the files of `CODE`, without the tests of the machine itself."""
     found = {path for pattern in CODE for path in ROOT.glob(pattern)}
     return sorted(path for path in found if not path.name.startswith("test_"))
 
@@ -119,7 +118,7 @@ def fingerprint() -> str:
 
 
 def machine() -> str:
-    """What else a result depends on: the processors and the libraries."""
+    """Describe the processors and the libraries, on which a result depends as well."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("SQLAlchemy", "faststream"))
     return f"{os.cpu_count()} cores, Python {platform.python_version()}, {libraries}"
 
@@ -136,8 +135,8 @@ class Book:
                 self.results[result.fault, result.kind] = result
 
     def begin(self, cell: tuple[str, str], *, resume: bool) -> Result:
-        """The result of `cell` to go on with: the one that there is, if the same code made it, or a
-        new one.
+        """Return the result to add runs to: with `resume` the stored result of the same code, else
+        a new result.
         """
         old = self.results.get(cell)
         if resume and old is not None and old.code == self.code and not old.skipped:
@@ -145,7 +144,7 @@ class Book:
         return Result(*cell, code=self.code, machine=machine())
 
     def write(self, result: Result) -> None:
-        """Put `result` in the place of the older one."""
+        """Replace the older result of the cell, and write the results and the document."""
         result.day = str(datetime.now(timezone.utc).date())
         self.results[result.fault, result.kind] = result
         _replace(
@@ -158,7 +157,7 @@ class Book:
         _replace(DOCUMENT, render(self.kept(), self.code))
 
     def kept(self) -> list[Result]:
-        """Results of cells that there still are, in their order."""
+        """Return the results of existing cells, in the order of the document."""
         return [self.results[cell] for cell in ORDER if cell in self.results]
 
 
@@ -201,12 +200,12 @@ class OwnServers:
 
 
 class Matrix:
-    """The runs of all cells that were asked for."""
+    """The runs of all requested cells."""
 
     def __init__(
         self, arguments: argparse.Namespace, book: Book, admin: dict[str, Engine | str | None]
     ) -> None:
-        """`admin` has an administrator's engine for each kind of database, or why there is none."""
+        """`admin` has an administrator's engine of each database, or why there is no server."""
         self._arguments = arguments
         self._book = book
         self._admin = admin
@@ -220,7 +219,7 @@ class Matrix:
         self.results = [book.begin(cell, resume=arguments.resume) for cell in wanted]
 
     async def run(self) -> None:
-        """`jobs` at a time; of each seed the longest first."""
+        """Run `jobs` cells at a time; of each seed the longest cells first."""
         lengths = {cell: result.length for cell, result in self._book.results.items()}
         longest = sorted(
             self.results, key=lambda result: -lengths.get((result.fault, result.kind), float("inf"))
@@ -311,12 +310,12 @@ class Matrix:
 
 
 def seeds_of(result: Result, most: int) -> int:
-    """How many seeds of a cell are run: one of a soak, which is long."""
+    """Return the number of seeds to run: one for a soak, which is long, else `most`."""
     return 1 if FAULTS[result.fault].load else most
 
 
 def _add(result: Result, seed: int, found: dict[str, list[str]]) -> None:
-    """Count what one run has found."""
+    """Add the violations of a run to the result."""
     result.seeds.append(seed)
     result.rules = list(found)
     for rule, violations in found.items():
@@ -352,7 +351,7 @@ LABELS = {
 
 
 def version_of(kind: str, engine: Engine | None) -> str:
-    """Name and version of a database; SQLite's is a library's."""
+    """Return name and version of a database; without an engine, those of the SQLite library."""
     if engine is None:
         return f"{NAMES[kind]} {sqlite3.sqlite_version}"
     with engine.connect() as connection:
@@ -361,7 +360,7 @@ def version_of(kind: str, engine: Engine | None) -> str:
 
 
 def render(results: list[Result], code: str) -> str:
-    """The document; results of other code than `code` are marked."""
+    """Return the document; results of other code than `code` are marked."""
     rules = list(RULES)
     machines = sorted(
         {result.machine for result in results if result.code == code and result.machine}
@@ -454,7 +453,7 @@ def main() -> int:
 
 
 def _engine(stack: ExitStack, kind: str) -> Engine | str | None:
-    """An administrator's, or why there is none; SQLite needs none."""
+    """Return an administrator's engine, or the reason why it is missing; None for SQLite."""
     if kind not in VARIABLES:
         return None
     try:

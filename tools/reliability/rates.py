@@ -20,11 +20,11 @@ from tests.faults.rates import LEAST, LEAST_WITH_LAG, PER, RATE, Case, Kept, mea
 RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "throttle_rates.json"
 RUNS = 3
 REPEATS = 2
-"""How often a case's runs are repeated whose machine was too busy."""
+"""Maximum repetitions of a case's runs because the machine was too busy."""
 UNDISTURBED = "undisturbed"
 """Name in the document of the disturbance `none`."""
 Admin = Mapping[str, Engine | str | None]
-"""An administrator's engine for each kind of database, or why there is none."""
+"""An administrator's engine of each database, or the reason why it is missing."""
 
 
 def run(
@@ -61,7 +61,7 @@ def run(
 
 
 def _runs(how: str, kind: str, engine: Engine | None) -> tuple[list[Kept], str]:
-    """What was measured, and why that is not all."""
+    """Return the measured runs, and the reason if some are missing."""
     runs: list[Kept] = []
     for _ in range(RUNS + REPEATS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -272,7 +272,9 @@ class BulkJobs:
         try:
             await work
         except SqlBrokerError as error:
-            self._log(logging.WARNING, f"HTTP: this process stopped working on a bulk job: {error}")
+            self._log(
+                logging.WARNING, f"HTTP: a bulk job stopped here, others may continue it: {error}"
+            )
 
 
 async def _plan_action(page_request: DashboardRequest, action: str, search: dict[str, Any]) -> Job:
