@@ -51,7 +51,7 @@ def test_a_missing_database_is_one_line(spark: SparkSession, tmp_path: Path, com
         ("replay --job x --path /none", "Path does not exist: file:/none"),
         (
             "export --path /proc/nope",
-            "the Delta table at file:/proc/nope: ",
+            "the Delta table at file:/proc/nope cannot be read or written: ",
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
     # A path in pieces could not be copied.
     narrow = run("status", path, COLUMNS="40").output.splitlines()
     assert any(line.endswith(path) for line in narrow)
-    assert any(line.startswith("of kind ") for line in narrow)
+    assert any(line.startswith("source: kind ") for line in narrow)
     status = run("status", path)
     assert "is complete up to 2026-03-04 00:00:00+00:00; 15 rows" in status.output
     assert [line[:2] for line in lines(status.output)] == [
