@@ -170,7 +170,7 @@ class ArchiveReader:
 
     @property
     def watermark(self) -> str | None:
-        """The position after the last returned row, as text; pass it to the next read as `after`.
+        """The position after the last returned row, as text, for `after` of the next read.
 
         Store it together with the batches, or after they are stored: after each batch, or once at
         the end. None if nothing has been read since the beginning.
@@ -228,7 +228,7 @@ class ArchiveReader:
         raise StopAsyncIteration
 
     async def _convert(self, page: ArchivePage) -> "pa.RecordBatch":
-        """Convert rows to Arrow in a thread; name the rows if a value does not fit its column."""
+        """Convert rows to Arrow in a thread; name the rows if a value does not fit the column."""
         from pyspark_sqlbroker.load.rows import to_batch  # noqa: PLC0415 - an extra
 
         try:

@@ -43,7 +43,7 @@ def ensure_name(handler: Any) -> Any:
 
 
 def _skip_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `handler` so that it does not run if its thread started too late.
+    """Wrap `handler` to prevent a run in a thread that started too late.
 
     A busy thread pool may delay the start past the slot of a Throttle, the time at which this
     message may start, or past the lease.
@@ -143,7 +143,7 @@ def _get_function(handler: Any) -> Any:
 
 
 def _check_not_unrun(handler: Any, result: Any) -> None:
-    """Refuse the generator of the handler itself: its body has not run.
+    """Refuse the generator of the handler itself, whose body has not run.
 
     A generator that the handler created for a publisher belongs to another function and is
     accepted.

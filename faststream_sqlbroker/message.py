@@ -69,7 +69,7 @@ _ACK = Ack()
 
 
 class ClaimedProperties:
-    """Properties of a claimed message that are read from its row."""
+    """Properties of a claimed message that are read from the row."""
 
     raw_message: ClaimedMessage
 

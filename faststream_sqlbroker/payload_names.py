@@ -22,7 +22,7 @@ def make_names_unique(payloads: Payloads, config: Any) -> Payloads:
 
 
 def _rename_schemas(payload: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Rename the schemas of one payload whose names the document uses for other schemas.
+    """Rename the schemas of a payload whose names the document uses for other schemas.
 
     `names` has the text of each schema so far. An equal schema keeps its name; a different one gets
     the next free number.
@@ -49,7 +49,7 @@ def _rename_schemas(payload: dict[str, Any], names: dict[str, str]) -> dict[str,
 
 
 def _serialize_schema(name: str, schemas: dict[str, Any]) -> str:
-    """Serialize the schema `name` with all schemas that it refers to, for comparison.
+    """Serialize the schema `name` with all referenced schemas, for comparison.
 
     Two schemas are the same only if the schemas below them are the same, too.
     """

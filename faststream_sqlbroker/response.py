@@ -297,7 +297,7 @@ def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Seque
 
 
 def _is_in_place(aligned: "list[Any]", responses: "list[Any]") -> bool:
-    """Return True if no body has moved: each is replaced or still at its position.
+    """Return True if no body has moved: each is replaced or still at the same position.
 
     `aligned` has for each new body the response of the identical old body, or UNMATCHED. The
     options of a replaced body stay at its position.
@@ -456,7 +456,7 @@ _TRANSACTION_OPTIONS = frozenset(("connection", "session"))
 
 
 def _get_transaction(connection: Any, session: Any, *, with_ack: bool | None) -> Any:
-    """Return the passed connection or session; refuse more than one transaction."""
+    """Return the passed connection or session; refuse several transactions."""
     if connection is None and session is None and with_ack is None:
         return None
     if not isinstance(with_ack, bool | None):

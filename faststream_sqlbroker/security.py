@@ -36,7 +36,7 @@ def parse_security(security: BaseSecurity | None, url: URL) -> tuple[URL, dict[s
 
 
 def _add_login(security: BaseSecurity, url: URL) -> URL:
-    """Add the user and the password of `security` to the URL, if it has a login."""
+    """Add the user and the password of `security` to the URL, if there is a login."""
     if type(security) is BaseSecurity:
         return url
     allowed: tuple[type[SASLPlaintext | SASLScram256], ...] = (SASLPlaintext,)

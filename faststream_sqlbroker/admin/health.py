@@ -204,7 +204,7 @@ class HealthReport(AdminOperations):
         return details, list(find_pool_problems(used, limit))
 
     async def _check_listener(self) -> CheckResult:
-        """Check PostgreSQL's LISTEN connection; `listening` is None if it is not used."""
+        """Check PostgreSQL's LISTEN connection; `listening` is None without LISTEN."""
         listening = self._get_process_info().listening
         text = (
             "wake-ups of other processes do not arrive, so messages are found only by polling: see "

@@ -370,7 +370,7 @@ class JobOperations(AdminOperations):
     async def _run_bulk(
         self, action: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Job:
-        """Plan a job for the matching messages, and run it unless `dry_run` is set.
+        """Plan a job for the matching messages, and run the job unless `dry_run` is set.
 
         Args:
             action: Name of the action.
@@ -400,7 +400,7 @@ class JobOperations(AdminOperations):
         return await self.run_job(planned_job, wait=settings["wait"])
 
     async def _check_rights(self, action: str) -> None:
-        """Check this process's rights for an action, before its job is stored.
+        """Check this process's rights for an action, before the job is stored.
 
         Without this check the caller would get an error, and another process would still run the
         stored job.

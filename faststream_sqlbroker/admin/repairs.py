@@ -67,7 +67,7 @@ class MessageOperations(AdminOperations):
         )
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
-        """Make a message due now that waits for a later time or for its next attempt.
+        """Make a message due now that waits for a later time or for the next attempt.
 
         Attempts and deliveries keep their counts. Policies still apply, as for any due message: for
         example, a `Throttle` per key must have a free slot. A message that stands by for a newer

@@ -503,7 +503,7 @@ class SqlBroker(
         await self._start_archive_upkeep()
 
     async def _start_archive_upkeep(self) -> None:
-        """Start the maintenance of the archive, or log how fast it grows without retention.
+        """Start the maintenance of the archive, or log the growth of an archive without retention.
 
         Maintenance creates missing partitions and removes old messages.
         """

@@ -93,7 +93,7 @@ def _make_batch_command(rows: Sequence[NewMessage], destination: str) -> SqlBrok
 
 
 def _get_publish_arguments(row: NewMessage) -> dict[str, Any]:
-    """Return the arguments of a publish command that reproduces `row` without its body."""
+    """Return the arguments of a publish command that reproduces `row` without the body."""
     headers, correlation_id = _split_headers(row)
     options = {name: getattr(row, name) for name in OPTIONS}
     return {

@@ -142,7 +142,7 @@ class Reservation(ReceivedMessage):
     async def reject(
         self, reason: str | None = None, *, error: BaseException | None = None
     ) -> None:
-        """Settle the message as FAILED: it is never tried again.
+        """Settle the message as FAILED, without another attempt.
 
         Args:
             reason: A short reason for the archive's column `reason`; None is "rejected".

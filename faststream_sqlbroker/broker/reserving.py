@@ -245,7 +245,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
 
 def _merge_queues(queues: str | Sequence[str], more_queues: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the checked names of the queues, which may be passed as a list or one by one."""
+    """Return the checked names of the queues, which may be passed as a list or separately."""
     return option_checks.parse_queue_names(
         [*([queues] if isinstance(queues, str) else queues), *more_queues]
         if more_queues

@@ -65,7 +65,7 @@ class SqlBrokerScheduling:
         missed: MissedRuns = "one",
         **options: Unpack[ScheduleOptions],
     ) -> None:
-        """Publish `message` at the times of a cron expression, while at least one process runs.
+        """Publish `message` at the times of a cron expression, while any process runs.
 
         Each fire time is published once, in the transaction that marks it as done. Times are by the
         database's clock. The message has the headers `schedule` (the name) and `fire-time` (ISO
@@ -160,7 +160,7 @@ class SqlBrokerScheduling:
         missed: MissedRuns,
         options: Any,
     ) -> None:
-        """Check and store a schedule; it starts with the broker.
+        """Check and store a schedule, which starts with the broker.
 
         `body` is called at each fire time, before the message is created.
         """
@@ -220,7 +220,7 @@ def _check_schedule(
     options: dict[str, Any],
     existing_names: Sequence[str],
 ) -> None:
-    """Check the arguments of a schedule where it is declared, not at its first fire time.
+    """Check the arguments of a schedule at the declaration, not at the first fire time.
 
     The message's options are checked by creating a row with an empty body.
     """
@@ -288,7 +288,7 @@ def _make_body_factory(function: Any) -> MakeBody:
 
 
 def _accepts_fire_time(function: Any) -> bool:
-    """Return True if `function` accepts the fire time, False if it takes no argument.
+    """Return True if `function` accepts the fire time, False for a function without arguments.
 
     Any other function is refused, because the scheduler could not call it.
     """

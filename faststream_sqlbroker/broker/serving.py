@@ -271,7 +271,7 @@ class SqlBrokerServing:
                 refuse_subscriber(queue, subscribed)
 
     async def _is_pulled(self, channel: str, consumer: str) -> bool:
-        """Return True if the stored consumer is pulled, unless it is declared as push here.
+        """Return True if the stored consumer is pulled, unless declared as push here.
 
         Such a declaration is applied now: the queue of a push consumer may have a subscriber.
         """

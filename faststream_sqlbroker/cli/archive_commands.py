@@ -273,7 +273,7 @@ def erase(
 
 
 def _print_erase(result: "spark.EraseResult", options: LakeOptions) -> None:
-    """Print the counts of an erasure or of its dry run, and the messages that were leased."""
+    """Print the counts of an erasure or of a dry run, and the messages that were leased."""
     verb = "would be erased" if result.dry_run else "were erased"
     counts = f"{result.live:,} live rows, {result.archived:,} archive rows"
     summary = f"{result.files:,} files were removed; audit record {result.audit}"

@@ -126,7 +126,7 @@ def _get_exit_code(job: Job) -> int:
 
 
 def _show_plan(context: typer.Context, planned_job: Job, *, as_json: bool) -> None:
-    """Show the counts of a dry run per queue, and its note on ids that are skipped."""
+    """Show the counts of a dry run per queue, and the note on skipped ids."""
     if as_json:
         print_json(to_job_dict(planned_job))
         return
@@ -149,7 +149,7 @@ async def _run_job(broker: SqlBroker, planned_job: Job, *, wait: bool) -> Job:
 
 
 async def watch_job(broker: SqlBroker, job: Job) -> Job:
-    """Run batches of the job until it ends, with a progress bar on a terminal.
+    """Run batches until the job ends, with a progress bar on a terminal.
 
     Other processes may run batches of the same job at the same time, and continue it after Ctrl-C.
     """
@@ -166,7 +166,7 @@ async def watch_job(broker: SqlBroker, job: Job) -> Job:
 
 
 def to_job_dict(job: Job) -> dict[str, Any]:
-    """Convert a job to a JSON object, without unset filters and its internal position.
+    """Convert a job to a JSON object, without unset filters and the internal position.
 
     The position is `cursor`, the last visited row, and `bound`, the last row to visit.
     """

@@ -105,7 +105,7 @@ def tail(
 
 
 def _get_key(message: StoredMessage) -> tuple[int, datetime]:
-    """Return the identity of an archived row, by which `tail` skips rows that it has printed.
+    """Return the identity of an archived row, by which `tail` skips printed rows.
 
     The id alone is not enough: a redriven message is archived again under its id.
     """
@@ -114,7 +114,7 @@ def _get_key(message: StoredMessage) -> tuple[int, datetime]:
 
 
 def _print_message(message: StoredMessage, *, as_json: bool) -> None:
-    """Print an ended message in a line, with the first line of its error."""
+    """Print an ended message in a line, with the first line of the error."""
     if as_json:
         print_json_line(to_message_dict(message, with_content=False))
         return
@@ -143,7 +143,7 @@ async def _iter_polls(
 
 
 def _run_until_interrupted(context: typer.Context, work: Any) -> None:
-    """Run `work`; Ctrl-C is the normal end of `top` and `tail`, so it is no error."""
+    """Run `work`; Ctrl-C, the normal end of `top` and `tail`, is no error."""
     try:
         run(context, work)
     except KeyboardInterrupt:

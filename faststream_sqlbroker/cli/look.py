@@ -79,7 +79,7 @@ def queues(
 
 
 def warn_if_queue_is_empty(context: typer.Context, queue: str | None) -> None:
-    """Warn on stderr if a queue has no messages, subscribers or pause: it may be misspelt.
+    """Warn on stderr if a queue has no messages, subscribers or pause: the name may be misspelt.
 
     The warning suggests similar names. Commands call this with the queue that the user named, and
     None for no queue.
@@ -290,7 +290,7 @@ def subscribers(
 
 
 def _get_state(subscriber: Any) -> str:
-    """Return whether a subscriber claims, or what keeps it from claiming."""
+    """Return whether a subscriber claims, or what prevents claims."""
     if subscriber.stopping:
         return "stopping"
     if subscriber.drained:

@@ -114,7 +114,7 @@ def to_json_dict(value: Any) -> dict[str, Any]:
 
 
 def _convert_field(value: Any) -> Any:
-    """Convert the value of a dataclass field, and dataclasses directly inside of it."""
+    """Convert the value of a dataclass field, and dataclasses directly inside the value."""
     # States are also strings, so JSON would write their value instead of their name.
     if isinstance(value, Enum):
         return value.name
@@ -185,7 +185,7 @@ def build_table(
 
 
 def _find_min_width(texts: Sequence[str], max_width: int) -> int:
-    """Return the minimum width of a column; `texts` are its name and cells.
+    """Return the minimum width of a column; `texts` are the name and the cells.
 
     `max_width` is the length of the longest text.
     """
@@ -221,7 +221,7 @@ def _build_record_table(
 
 
 def print_line(text: str) -> None:
-    """Print the lines of `text`; on a terminal, fold them between words."""
+    """Print the lines of `text`, folded between words on a terminal."""
     console = PlainConsole()
     width = _get_width()
     for line in text.splitlines():

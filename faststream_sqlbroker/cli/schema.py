@@ -162,7 +162,7 @@ async def _upgrade(broker: SqlBroker, version: str | None, by: str) -> None:
 
 
 def _parse_dialect(name: str) -> str:
-    """Return the dialect whose migrations `name` uses; MariaDB uses those of MySQL."""
+    """Return the dialect whose migrations `name` uses: for MariaDB, MySQL."""
     dialect = "mysql" if name == "mariadb" else name
     if dialect not in MIGRATION_DIALECTS:
         raise SetupError(

@@ -101,7 +101,7 @@ class QueueClient(HttpClient):
         return message_id
 
     async def publish_batch(self, *messages: Any) -> list[int | None]:
-        """Publish 1 to 1,000 messages in one transaction: all messages, or none.
+        """Publish 1 to 1,000 messages in a single transaction: all messages, or none.
 
         Returns:
             The ids in the order of the messages; None for a duplicate, see `publish`.
@@ -217,7 +217,7 @@ class HttpMessage(LeasedItem):
         await self._settle("rollback", _remove_none(delay=_convert_to_seconds(delay), error=error))
 
     async def release(self) -> None:
-        """Release the message as if it had not been reserved, without counting a delivery."""
+        """Release the message as if never reserved, without counting a delivery."""
         await self._settle("rollback", {"outcome": "release"})
 
     async def give_up(
@@ -267,7 +267,7 @@ def _create_message_data(message: Any) -> dict[str, Any]:
 
 
 def _encode_body(body: Any, content_type: str | None) -> dict[str, Any]:
-    """Return the body in the server's format: base64, text, or JSON as it is."""
+    """Return the body in the server's format: base64, text, or unchanged JSON."""
     if isinstance(body, bytes):
         data = {"body": base64.b64encode(body).decode(), "encoding": "base64"}
     elif isinstance(body, str):

@@ -155,7 +155,7 @@ class ClaimedMessage:
         self.outcome = outcome
 
     def record_outcome(self, outcome: Outcome) -> bool:
-        """Record `outcome` unless there already is an outcome; return True if it was recorded."""
+        """Record `outcome` and return True; return False if there already is an outcome."""
         if self.outcome is not None:
             return False
         self.outcome = outcome

@@ -58,7 +58,7 @@ FINGERPRINT_LENGTH = 16
 
 
 def compute_fingerprint(error: BaseException) -> str:
-    """Return 16 hexadecimal digits, equal for errors of one type raised at the same place.
+    """Return 16 hexadecimal digits, equal for errors of the same type raised at the same place.
 
     The hash covers the module and function of the three innermost frames of the traceback. It does
     not cover the text, which often contains an id, nor the line number, which changes with the next

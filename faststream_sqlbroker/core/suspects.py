@@ -25,7 +25,7 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SuspectRule:
-    """The rule by which a claim recognises suspects, which it does not lease.
+    """The rule by which a claim recognises suspects, which are not leased.
 
     A message that has lost more leases than permitted is not a suspect: it ends without a handler.
     """

@@ -235,7 +235,7 @@ class Store:
         return pool.get_handler_shortage(self.engine, self.handler_slots, handlers)
 
     async def run_read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a read-only transaction and return its result.
+        """Run `work` in a read-only transaction and return the result.
 
         `work` may run several times.
         """

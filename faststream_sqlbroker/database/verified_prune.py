@@ -47,7 +47,7 @@ MAX_DIFFERING = 20
 
 
 class LoadedWindows:
-    """The records of exports, and the rows they cover.
+    """The records of exports, and the covered rows.
 
     Each step is one transaction.
 

@@ -304,7 +304,7 @@ class QueueConsumer:
         self._stop_task = None
 
     async def _run_worker(self, number: int) -> None:
-        """Run a worker until the stop, and replace the worker whenever it dies before."""
+        """Run a worker until the stop, and replace any worker that dies before."""
         clock = self._wakeups.clock
         inflight = self.inflight
         deaths = 0
@@ -439,7 +439,7 @@ class QueueConsumer:
         self._on_released()
 
     async def _leave(self) -> None:
-        """Remove the subscriber from the fleet, after its workers have ended."""
+        """Remove the subscriber from the fleet, after the workers have ended."""
         if self._rights is not None:
             self._rights.leave(self.registration)
         if self._heartbeat is not None:

@@ -363,7 +363,7 @@ class FleetLoop(ABC):
             self._loop.start(outages)
 
     async def acquire(self, lease: float) -> bool:
-        """Acquire or renew the lock for `lease` seconds; return True if this process has it."""
+        """Acquire or renew the lock for `lease` seconds; return True on success."""
         fence = await self._store.locks.acquire(self._lock, self._token, lease, self._info)
         return fence is not None
 

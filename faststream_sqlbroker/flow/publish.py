@@ -172,7 +172,7 @@ class Publisher:
         return join_ack(self._store, delivery, rows, required=required)
 
     def check_size(self, row: NewMessage) -> None:
-        """Refuse a row that is too large for the database, before it is written with an ack.
+        """Refuse a row that is too large for the database, before the write with an ack.
 
         Raises:
             MessageTooLargeError: it is too large, or larger than `max_payload`.

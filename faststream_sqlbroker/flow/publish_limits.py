@@ -202,7 +202,7 @@ class PublishLimits:
             return await self._check_capacity(queue, depth, connection)
 
     async def _check_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> bool:
-        """Return True if there is capacity, after a new count if the last one is too old.
+        """Return True if there is capacity, after a new count if the last count is too old.
 
         The caller holds `count_lock`, so that one count serves all callers that wait behind it.
         """

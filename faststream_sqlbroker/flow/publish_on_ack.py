@@ -69,7 +69,7 @@ class CurrentDelivery:
         return self.use_slots is None or self.use_slots(rows)
 
     async def run_in_task(self, handler: Coroutine[Any, Any, None]) -> None:
-        """Run `handler` in a task of its own."""
+        """Run `handler` in a separate task."""
 
         async def run() -> None:
             # An eager task starts before `create_task` returns.

@@ -126,7 +126,7 @@ def _run_calls(calls: _CallQueue) -> None:
 
 
 async def run_in_tracked_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a handler, its dependency, or a schedule's function in a thread that can be found later.
+    """Run a handler, a dependency, or a schedule's function in a thread that can be found later.
 
     The shutdown must know which workers wait for a thread: these are abandoned, not cancelled,
     because their messages must not be released. The function is noted in the worker's current

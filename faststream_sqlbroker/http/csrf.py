@@ -21,7 +21,7 @@ class Csrf:
     """CSRF tokens that only a page of this application can know; nothing is stored."""
 
     def __init__(self, secret: bytes) -> None:
-        """Use `secret`, which all processes that serve one browser must share."""
+        """Use `secret`, which all processes that serve the same browser must share."""
         self._secret = secret
 
     def create_token(self, user: str) -> str:

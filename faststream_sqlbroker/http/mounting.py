@@ -22,7 +22,7 @@ class PathPrefix(str):
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        """Return True if `other` is this path or a path below it."""
+        """Return True if `other` is this path or below."""
         if not isinstance(other, str):
             return NotImplemented
         return str.__eq__(self, other) or other.startswith(f"{self!s}/")

@@ -97,7 +97,7 @@ def get_peer(connection: HTTPConnection) -> str:
 
 
 def is_in_networks(address: str, networks: Iterable[Network]) -> bool:
-    """Return True if one of `networks` contains `address`."""
+    """Return True if any of `networks` contains `address`."""
     parsed = parse_address(address)
     return parsed is not None and any(parsed in network for network in networks)
 

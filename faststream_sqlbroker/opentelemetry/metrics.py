@@ -72,7 +72,7 @@ class SqlBrokerTelemetryMetrics:
         self._values[metric.name] = dict(values)
 
     def _get_attributes(self, metric: Metric, labels: Labels) -> dict[str, str]:
-        """Return the labels as a dict, cached because each event needs it."""
+        """Return the labels as a dict, cached because needed for each event."""
         attributes = self._attributes.get((metric.name, labels))
         if attributes is None:
             attributes = dict(zip(metric.labels, labels, strict=True))

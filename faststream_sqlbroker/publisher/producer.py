@@ -126,7 +126,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             await self._publisher.publish([row])
 
     def _encode_plain(self, body: Any) -> tuple[bytes, str | None]:
-        """Encode a body by FastStream's default codec, for publishes that bypass its pipeline."""
+        """Encode a body by FastStream's default codec, for publishes that bypass the pipeline."""
         try:
             return encode_message(body, self.serializer)
         except Exception as error:
@@ -143,7 +143,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def _insert(
         self, cmd: SqlBrokerPublishCommand, rows: list[NewMessage]
     ) -> list[int | None]:
-        """Write the rows now, or add them to the ack of the handler's message.
+        """Write the rows now, or with the ack of the handler's message.
 
         `with_ack=True` requires the ack. An answer of a stacked publisher joins it if possible. In
         both cases the ids are not known yet.
@@ -258,7 +258,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return make_command_row(cmd, position, payload, content_type)
 
     async def _encode_with(self, codec: "CodecProto", body: Any) -> tuple[bytes, str | None]:
-        """Encode a body by `codec`; convert its errors to a PublishError."""
+        """Encode a body by `codec`; convert errors to a PublishError."""
         try:
             return await codec.encode(body, self.serializer)
         except Exception as error:

@@ -253,7 +253,7 @@ def _parse_number(value: Any) -> Any:
 
 
 def _parse_priority(value: object) -> int:
-    """Return the priority as an int; the command line passes it as text."""
+    """Return the priority as an int; the command line passes text."""
     if isinstance(value, str) and _NUMBER.fullmatch(value) and "." not in value:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:

@@ -178,7 +178,7 @@ class SqlProducer:
         session: "Session | None",
         options: Mapping[str, Any],
     ) -> list[int | None]:
-        """Check the options, create all rows, and write them in one transaction.
+        """Check the options, create all rows, and write all in a single transaction.
 
         `tests.count` is not zero while a TestSqlBroker is active.
         """
@@ -206,7 +206,7 @@ class SqlProducer:
             return self._write(open_connection, rows)
 
     def _make_row(self, body: Any, queue: str, options: Mapping[str, Any]) -> NewMessage:
-        """Encode a body and create its row, without an event loop."""
+        """Encode a body and create the row, without an event loop."""
         cmd = SqlBrokerPublishCommand(body, queue=queue, **options)
         if self._id_generator is not None:
             cmd.id_generator = self._id_generator

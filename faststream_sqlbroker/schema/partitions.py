@@ -175,7 +175,7 @@ def _is_empty(connection: Connection, name: str) -> bool:
 
 
 def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bool:
-    """Turn an archive with rows into one with partitions, while messages are archived.
+    """Convert an archive with rows to a partitioned archive, while messages are archived.
 
     All existing rows become the first partition; it ends a full period after the current one, and
     no row is written again. The only new structure is a unique index on (id, archived_at), which is

@@ -325,7 +325,7 @@ def _build_archive_table(
 def _build_policy_state_table(
     config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_DialectOptions"
 ) -> Table:
-    """Build the table with a row per (scope, key); `scope` names the policy and its queue."""
+    """Build the table with a row per (scope, key); `scope` names the policy and the queue."""
     name = config.policy_state_table_name
     table = Table(
         name,

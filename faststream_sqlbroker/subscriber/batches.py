@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Redelivers a batch in parts if its handler could not start.
+    """Redelivers a batch in parts if the handler could not start.
 
     One undecodable or invalid body prevents the start for the whole batch. The object is also the
     factory of a middleware that records which messages caused this.
@@ -59,7 +59,7 @@ class Batches:
     def wrap_parser(
         self, parser: Callable[[Any], Awaitable[Any]]
     ) -> Callable[[Any], Awaitable[Any]]:
-        """Wrap a custom `parser` so that its error counts as caused by a message of the batch."""
+        """Wrap a custom `parser`, whose error then counts as caused by a message of the batch."""
 
         async def parse(rows: Any) -> Any:
             try:
@@ -149,7 +149,7 @@ class _RefusalRecorder(BaseMiddleware):
             raise
 
     async def _record_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
-        """Record `error` if it means that the batch does not fit the handler's annotation."""
+        """Record `error` if the batch does not fit the handler's annotation."""
         refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
         if isinstance(refusal, ValidationError):
             await self._record_positions(error, refusal, message)

@@ -28,7 +28,7 @@ class QueueSubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """The policy of the subscriber, else of its router or broker, else NACK_ON_ERROR."""
+        """The policy of the subscriber, else of the router or broker, else NACK_ON_ERROR."""
         for policy in (self._ack_policy, self._outer_config.ack_policy):
             if policy is not EMPTY:
                 return policy

@@ -194,7 +194,7 @@ def check_ack_timing(settings: ConsumerSettings, policy: AckPolicy) -> None:
 def check_forwarding(
     settings: ConsumerSettings, policy: AckPolicy, headers: bool | Sequence[str]
 ) -> None:
-    """Raise SetupError for an invalid `forward_to`, or for a handler's options next to it.
+    """Raise SetupError for a `forward_to` that is invalid or next to a handler's options.
 
     Among these options are the ack `policy`, and `headers`, the option forward_headers.
     """

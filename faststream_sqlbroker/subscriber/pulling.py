@@ -127,7 +127,7 @@ class PullingParser(SqlBrokerParser):
 
 
 class Pulling:
-    """Claims single messages of a subscriber, until a stop ends it for good."""
+    """Claims single messages of a subscriber, until the final stop."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Pulling:
             self._resumed.set()
 
     def _interrupt(self) -> None:
-        """End the current waits early, so that they notice a pause or a stop."""
+        """End the current waits early, to notice a pause or a stop."""
         while self._timeouts:
             self._timeouts.pop().reschedule(0.0)
 
@@ -268,7 +268,7 @@ class Pulling:
         return None
 
     def _make_held(self, row: ClaimedMessage) -> HeldMessage:
-        """Return the object that holds the lease of `row` and writes its outcome."""
+        """Return the object that holds the lease and writes the outcome of `row`."""
         row.services = self._holder
         return HeldMessage(row, self._request, self._claimer, _LEASE_HINT)
 
@@ -337,7 +337,7 @@ class Pulling:
 
 
 def _check_pulled(message: object) -> PulledMessage:
-    """Refuse a message that a custom parser replaced: the application could not settle it."""
+    """Refuse a message that a custom parser replaced, which the application could not settle."""
     if not isinstance(message, PulledMessage):
         raise SetupError(_FOREIGN_MESSAGE)
     return message

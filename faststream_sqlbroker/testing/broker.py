@@ -119,7 +119,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     @asynccontextmanager
     @override
     async def _create_ctx(self) -> AsyncGenerator[list[SqlBroker], None]:
-        """Move the brokers to a SQLite database of the test, and restore them afterwards.
+        """Move the brokers to a SQLite database of the test, and back afterwards.
 
         With `with_real=True` only the call records are separate; everything else stays real.
         """

@@ -50,7 +50,7 @@ class VirtualTimer:
 
 
 class VirtualClock:
-    """The time of `TestSqlBroker`: of the broker and of its database.
+    """The time of `TestSqlBroker`: of the broker and of the database.
 
     Time stands still until `advance`. Randomness in the broker comes from `seed`, so a test does
     the same each time. The process's own clock (`datetime.now`, `asyncio.sleep`) is not affected.
@@ -250,7 +250,7 @@ class VirtualClock:
             ) from None
 
     def is_waiting_for_time(self, task: "asyncio.Task[Any]", *, within: bool = False) -> bool:
-        """Return True if `task` waits for virtual time, so waiting for its end would never end.
+        """Return True if `task` waits for virtual time, so a wait for the task would never end.
 
         With `within`, also if a task that was created by the delivery `task` waits.
         """
@@ -296,7 +296,7 @@ class VirtualClock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Return asyncio's timeout, but let it expire after `seconds` of virtual time."""
+        """Return asyncio's timeout, but expiring after `seconds` of virtual time."""
         async with asyncio.timeout(None) as scope:
             if seconds is None:
                 yield scope
@@ -345,7 +345,7 @@ class VirtualClock:
 
 
 class StandingClock(VirtualClock):
-    """The time of a test that was given no clock; it cannot be advanced.
+    """The time of a test without a given clock, which cannot be advanced.
 
     Waits of the application itself, such as `get_one`, end after real time.
     """

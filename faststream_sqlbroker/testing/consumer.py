@@ -14,7 +14,7 @@ from faststream_sqlbroker.testing.database import LiveRow
 
 
 class SteppedConsumer(QueueConsumer):
-    """A subscriber without its loops, for tests.
+    """A subscriber without loops, for tests.
 
     A `Pump` calls the parts of the real subscriber (claims, workers, writes of outcomes) step by
     step.
@@ -131,7 +131,7 @@ class SteppedConsumer(QueueConsumer):
             await self.write_outcomes()
 
     async def write_outcomes(self) -> None:
-        """Write all recorded outcomes now; retry those that the database refused.
+        """Write all recorded outcomes now; retry outcomes that the database refused.
 
         The quarantine holds refused outcomes until they are retried.
         """

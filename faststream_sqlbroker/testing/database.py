@@ -157,7 +157,7 @@ class TestDatabase:
             record.info[_CLOCK_KEY] = self._now
 
     async def close(self) -> None:
-        """Remove the file; a given engine keeps its file, without the outbox."""
+        """Remove the file; a given engine keeps the file, without the outbox."""
         self._now.clock = None
         event.remove(self.engine.sync_engine, "checkout", self._install_clock)
         if self._reader is not None:

@@ -57,7 +57,7 @@ class FakeProducer(SqlBrokerProducer):
         return ids
 
     def _register_record(self, cmd: "SqlBrokerPublishCommand", ids: Sequence[int | None]) -> None:
-        """Prepare to record the messages of a publisher as its calls, once they are committed.
+        """Prepare to record the messages of a publisher as calls, once committed.
 
         Only needed for messages that the publisher's own subscriber, which otherwise records them,
         does not get.
@@ -70,7 +70,7 @@ class FakeProducer(SqlBrokerProducer):
                 records[message_id] = partial(self._record_call, cmd.publisher)
 
     async def _record_call(self, publisher: Any, message_id: int) -> None:
-        """Record a published message as a call of its publisher.
+        """Record a published message as a call of the publisher.
 
         Called after the commit. A message in the queue of the publisher's own subscriber is
         skipped: that subscriber records it.
@@ -251,14 +251,14 @@ class TestRequests(Requests):
         )
 
     async def _withdraw(self, ids: Sequence[int | None]) -> None:
-        """Remove a request whose caller stopped waiting: it does not expire in virtual time."""
+        """Remove a request whose caller stopped waiting: requests do not expire in virtual time."""
         publisher = self._publisher
         request_ids = [id_ for id_ in ids if id_ is not None]
         await publisher.pump.database.remove_messages(publisher.table, request_ids)
 
 
 def _is_for(reply: ClaimedMessage, address: ReplyAddress, correlation_id: str | None) -> bool:
-    """Return True if `reply` answers the request: by its reply id, or else its correlation id."""
+    """Return True if `reply` answers the request: by reply id, or else by correlation id."""
     reply_id = reply.headers.get(REPLY_ID)
     if reply_id is None:
         return correlation_id == reply.headers.get("correlation_id")

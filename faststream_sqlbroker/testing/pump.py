@@ -152,7 +152,7 @@ class Pump:
     # -- who takes part ------------------------------------------------------------------------
 
     def add(self, consumer: SteppedConsumer) -> None:
-        """Let `consumer` claim from now on, until its stop."""
+        """Let `consumer` claim from now on, until the stop."""
         if consumer not in self._consumers:
             self._consumers.append(consumer)
         self._blocked_consumers = set()
@@ -364,7 +364,7 @@ class Pump:
             await consumer.release_waiting()
 
     async def _claim_next(self) -> tuple[SteppedConsumer, RunningDelivery | None] | None:
-        """Claim the first due message of all subscribers; return its subscriber.
+        """Claim the first due message of all subscribers; return the subscriber.
 
         The second value is a batch that still waits for messages and takes this one, or None. A
         subscriber whose claim finds nothing is blocked until something changes, although its
@@ -406,7 +406,7 @@ class Pump:
                 self._poll_at[consumer] = now + round(poll_delay * 1_000_000)
 
     def _join_batch(self, consumer: SteppedConsumer) -> RunningDelivery | None:
-        """Return the started batch that takes the claimed rows, if one still waits for messages.
+        """Return the started batch that takes the claimed rows, if any still waits for messages.
 
         With `batch_max_wait` a handler's batch is filled over several claims before it runs.
         """
@@ -427,14 +427,14 @@ class Pump:
         return delivery
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        """Forget an ended delivery; retrieve its exception so asyncio does not log it."""
+        """Forget an ended delivery; retrieve the exception so asyncio logs nothing."""
         del self._deliveries[task]
         if not task.cancelled():
             task.exception()
         self.clock.notify_change()
 
     async def _deliver(self, consumer: SteppedConsumer) -> None:
-        """Run one delivery, and record its attempts for `drain`; the body of its task."""
+        """Run a delivery, and record the attempts for `drain`; the body of the task."""
         _nesting_depth.set(_nesting_depth.get() + 1)
         clocks.current_delivery_var.set(asyncio.current_task())
         try:
@@ -449,7 +449,7 @@ class Pump:
                 self._record_attempt(row, delivery)
 
     def _record_attempt(self, row: ClaimedMessage, delivery: RunningDelivery) -> None:
-        """Add an attempt to the report of `drain`, with the error of its handler.
+        """Add an attempt to the report of `drain`, with the handler's error.
 
         The error of handler_timeout is found in the outcome, because no handler raised it.
         """
@@ -615,7 +615,7 @@ class Pump:
         ]
 
     def _describe_row(self, row: LiveRow, running: Collection[int]) -> Waiting:
-        """Describe why a live message waits: it runs, is not due yet, or something blocks it."""
+        """Describe why a live message waits: leased, not due yet, or blocked."""
         until = from_microseconds(row.due if row.lease_ends_at is None else row.lease_ends_at)
         if row.lease_ends_at is not None:
             reason = "is being handled and leased" if row.id in running else "is leased"

@@ -27,7 +27,7 @@ class ReportingMock(MagicMock):
 
 
 def _build_assertion(name: str) -> Callable[..., None]:
-    """Wrap an assertion of MagicMock to list the waiting messages when it fails."""
+    """Wrap an assertion of MagicMock to list the waiting messages on failure."""
     check = getattr(MagicMock, name)
 
     @wraps(check)

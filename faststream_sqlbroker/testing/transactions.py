@@ -94,7 +94,7 @@ class HeldPublishes:
     async def _commit(
         self, connection: Connection, transaction: Any, commits: Sequence[CommitCallback]
     ) -> None:
-        """Wait until the COMMIT has ended, then run the callbacks if it succeeded.
+        """Wait until the COMMIT has ended, and after a success run the callbacks.
 
         SQLAlchemy announces a commit before the database has executed it.
         """

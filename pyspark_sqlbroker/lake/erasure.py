@@ -165,7 +165,7 @@ def erase_messages(
 
 
 def _parse_filter(ids: Iterable[int], keys: Iterable[str]) -> MessageFilter:
-    """Check ids and keys, and return a filter; at least one id or key is required."""
+    """Check ids and keys, and return a filter; an id or a key is required."""
     message_filter = MessageFilter(
         frozenset(validate_integer("ids", number) for number in ids), frozenset(keys)
     )
@@ -264,7 +264,7 @@ def _erase_from_lake(
     results = list[ErasedFiles]()
 
     def erase() -> None:
-        """Find the ids in the loaded lake, and commit the lake without rows of these ids."""
+        """Find the ids in the loaded lake, and commit the lake without their rows."""
         # Search again in each try: an export may have added rows since the last one.
         ids = selected.ids | _find_ids_by_key(lake, selected.keys)
         ids = _add_copies(ids, lambda new_ids: _find_copies(lake, new_ids))
@@ -413,7 +413,7 @@ def _build_entries(
 
 
 def _join_ids(lake: Lake, rows: DataFrame, ids: Iterable[int], join_type: str) -> DataFrame:
-    """Join rows with ids: "left_semi" keeps rows of these ids, "left_anti" the others."""
+    """Join rows with ids: "left_semi" keeps rows of the ids, "left_anti" all other rows."""
     return rows.join(F.broadcast(_create_column(lake, sorted(ids), "id long")), "id", join_type)
 
 

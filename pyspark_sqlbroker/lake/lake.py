@@ -83,7 +83,7 @@ def build_lake_schema(size: str) -> StructType:
 
 
 class Lake:
-    """The export below one path, as of the last load.
+    """The export below a path, as of the last load.
 
     Attributes:
         session: A session like the given one, with the lake's own settings.
@@ -284,7 +284,7 @@ class Lake:
         return self.folders.read(self.session, ARCHIVE_SCHEMA, paths)
 
     def read_with_file_names(self, files: Sequence[DataFile]) -> DataFrame:
-        """Read the rows of one or more files, with `FILE_NAME`; names of files are unique."""
+        """Read the rows of `files` (not empty), with `FILE_NAME`; names of files are unique."""
         paths = [file.path for file in files]
         return self.folders.read(self.session, ARCHIVE_SCHEMA, paths, FILE_NAME)
 

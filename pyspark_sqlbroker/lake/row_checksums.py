@@ -226,7 +226,7 @@ def _build_source_value(database: ArchiveDatabase, field: Field) -> str:
 
 
 def _build_spark_value(field: Field) -> Column:
-    """Return a column's value as text, as `build_joined_text` of the databases renders it.
+    """Return a column's value as text, as rendered by `build_joined_text` of the databases.
 
     NULL and an empty text must differ: NULL becomes ~, other values follow an =.
     """
@@ -241,7 +241,7 @@ def _sum(column: Column) -> Column:
 
 
 def _digest_sum(column: Column) -> Column:
-    """Return the sum of the first 60 bits of each MD5, as the databases compute it.
+    """Return the sum of the first 60 bits of each MD5, as computed by the databases.
 
     A sum does not depend on the order of rows, so both sides can compare without sorting.
     """

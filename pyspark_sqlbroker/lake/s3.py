@@ -81,7 +81,7 @@ def build_s3_settings(storage: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 class S3Folders(Folders):
-    """Files below one path of a bucket.
+    """Files below a path of a bucket.
 
     Executors need PyArrow and this package; the settings are sent to them.
     """

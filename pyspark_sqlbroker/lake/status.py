@@ -65,7 +65,7 @@ class ExportStatus:
 
 @dataclass(frozen=True)
 class Freshness:
-    """The lag of a lake behind its archive, at the time of the measurement.
+    """The lag of a lake behind the archive, at the time of the measurement.
 
     Attributes:
         horizon: Windows that end at or before it are closed; by the database's clock.
@@ -89,7 +89,7 @@ class Freshness:
 def describe_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> ExportStatus:
-    """Describe an export by its log and its state; no data is read.
+    """Describe an export by the log and the state; no data is read.
 
     Raises:
         SetupError: nothing was exported to this path.
@@ -170,7 +170,7 @@ def _count_rows(
     spans: Iterable[Span],
     cap: int,
 ) -> int:
-    """Count the rows of some spans, up to one more than the cap."""
+    """Count the rows of some spans, up to the cap plus 1."""
     rows = 0
     for start, end in spans:
         if rows > cap:

@@ -224,7 +224,7 @@ def _compare_with_database(
 
 
 def _describe_difference(lake: Lake, findings: LakeExamination, window: ExportWindow) -> str:
-    """Describe how a window in the files differs from its record, for `VerifyResult.differing`."""
+    """Describe how a window in the files differs from the record, for `VerifyResult.differing`."""
     recorded = lake.get_checksums(window)
     actual = findings.checksums.get(window, NO_ROWS)
     issue = "its rows differ"

@@ -99,7 +99,7 @@ def plan_spans(
     horizon: datetime,
     recheck: float,
 ) -> list[Span]:
-    """Return the spans that an export checks, in order; windows in them without rows cost nothing.
+    """Return the spans that an export checks, in order; windows without rows cost nothing.
 
     Args:
         covered: The exported spans, in order.

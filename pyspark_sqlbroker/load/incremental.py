@@ -256,7 +256,7 @@ class WatermarkFile:
     source: dict[str, Any]
 
     def read(self) -> Watermark:
-        """Read the watermark; a new one if there is no file.
+        """Read the watermark; a new watermark if there is no file.
 
         Raises:
             SetupError: it is not such a file, of a newer version, of other rows, or cannot be read.
@@ -325,7 +325,7 @@ def _render_watermark(watermark: Watermark) -> dict[str, Any]:
 
 
 def _log_load(window: Selection, watermark: Watermark, end: Horizon) -> None:
-    """Log the window of a load, and the reason for its end."""
+    """Log the window of a load, and the reason for the end."""
     first, until = (
         "the oldest row" if time is None else time.astimezone(timezone.utc).isoformat()
         for time in (window.since, window.until)

@@ -121,7 +121,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of the broker, as readers see it.
+    """A table of the broker, as seen by readers.
 
     Attributes:
         table: Its usual name.

@@ -25,7 +25,7 @@ def write_report(
     message_url: str | None = None,
     replay_options: Sequence[str] = (),
 ) -> Path:
-    """Render an archive to one HTML page that needs no network: figures, tables and charts.
+    """Render an archive to a single HTML page that needs no network: figures, tables and charts.
 
     The page has no script: charts are SVG, and show numbers under the mouse. Its size is some
     hundred kilobytes. Each error has links to its latest messages and the command that publishes

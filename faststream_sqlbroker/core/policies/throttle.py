@@ -155,7 +155,7 @@ class Throttle:
 
     @property
     def grain(self) -> int:
-        """Starts within this many microseconds are stored as one number."""
+        """Starts within this many microseconds are stored as a single number."""
         return _get_need(self.limit)[1]
 
     @property

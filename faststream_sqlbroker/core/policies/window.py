@@ -22,7 +22,7 @@ for 12 days if its zone skips that day."""
 
 @dataclass(frozen=True, init=False)
 class Window:
-    """Messages start between `start` and `end` on the days `days`; otherwise they wait unclaimed.
+    """Messages start between `start` and `end` on the days `days`, and otherwise wait unclaimed.
 
     Times are those of the wall clock in `tz`, with their date. A window opens at the first moment
     at which that clock shows `start` or later, and closes at the moment from which it never again

@@ -231,7 +231,7 @@ class RetryStrategyTemplate(ABC):
     no_retry_on: ErrorClasses | None = None
 
     def __post_init__(self) -> None:
-        """Validate the limits; a subclass that validates its own arguments calls this too."""
+        """Validate the limits; a subclass with arguments to validate calls this too."""
         if self.max_attempts is not None:
             validate_integer("max_attempts", self.max_attempts, other=", or None for no limit")
         for attribute in fields(self):

@@ -121,7 +121,7 @@ def _split_part(state: _BatchState, part: _BatchPart, error: StoreError) -> list
 
 
 class JobStore:
-    """Reads and writes jobs; each operation is one transaction, a count is several.
+    """Reads and writes jobs; each operation is a transaction, a count is several.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.

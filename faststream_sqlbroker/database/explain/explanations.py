@@ -79,7 +79,7 @@ class Explanations:
         condition = table.c.id == message_id
 
         def explain(connection: Connection) -> Explanation:
-            """Read the message and its reasons in one snapshot."""
+            """Read the message and the reasons in the same snapshot."""
             _start_snapshot(connection)
             # First the two columns that are always readable, whatever another program has stored in
             # the others.
@@ -100,7 +100,7 @@ class Explanations:
         return await self._database.run(explain, Activity.OPERATE, write=False)
 
     def _list_reasons(self, connection: Connection, row: Any) -> list[Reason]:
-        """Return the reasons of a live message, by the subscribers and policies of its queue."""
+        """Return the reasons of a live message, by the subscribers and policies of the queue."""
         subscribers = read_subscribers(connection, self._tables.policy_state, ended=True)
         alive = [
             subscriber
@@ -175,7 +175,7 @@ class Explanations:
         """
 
         def load(connection: Connection) -> list[PoliciedQueue]:
-            """Count the queues that have a policy or ordered=True, in one snapshot."""
+            """Count the queues that have a policy or ordered=True, in a single snapshot."""
             _start_snapshot(connection)
             now = connection.execute(select(clock())).scalar_one()
             subscribers = read_subscribers(connection, self._tables.policy_state)

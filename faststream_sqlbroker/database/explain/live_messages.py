@@ -84,7 +84,7 @@ class LiveMessage:
         return [*self._list_own_reasons(), *self._explain_mixed()]
 
     def _list_own_reasons(self) -> list[Reason]:
-        """Return the reasons that concern this message, in the order in which they are shown.
+        """Return the reasons that concern this message, in the order of display.
 
         A leased message has only reasons about its lease. Without any reason, it waits for a
         worker.
@@ -123,7 +123,7 @@ class LiveMessage:
         return format_timestamp(timestamp, self._row.now)
 
     def _find_worker(self, token: UUID | None) -> str | None:
-        """Return the name of the subscriber that leased with `token`, even if it has crashed."""
+        """Return the name of the subscriber that leased with `token`, even after a crash."""
         return next(
             (subscriber.worker for subscriber in self._subscribers if subscriber.holds(token)), None
         )
@@ -146,7 +146,7 @@ class LiveMessage:
         return [Reason("cancel_requested", description)]
 
     def _explain_lease(self) -> list[Reason]:
-        """Explain a PROCESSING message: a worker holds it, or its lease has expired."""
+        """Explain a PROCESSING message: held by a worker, or with an expired lease."""
         row = self._row
         worker = self._find_worker(row.lease_token)
         until = row.lease_expires_at
@@ -264,7 +264,7 @@ class LiveMessage:
         return [Reason("mixed_subscribers", description)]
 
     def _explain_due_time(self) -> list[Reason]:
-        """Explain a later due time, by the policy, publish or retry that has set it."""
+        """Explain a later due time, set by a policy, a publish or a retry."""
         row = self._row
         due_at = row.next_attempt_at
         if due_at <= row.now:
@@ -305,7 +305,7 @@ class LiveMessage:
         return [Reason("no_live_subscriber", description, worker=last.worker)]
 
     def _explain_suspect(self) -> list[Reason]:
-        """Explain that the message runs alone, because it may have killed its process."""
+        """Explain that the message runs alone, suspected of having killed a process."""
         lost_deliveries = self._row.deliveries_count - self._row.attempts_count
         if lost_deliveries < SUSPECT_AFTER:
             return []
@@ -373,7 +373,7 @@ class LiveMessage:
         )
 
     def _explain_capacity(self) -> Reason:
-        """Explain that only messages before this message, or busy workers, keep it waiting."""
+        """Explain that the message waits only for messages ahead, or for busy workers."""
         ahead = self._count_ahead()
         workers = sum(subscriber.max_workers for subscriber in self._claiming)
         busy = self._count_rows(

@@ -177,7 +177,7 @@ class PublishCoalescer:
         return call.done
 
     async def _fetch(self, driver: Any, query: Query[T], timeout: float) -> T:
-        """Send `query` on the kept connection within `timeout` seconds, and classify its failures.
+        """Send `query` on the kept connection within `timeout` seconds, and classify failures.
 
         Every statement on that connection is sent here.
 

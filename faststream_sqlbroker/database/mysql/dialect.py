@@ -232,7 +232,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """
 
         def claim(connection: Connection) -> ClaimedMessages:
-            """Lock the first due rows of the pairs, then lease them by id."""
+            """Lock the first due rows of the pairs, then lease the locked rows by id."""
 
             def lock_pair(pair: ReadyPair, max_rows: int) -> ClaimedMessages:
                 return self._lock_pair(connection, pair, max_rows, token, suspect_rule)

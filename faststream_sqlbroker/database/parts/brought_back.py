@@ -68,7 +68,7 @@ def lock_records(
 
 
 def _list_scopes(connection: Connection, table: Table) -> list[str]:
-    """Return the scopes of all records, one for each lake.
+    """Return the scopes of all records: a scope for each lake.
 
     Steps from scope to scope in the primary key: DISTINCT would read every record.
     """

@@ -56,7 +56,7 @@ class ClaimedRows:
         return [self._to_message(row, token) for row in rows]
 
     def _to_message(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
-        """Convert a row to a message, whatever another program has stored in it.
+        """Convert a row to a message, whatever values another program has stored.
 
         Invalid times are replaced, with a warning. A row with any other invalid value becomes a
         message that is rejected without a handler.
@@ -192,7 +192,7 @@ def split_suspects(
 
 
 def _find_suspect(row: Sequence[Any], suspect_rule: SuspectRule) -> Suspect | None:
-    """Return the row as a suspect, by the number of its lost leases, or None."""
+    """Return the row as a suspect, by the number of lost leases, or None."""
     try:
         return suspect_rule.classify(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
     except (TypeError, ValueError):  # SQLite stores any value that another program writes

@@ -145,7 +145,7 @@ def _insert(
 def _load_claims(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage]
 ) -> dict[tuple[str, str | None], _StoredClaim]:
-    """Return the stored claims by queue and key; each key has one since `_insert`."""
+    """Return the stored claims by queue and key; each key has a claim since `_insert`."""
     c = table.c
     claims: dict[tuple[str, str | None], _StoredClaim] = {}
     for queue, queue_rows in groupby(rows, key=lambda row: row.queue):

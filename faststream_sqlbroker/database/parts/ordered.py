@@ -144,7 +144,7 @@ class OrderedClaims:
         lease: float,
         token: UUID,
     ) -> ClaimedMessages:
-        """Lease the message if it is due in any of `queues`, not locked, and first of its key.
+        """Lease the message if due in any of `queues`, not locked, and the first of the key.
 
         An expired message need not be the first: it will not be handled.
         """
@@ -252,7 +252,7 @@ class HeadSearch:
         return is_first and not self._load_lease_counts(queue)[key]
 
     def may_start(self, queue: str, message_id: int) -> bool:
-        """Return True if this due message may be leased, by the order and the limits of its key."""
+        """Return True if this due message may be leased, by the order and the limits of the key."""
         heads = self._load_heads([message_id])
         if not heads:
             return False
@@ -360,7 +360,7 @@ class HeadSearch:
         return True
 
     def _add_head(self, queue: str, message_id: int, key: Key | None) -> None:
-        """Add the message, unless the limit is reached or its key may start no other."""
+        """Add the message, unless the limit is reached or the key may start no other message."""
         if self.is_full or message_id in self._used_ids:
             return
         if key is not None and not self._reserve_lease(queue, key):

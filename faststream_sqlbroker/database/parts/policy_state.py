@@ -55,7 +55,7 @@ def lock_order(
     in_scope = table.c.scope == scope
 
     def select_keys(names: Sequence[str], *, lock: bool) -> set[str]:
-        """Return the keys of `names` that exist; with `lock`, those that could be locked."""
+        """Return the existing keys of `names`; with `lock`, only keys that could be locked."""
         keys = set[str]()
         for part in iter_chunks(names):
             statement = select(table.c.key).where(in_scope, table.c.key.in_(part))
@@ -158,7 +158,7 @@ def remove_expired(
     limit: int,
     select_removable: Callable[[Sequence[Any]], Sequence[Any]] = lambda rows: rows,
 ) -> int:
-    """Check up to `limit` expired rows, and remove those that `select_removable` returns.
+    """Check up to `limit` expired rows, and remove the rows that `select_removable` returns.
 
     Returns the number of checked rows.
     """

@@ -187,7 +187,7 @@ def _list_due(
 
 
 def _limit_size(rows: Sequence[Any]) -> Sequence[Any]:
-    """Return the first rows whose bodies fit into a page together; at least one."""
+    """Return the first rows whose bodies fit into a page together, and always the first."""
     size = 0
     for number, row in enumerate(rows):
         size += row.size or 0

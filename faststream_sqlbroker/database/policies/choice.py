@@ -102,7 +102,7 @@ class MessageSelection:
     def _select_from_bursts(
         self, bursts: BurstHeads | LatestHeads, limit: int, excluded: SuspectRule | None
     ) -> list[int]:
-        """Select the messages that Debounce or KeepLast delivers now, one of each key.
+        """Select the message of each key that Debounce or KeepLast delivers now.
 
         Reads more than `limit` due messages, as several may have one key. An incomplete policy has
         not seen all arrivals, so those of the keys read here join their bursts first. If the page

@@ -474,7 +474,7 @@ class _QueueClaim:
 def _create_heads(
     policy: Debounce | KeepLast, rows: PolicyRows, now: int, *, keep: bool
 ) -> BurstHeads | LatestHeads:
-    """Create the selection of one message of each key that the policy needs."""
+    """Create the selection of a single message per key that the policy needs."""
     heads_class = LatestHeads if isinstance(policy, KeepLast) else BurstHeads
     return heads_class(policy, rows, now, keep=keep)
 

@@ -356,7 +356,7 @@ def _filter_by_key(
 
 
 def _must_sort_last(arrival: Arrival) -> bool:
-    """Return True for new messages, and for those that waited for a message of their key."""
+    """Return True for new messages, and for messages that waited for another of the same key."""
     # A message that waited for another message of its key comes at its due time, which is not
     # before that of the other. If the other message lost its slot to it, neither would ever start.
     return not arrival.is_delivered or bool(arrival.flags & HELD_BURST)

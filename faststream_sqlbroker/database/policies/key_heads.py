@@ -259,7 +259,7 @@ class KeyHeads:
         *,
         complete: bool,
     ) -> None:
-        """Promote or supersede standby messages of `key`, and record this in its state.
+        """Promote or supersede standby messages of `key`, and record this in the key's state.
 
         Messages that stood by for the delivered message are superseded. A message that is gone is
         replaced by the newest (leading edge: oldest) message that stood by for it. Adds promoted
@@ -287,7 +287,7 @@ class KeyHeads:
             due[successor] = max(self.now, self._get_due(state, successor))
 
     def _get_due(self, state: Bursts | Latest, message: int) -> int:
-        """Return the due time of `message` as the next delivery of its key; 0 means now.
+        """Return the due time of `message` as the next delivery of the key; 0 means now.
 
         Only the newest message of a key waits: until its burst (Debounce) or window (KeepLast)
         ends.
@@ -388,7 +388,7 @@ class KeyHeads:
         return [(message.id, key) for message, key in self._filter_keyed(messages)]
 
     def _filter_keyed(self, messages: Iterable[StandbyMessage]) -> list[tuple[StandbyMessage, str]]:
-        """Return the messages that have a key, with it, and remember the keys in `key_of`."""
+        """Return the messages that have a key, with the key, and remember the keys in `key_of`."""
         pairs = [(message, message.key) for message in messages if message.key is not None]
         self.key_of |= {message.id: key for message, key in pairs}
         return pairs

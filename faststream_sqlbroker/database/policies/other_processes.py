@@ -101,7 +101,7 @@ def read_rates(dialect: Dialect, connection: Connection, now: int, read_at: floa
 
 
 def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[SlotLogKey, Throttle]]:
-    """Yield the throttles of a subscriber for each of its queues, with the keys of their logs."""
+    """Yield the throttles of a subscriber for each queue, with the keys of their logs."""
     throttles = [policy for policy in subscriber.rules if isinstance(policy, Throttle)]
     for queue in subscriber.queues:
         for n, throttle in enumerate(throttles):
@@ -109,7 +109,7 @@ def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[SlotLogKey, Th
 
 
 def _get_slot_key(queue: str, number: int, throttle: Throttle) -> SlotLogKey:
-    """Return scope and key of a throttle's slot log: its budget's, or its queue's.
+    """Return scope and key of a throttle's slot log: the budget's or the queue's.
 
     `number` is the throttle's position among those of the subscriber.
     """

@@ -87,7 +87,7 @@ class Hold(NamedTuple):
 
 
 class PolicyHolds:
-    """Reads the notes and frees waiting messages; each operation is one transaction or several
+    """Reads the notes and frees waiting messages; each operation is a transaction or several
     steps.
 
     Raises (from every operation):
@@ -165,7 +165,7 @@ class PolicyHolds:
             now = read_now(self._dialect, connection, self._database.clock).now
 
             def compute_due(row: DelayedMessage) -> int | None:
-                """Return the due time without the policy; None if another policy set it."""
+                """Return the due time without the policy; None if set by another policy."""
                 if not row.flags & flag:
                     return None
                 return compute_release_time(hold.name, hold.info, live_policies, row.due, now)

@@ -377,7 +377,7 @@ def _to_standby_messages(rows: Iterable[Sequence[Any]]) -> list[StandbyMessage]:
 
 
 def _describe_shift(due: int | None) -> str:
-    """Describe a new due time for the debug log; None means that it stays."""
+    """Describe a new due time for the debug log; None means no change."""
     if due is not None and due >= STANDBY:
         return "stands by for another message of its key"
     return "accepted" if due is None else f"due at {from_microseconds(due).isoformat()}"

@@ -243,7 +243,7 @@ class SlotUse:
 
 
 def _compute_bounds(read: ReadTime, at: float) -> tuple[float, float]:
-    """Return the bounds of the difference between both clocks at `at`, by one reading.
+    """Return the bounds of the difference between both clocks at `at`, by a single reading.
 
     The database read its clock at some time between request and answer. Since then the clocks may
     have drifted apart, so the bounds widen. In microseconds.

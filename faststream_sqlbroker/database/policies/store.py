@@ -61,7 +61,7 @@ from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 
 
 class PolicyStore:
-    """Reads and writes the state of policies; each operation is one transaction.
+    """Reads and writes the state of policies; each operation is a transaction.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.

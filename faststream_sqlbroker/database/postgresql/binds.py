@@ -67,7 +67,7 @@ def build_insert(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
 
 
 def _build_single_insert(sql: Statements, row: NewMessage) -> Query[list[int | None]]:
-    """Build the insert of one message; without options, by the statement with fewest binds."""
+    """Build the insert of a single message; without options, by the statement with fewest binds."""
     body = {"queue": row.queue, "payload": row.payload, "headers": row.headers}
     if _get_options(row) == _NO_OPTIONS:
         return Query(sql["insert_now"], body, _read_first_column)
@@ -186,7 +186,7 @@ def _build_removal(
 
 
 def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage]) -> bool:
-    """Return True if one statement can settle all rows and insert all `messages`."""
+    """Return True if a single statement can settle all rows and insert all `messages`."""
     units = [s.unit for s in settlements if s.unit is not None]
     are_single = len(set(units)) == len(units) and len({s.id for s in settlements}) == len(
         settlements
@@ -223,7 +223,7 @@ def _select_variant(inside: str | None, *, replan: bool) -> tuple[str, dict[str,
 
 
 def _count_new_bytes(settlement: Settlement) -> int:
-    """Count the bytes that a settlement writes into its row, for the size of a statement."""
+    """Count the bytes that a settlement writes into the row, for the size of a statement."""
     return (
         len(settlement.payload or b"") + len(settlement.headers or "") + len(settlement.error or "")
     )

@@ -425,7 +425,7 @@ class NumberedLocks(HandlerLocks):
         dialect = self._dialect
 
         def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-            """Write within the numbered transaction; if nothing was written, check its number."""
+            """Write within the numbered transaction; if nothing was written, check the number."""
             result = dialect.settle(connection, settlements, inside=lock.number)
             if not result.settled_ids:
                 self.prove(connection, lock)

@@ -125,11 +125,11 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         connection.exec_driver_sql("PRAGMA journal_mode=WAL")
 
     def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:  # noqa: ARG002
-        """Return `queues`: there is only one writer anyway."""
+        """Return `queues`: SQLite has a single writer anyway."""
         return set(queues)
 
     def lock_scopes(self, connection: Connection, names: Sequence[str]) -> set[str]:  # noqa: ARG002
-        """Return `names`: there is only one writer anyway."""
+        """Return `names`: SQLite has a single writer anyway."""
         return set(names)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:  # noqa: ARG002
@@ -179,7 +179,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             )
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:
-        """Record invalid times until the claim ends, to replace them.
+        """Record invalid times for replacement when the claim ends.
 
         Readers of the archive would fail on such times.
         """
@@ -218,13 +218,13 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         suspect_rule: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
     ) -> Work[ClaimedMessages]:
-        """Build a claim of one statement, or two for leases of two lengths.
+        """Build a claim of a single statement, or of two for leases of two lengths.
 
         The pairs are searched in order until `limit` rows are found.
         """
 
         def claim(connection: Connection) -> ClaimedMessages:
-            """Lease in one UPDATE; then extend the leases of rows that start immediately."""
+            """Lease in a single UPDATE; then extend the leases of rows that start immediately."""
             self.repair_due_times(connection, pairs)
             ranked = json.dumps([(p.queue, p.priority) for p in pairs])
             binds: dict[str, Any] = {"pairs": ranked, "limit": limit}

@@ -303,7 +303,7 @@ class Claimer:
     async def _claim_in_order(
         self, pairs: Sequence[ReadyPair], limit: int, suspect_rule: SuspectRule | None
     ) -> ClaimResult:
-        """Send one claim for `pairs`, in the order given.
+        """Send a single claim for `pairs`, in the given order.
 
         Rows that must wait for a worker get the shorter prefetch lease, so that they are back soon
         if this process dies. An ordered claim has one lease for all its rows.

@@ -52,7 +52,7 @@ class DeliveryRunner(ABC):
 
     @abstractmethod
     def _raise_or_log(self, rows: Rows, error: BaseException) -> None:
-        """Raise `error` of a part of a delivery if the worker is to end; log it otherwise."""
+        """Raise `error` of a part of a delivery if the worker is to end; otherwise log `error`."""
 
     async def deliver(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
         """Run the handler on `rows`, which may start, and queue their settlements."""
@@ -254,7 +254,7 @@ class DeliveryRunner(ABC):
     async def _handle_in_task(
         self, raw: Any, rows: Rows, current_delivery: CurrentDelivery
     ) -> None:
-        """Call the handler in its own task, unless a slot was missed before that task began."""
+        """Call the handler in a separate task, unless a slot was missed before that task began."""
         if not self._use_slots(rows):
             return
         await self._handle(raw)
@@ -263,7 +263,7 @@ class DeliveryRunner(ABC):
             await self.raise_own_cancel(rows, current_delivery)
 
     def _use_slots(self, rows: Rows) -> bool:
-        """Return True if `rows` may start; release them if a slot was missed.
+        """Return True if `rows` may start; release `rows` if a slot was missed.
 
         A slot is the time at which a Throttle allows a start; the commits before the start may have
         taken too long. Rows that ACK_FIRST has removed start in any case: they cannot be released.

@@ -105,7 +105,7 @@ class Fetcher:
 
     @property
     def all_queues(self) -> Sequence[str]:
-        """All queues of the subscriber, including paused ones."""
+        """All queues of the subscriber, paused or not."""
         return self._settings.queues
 
     @property
@@ -117,7 +117,7 @@ class Fetcher:
 
     @property
     def max_poll_interval(self) -> float:
-        """Seconds from one poll to the next."""
+        """Seconds between two polls."""
         return self._settings.max_fetch_interval
 
     @property

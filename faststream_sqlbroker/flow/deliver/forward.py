@@ -115,7 +115,7 @@ class ForwardHandler:
         return Relocate(queue, delay=delay, is_hop=True, key=self._get_new_key(row), lookup=lookup)
 
     def _get_new_key(self, row: ClaimedMessage) -> str | None:
-        """Return the key of `row` in the next queue; None keeps the key, REMOVED_KEY removes it."""
+        """Return the key of `row` in the next queue; None keeps and REMOVED_KEY removes the key."""
         key = self._key_option
         return (key.key(row.headers) or REMOVED_KEY) if isinstance(key, Header) else key
 

@@ -90,7 +90,7 @@ def _iterate_smaller(
 ) -> Iterator[list[Settlement]]:
     """Yield smaller parts to send instead of `parts`, which the database has refused.
 
-    A unit that is refused by itself is added to `write_errors`, after the parts before it.
+    A unit refused by itself is added to `write_errors`, after the parts before it were sent.
     """
     if isinstance(error, AccessError) and error.only_answers:
         # Settlements without an answer do not wait for the search among the others.

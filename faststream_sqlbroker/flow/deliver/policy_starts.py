@@ -91,7 +91,7 @@ class KeyClaimer:
         return results[requests.index(new_request)]
 
     async def _send(self, requests: Sequence[_ClaimRequest]) -> list[OnceStatuses | StoreError]:
-        """Claim the keys of all `requests`; return one answer per request.
+        """Claim the keys of all `requests`; return an answer per request.
 
         A first statement claims free keys of single rows, the usual case. The rest needs a verdict
         per row: duplicate, lost, or unknown.
@@ -123,7 +123,7 @@ class KeyClaimer:
     async def _send_remaining(
         self, requests: Sequence[_ClaimRequest]
     ) -> list[OnceStatuses | StoreError]:
-        """Claim the keys of `requests` together; after a refusal, claim them request by request."""
+        """Claim the keys of `requests` together, and after a refusal request by request."""
         if not requests:
             return []
         result = await self._claim_keys([row for request in requests for row in request.rows])
@@ -136,7 +136,7 @@ class KeyClaimer:
         return [await self._claim_keys(request.rows) for request in requests]
 
     async def _claim_keys(self, rows: Sequence[ClaimedMessage]) -> OnceStatuses | StoreError:
-        """Claim the keys of `rows`; return the error instead of raising it."""
+        """Claim the keys of `rows`; return an error instead of raising."""
         try:
             return await self._store.policies.claim_keys(rows, self._ttl)
         except StoreError as error:
@@ -165,7 +165,7 @@ def get_slot_wait(row: ClaimedMessage, clock: Clock) -> float:
 
 
 def has_missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
-    """Return True if the slot of `row` was missed: the time until which it may start is over.
+    """Return True if the slot of `row` was missed: the latest time for a start is over.
 
     Rows without a slot (no Throttle) miss none.
     """

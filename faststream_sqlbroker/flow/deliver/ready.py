@@ -256,7 +256,7 @@ class ReadyTracker:
             self._begin_at[pair] = min(begin, self._begin_at.get(pair, begin))
 
     async def scan_in_background(self) -> float | None:
-        """Poll while claims do without, if it is due; return the seconds until the next poll.
+        """Poll while claims do without, if a poll is due; return the seconds until the next poll.
 
         None means that no background poll is needed.
 

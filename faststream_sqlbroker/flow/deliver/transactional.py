@@ -57,7 +57,7 @@ class _TransactionRun:
 
 
 class TransactionalDeliveries:
-    """Delivers rows inside a transaction, one delivery (or batch) at a time."""
+    """Delivers rows inside a transaction, a single delivery (or batch) at a time."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ these wait so long that 10 % fewer messages are handled. A turn costs 5 µs.
 
 
 class Worker(DeliveryRunner):
-    """Runs the handler on rows from the buffer, one message or batch at a time."""
+    """Runs the handler on rows from the buffer, a single message or batch at a time."""
 
     def __init__(
         self,

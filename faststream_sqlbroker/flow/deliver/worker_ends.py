@@ -71,7 +71,7 @@ class WorkerShutdown:
         return unfinished_workers
 
     async def close_abandoned(self, workers: Workers) -> None:
-        """Let handlers of unfinished `workers` clean up, and close those that go on for longer.
+        """Let handlers of unfinished `workers` clean up, and close any that go on for longer.
 
         A worker that waits for a thread, or has a transaction open, is closed immediately.
         """
@@ -133,7 +133,7 @@ class WorkerShutdown:
     def _log_abandoned(
         self, current_delivery: CurrentDelivery | None, function: str | None
     ) -> None:
-        """Log the handler that is abandoned, why, and what happens to its messages."""
+        """Log the handler that is abandoned, why, and what happens to the messages."""
         reason = "it swallows its cancellation"
         if function is not None:
             reason = "it runs in a thread, which cannot be cancelled"

@@ -65,7 +65,7 @@ class PiggybackHeartbeat:
     has_failed: bool = False
 
     def mark_committed(self, orders: OperatorRequests) -> None:
-        """Record that the transaction is committed and returned these `orders`."""
+        """Record that the transaction is committed and returned `orders`."""
         self.orders = orders
 
     def mark_failed(self) -> None:
@@ -132,7 +132,7 @@ class Heartbeat:
         self.wake()
 
     def add_passive(self, registration: Registration) -> None:
-        """Notify `registration` of pauses by this process, without announcing it."""
+        """Notify `registration` of pauses by this process, without an announcement."""
         self._registrations[registration.name] = registration
 
     async def refresh(self) -> datetime | None:
@@ -304,12 +304,12 @@ class Heartbeat:
 
     @property
     def _current_interval(self) -> float:
-        """Seconds from one heartbeat to the next."""
+        """Seconds between two heartbeats."""
         return SLEEPING_INTERVAL if self._is_sleeping else self._interval
 
     @property
     def _remaining_wait(self) -> float:
-        """Seconds for which the next heartbeat can still wait for a poll that carries it."""
+        """Seconds for which the next heartbeat can still wait to be carried by a poll."""
         max_interval = self._current_interval * (1 + PIGGYBACK_WAIT)
         return self._last_written_at + max_interval - self._clock.monotonic()
 

@@ -47,7 +47,7 @@ class PollMember(Protocol):
 
     @property
     def all_queues(self) -> Sequence[str]:
-        """All queues of the subscriber, including paused ones."""
+        """All queues of the subscriber, paused or not."""
 
     @property
     def is_idle(self) -> bool:
@@ -55,7 +55,7 @@ class PollMember(Protocol):
 
     @property
     def max_poll_interval(self) -> float:
-        """Seconds from one poll to the next."""
+        """Seconds between two polls."""
 
     @property
     def polled_at(self) -> float:

@@ -137,7 +137,7 @@ class Sampler(FleetLoop):
             self._recorder.gauge(metric, {} if value is None else {database: float(value)})
 
     async def _sample_queues(self) -> Sequence[QueueState] | None:
-        """Return the state of the queues, or None if another process exports these gauges."""
+        """Return the state of the queues, or None if another process exports the gauges."""
         lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
         started_at = self._clock.monotonic()
         try:

@@ -52,7 +52,7 @@ _INVISIBLE = re.compile(
 
 
 def escape_invisible(value: Any) -> Any:
-    """Escape characters that would reorder or hide the text around them."""
+    """Escape characters that would reorder or hide the surrounding text."""
     if type(value) is not str:
         return value
     return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", value)

@@ -57,7 +57,7 @@ def build_functions(dialect_name: str, tables: Tables, schema: str | None = None
 
 
 def install_functions(connection: Connection, config: SqlBrokerSchemaConfig | None = None) -> None:
-    """Create the functions, or replace those of another version, in the tables' schema.
+    """Create the functions, or replace functions of another version, in the tables' schema.
 
     On PostgreSQL this is part of the transaction of `connection`; MySQL and MariaDB commit each
     statement. The functions run with the rights of their owner: the connection's user, who needs

@@ -66,7 +66,7 @@ def _is_body_alone(response: Response) -> bool:
 
 
 def _find_plain_producer(publisher: Any) -> SqlBrokerProducer | None:
-    """Return the producer if the publisher's answer needs nothing but its row, or None.
+    """Return the producer if the publisher's answer needs nothing but a row, or None.
 
     With middlewares, a custom codec, a test or another broker, FastStream publishes the answer.
     """
@@ -81,7 +81,7 @@ def _find_plain_producer(publisher: Any) -> SqlBrokerProducer | None:
 
 
 def _is_own_publisher(publisher: Any) -> bool:
-    """Return True if neither a test nor the application has changed how it publishes."""
+    """Return True if neither a test nor the application has changed the publishing."""
     return (
         publisher.__class__ is QueuePublisher
         and not publisher.is_test

@@ -141,7 +141,7 @@ class _SolvedCall:
         raise AssertionError("unreachable")
 
     async def _call(self, values: Values, stack: AsyncExitStack | None) -> Any:
-        """Solve the dependencies, validate the arguments, call the handler and check its result.
+        """Solve the dependencies, validate the arguments, call the handler and check the result.
 
         `stack` closes dependencies that are context managers; None if there are none.
         """

@@ -139,7 +139,7 @@ _HOLDER = HandlerServices(
 
 
 def _make_sample(headers: str) -> ClaimedMessage:
-    """Create a row with `headers` to compare the two ways of creating its message."""
+    """Create a row with `headers` to compare the two ways of creating a message."""
     timestamp = datetime(2026, 1, 1, tzinfo=timezone.utc)
     row = ClaimedMessage(
         *(1, "queue", b"{}", headers, 0, None, 0, 1, 1, timestamp, timestamp),

@@ -167,7 +167,7 @@ class Guard:
         return broker.fd_config.context is self._context and broker.logger is self._state
 
     def _has_same_dependencies(self) -> bool:
-        """Return True if the dependencies that were looked up are still the current ones."""
+        """Return True if the dependencies that were looked up are still current."""
         # A rebuilt dependency is another model under the same key.
         dependencies = self._provider.dependencies
         return all(dependencies.get(key) is model for key, model in self._dependencies)
@@ -284,7 +284,7 @@ class HandlerPipeline:
             self.reason = str(reason)
 
     def _select_pipeline(self) -> None:
-        """Check that the subscriber is supported, and assemble its compiled pipeline.
+        """Check that the subscriber is supported, and assemble the compiled pipeline.
 
         The compiled pipeline processes a message as FastStream's does, but all choices that
         FastStream makes for each message are made here once.
@@ -378,7 +378,7 @@ _PARSERS = (SqlBrokerParser.parse_message, SqlBrokerBatchParser.parse_batch)
 
 
 def _make_parts(subscriber: Any, item: Any, scopes: Scopes, call: HandlerCall) -> Parts:
-    """Collect the parts of the compiled pipeline for a subscriber with one handler."""
+    """Collect the parts of the compiled pipeline for a subscriber with a single handler."""
     outer = subscriber._outer_config
     is_batch = subscriber.config.settings.batch
     return Parts(

@@ -29,7 +29,7 @@ def get_local_repository(context: Any) -> ContextRepo:
 
 
 def get_variable(repository: ContextRepo, name: str) -> "ContextVar[Any]":
-    """Return the ContextVar of `name`; create it if no message has used it yet."""
+    """Return the ContextVar of `name`, created if no message has used the name yet."""
     variables = repository._scope_context
     if name not in variables:
         # Setting a value creates the variable; the value is reset immediately.

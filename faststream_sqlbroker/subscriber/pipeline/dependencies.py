@@ -17,7 +17,7 @@ ResolvedDependencies = list[tuple[Hashable, CallModel]]
 
 
 class Dependencies:
-    """The dependencies of a function, in the order in which FastDepends calls them."""
+    """The dependencies of a function, in the order of FastDepends' calls."""
 
     __slots__ = ("_extra", "_named", "needs_stack")
 

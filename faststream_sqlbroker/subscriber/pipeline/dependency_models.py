@@ -162,7 +162,7 @@ def is_any_object(model: CallModel, name: str) -> bool:
 
 
 def _get_field(model: CallModel, name: str) -> Any:
-    """Return Pydantic's required field `name`, or None if it has constraints or a default.
+    """Return Pydantic's required field `name`, or None for a field with constraints or a default.
 
     None, too, if the model has another serializer, which may validate differently.
     """

@@ -115,7 +115,7 @@ def _get_library(module: str) -> str:
 
 
 def _get_function(owner: Any, name: str) -> Any:
-    """Return the function, or the getter of a property, without binding it to its owner."""
+    """Return the function, or the getter of a property, without binding to the owner."""
     attribute = inspect.getattr_static(owner, name, None)
     return attribute.fget if isinstance(attribute, property) else attribute
 
@@ -185,7 +185,7 @@ def _render_tree(node: Any) -> str:
 
 
 def _is_docstring(node: Any) -> bool:
-    """Return True for a docstring, or any other string that is a statement of its own.
+    """Return True for a docstring, or any other string that is a separate statement.
 
     Such strings have no effect, so a digest must not depend on them.
     """
