@@ -112,7 +112,7 @@ class Reservation(ReceivedMessage):
         self._producer = producer
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """True while the lease runs by this process's clock; the database is not queried."""
         return self._held.is_leased
 

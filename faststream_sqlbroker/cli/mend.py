@@ -301,7 +301,7 @@ def _change_messages(
     repairs = run(context, work)
     rows = [{**to_json_dict(repair), "done": repair.done} for repair in repairs]
     options.print_result(rows, *map(str, repairs))
-    if not all(repair.accepted for repair in repairs):
+    if not all(repair.is_accepted for repair in repairs):
         raise typer.Exit(1)
 
 

@@ -151,7 +151,7 @@ class PullConsumer(HttpClient):
     ) -> httpx.Response:
         """Send a request below the consumer's path, with the lease of `taken`."""
         headers = self._tokens if taken is None else {**self._tokens, _LEASE: taken.lease}
-        lease_lost = None if taken is None else taken.lost
+        lease_lost = None if taken is None else taken.lease_lost_message
         url = self._base + path
         return await self.request(
             method, url, lost=lease_lost, json=body, params=query, headers=headers
@@ -177,7 +177,7 @@ class TakenJob(LeasedItem):
         self._consumer = consumer
 
     @property
-    def lost(self) -> str:
+    def lease_lost_message(self) -> str:
         """Error message for a lost lease."""
         return (
             f"lease lost: another client may have job {self.job.id}, so nothing was changed; take "

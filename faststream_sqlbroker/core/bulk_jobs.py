@@ -143,7 +143,7 @@ class Job:
         is_change = self.filters is not None and self.action in BULK_ACTIONS
         return is_change and self.undone_by is None and self.state != "running"
 
-    def moved(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
+    def advance(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
         """Return the job after another batch; with `cursor` None the job has ended.
 
         Messages that matched at the dry run but were never met, because they ended or moved, then
@@ -184,7 +184,7 @@ class Job:
             )
         failures = (*self.failures, failure)[:MAX_FAILURES]
         counted = replace(self, failed=self.failed + 1, failures=failures, streak=streak)
-        return counted.moved(cursor, done=0, skipped=0)
+        return counted.advance(cursor, done=0, skipped=0)
 
     def __str__(self) -> str:
         """Return a single line for people."""

@@ -51,14 +51,14 @@ class Repair:
         return self.verdict == "done"
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """True if a subscriber was asked to end the message."""
         return self.verdict == "requested"
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
         """True if the action is done or requested."""
-        return self.done or self.requested
+        return self.done or self.is_requested
 
     def __str__(self) -> str:
         """Return the message and the verdict, with the command to use if nothing was changed."""

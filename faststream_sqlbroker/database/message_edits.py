@@ -197,9 +197,9 @@ class MessageEdits:
 
         def change_and_note(connection: Connection) -> Repair:
             repair = self._change(connection, message_id, change, change_leased)
-            if repair.accepted:
+            if repair.is_accepted:
                 arguments = {"message_id": message_id, **job.arguments}
-                if repair.requested:
+                if repair.is_requested:
                     arguments["requested"] = True
                 done = int(repair.done)
                 ended = replace(job, arguments=arguments, state="ended", expected=1, done=done)

@@ -69,7 +69,7 @@ async def test_another_process_cancels_a_running_handler(
     message_id = await broker.publish("first", "q") or 0
     await handler.has_begun()
     found = await other.admin.cancel(message_id, reason="wrong price", by="Ann")
-    assert (found.verdict, found.done, found.requested) == ("requested", False, True)
+    assert (found.verdict, found.done, found.is_requested) == ("requested", False, True)
     [row] = await look.archived()
     assert (row["state"], row["reason"]) == ("DISCARDED", "cancelled")
     assert row["last_error"] == "cancelled by Ann: wrong price"
@@ -119,7 +119,7 @@ async def test_what_a_transaction_has_written_is_rolled_back(
     message_id = await broker.publish("x", "q") or 0
     await broker.start()
     await handler.has_begun()
-    assert (await other.admin.cancel(message_id)).requested
+    assert (await other.admin.cancel(message_id)).is_requested
     [row] = await look.archived()
     assert (row["id"], row["state"]) == (message_id, "DISCARDED")
     assert heard.texts("", logging.CRITICAL) == []
@@ -154,7 +154,7 @@ async def test_a_handler_that_has_finished_wins(broker: SqlBroker, look: Look) -
     message_id = await broker.publish("x", "q") or 0
     await broker.start()
     await asyncio.wait_for(acked.wait(), 60)
-    assert (await broker.admin.cancel(message_id)).requested
+    assert (await broker.admin.cancel(message_id)).is_requested
     [row] = await look.archived()
     assert row["state"] == "COMPLETED"
 
@@ -234,7 +234,7 @@ async def test_the_worker_lives_though_a_handler_was_cancelled_before(
     message_id = await broker.publish("x", "q") or 0
     await broker.start()
     assert await handler.has_begun() == "x"
-    assert (await broker.admin.cancel(message_id)).requested
+    assert (await broker.admin.cancel(message_id)).is_requested
     rows = await look.archived(2)
     assert [row["state"] for row in rows] == ["COMPLETED", "DISCARDED"]
     handler.end.set()
@@ -249,7 +249,7 @@ async def test_the_others_of_a_batch_come_again(broker: SqlBroker, look: Look) -
     ids = await broker.publish_batch(1, 2, 3, queue="q")
     await broker.start()
     assert await handler.has_begun() == [1, 2, 3]
-    assert (await broker.admin.cancel(ids[1] or 0)).requested
+    assert (await broker.admin.cancel(ids[1] or 0)).is_requested
     handler.end.set()
     again: list[int] = []
     while len(again) < 2:
@@ -270,7 +270,7 @@ async def test_under_once_the_others_of_a_batch_do_not_run_again(
     ids = [await broker.publish(body, "q", key=body) for body in ("a", "b")]
     await broker.start()
     assert await handler.has_begun() == ["a", "b"]
-    assert (await broker.admin.cancel(ids[0] or 0)).requested
+    assert (await broker.admin.cancel(ids[0] or 0)).is_requested
     rows = await look.archived(2)
     assert [row["reason"] for row in rows] == ["cancelled", "unknown_outcome"]
     assert handler.began.empty()
@@ -317,7 +317,7 @@ async def test_a_synchronous_handler_ends_with_its_lease(broker: SqlBroker, look
     await broker.start()
     try:
         await asyncio.to_thread(began.wait, 60)
-        assert (await broker.admin.cancel(message_id)).requested
+        assert (await broker.admin.cancel(message_id)).is_requested
         inflight = broker.subscribers[0].consumer.inflight  # type: ignore[attr-defined]
         [row] = inflight.held.values()
         await eventually(lambda: row.cancelled)
@@ -382,7 +382,7 @@ async def test_without_a_database_the_handler_is_cancelled() -> None:
         publishing = asyncio.create_task(broker.publish("x", "q"))
         await handler.has_begun()
         [row] = (await broker.admin.messages(queue="q")).messages
-        assert (await broker.admin.cancel(row.id)).requested
+        assert (await broker.admin.cancel(row.id)).is_requested
         await publishing
         assert handler.cancelled == 1
         detail = await broker.admin.message(row.id)

@@ -64,9 +64,9 @@ async def test_one_holder_at_a_time_and_a_greater_fence_each_time(
                 assert inside == 1
                 fences.append(lock.fence)
                 await asyncio.sleep(0)
-                assert lock.held
+                assert lock.is_held
                 inside -= 1
-            assert not lock.held
+            assert not lock.is_held
 
     await asyncio.gather(*(work(of) for of in (broker, *others)))
     assert fences == list(range(1, 41)), "in the order of acquisition, none twice, none left out"
@@ -158,11 +158,13 @@ async def test_a_lease_that_ran_out_is_taken_over_and_its_holder_changes_nothing
             await expire(look)
             async with other.lock("k", wait=0) as theirs:
                 assert theirs.fence == lock.fence + 1
-                assert lock.held, "by this process's clock it still runs: only the database knows"
+                assert lock.is_held, (
+                    "by this process's clock it still runs: only the database knows"
+                )
                 [before] = await broker.admin.locks()
                 with pytest.raises(LockLostError, match="is lost"):
                     await lock.extend("1h")
-                assert not lock.held
+                assert not lock.is_held
                 with pytest.raises(LockLostError):
                     lock.check()
                 assert await broker.admin.locks() == [before]
@@ -252,14 +254,14 @@ async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
 
     with patch.object(LockStore, "extend", failing):
         async with broker.lock("k", lease="600ms") as lock:
-            await eventually(lambda: not lock.held)
+            await eventually(lambda: not lock.is_held)
             with pytest.raises(LockLostError, match="has expired, and another"):
                 lock.check()
             with pytest.raises(TransientStoreError):
                 await lock.extend("1h")
             await eventually(lambda: heard.texts(", trying again soon: away"))
             down = False
-            await eventually(lambda: lock.held)
+            await eventually(lambda: lock.is_held)
 
 
 async def test_a_failed_release_raises_only_if_the_block_was_unprotected(
@@ -274,7 +276,7 @@ async def test_a_failed_release_raises_only_if_the_block_was_unprotected(
         assert heard.texts("is not confirmed")
         with pytest.raises(LockLostError):
             async with broker.lock("late", lease=0.2) as lock:
-                await eventually(lambda: not lock.held)
+                await eventually(lambda: not lock.is_held)
 
 
 async def test_a_stalled_event_loop_loses_the_lease_and_knows_it(broker: SqlBroker) -> None:
@@ -283,7 +285,7 @@ async def test_a_stalled_event_loop_loses_the_lease_and_knows_it(broker: SqlBrok
 
     async with broker.lock("k", lease="200ms") as lock:
         time.sleep(0.3)
-        assert not lock.held
+        assert not lock.is_held
 
 
 async def test_a_cancelled_block_gives_back(broker: SqlBroker) -> None:

@@ -70,10 +70,10 @@ async def test_commit_completes_and_keeps_a_changed_body(broker: SqlBroker, look
     """M3: reserve, commit."""
     await broker.publish("text", "q", headers={"x": 1})
     found = await reserved(broker)
-    assert found.held
+    assert found.is_held
     assert (await look.in_state("PROCESSING"))["deliveries_count"] == 1
     await found.commit(body={"done": True})
-    assert not found.held
+    assert not found.is_held
     [row] = await look.archived()
     assert (row["state"], row["payload"], row["attempts_count"]) == (
         "COMPLETED",
@@ -191,7 +191,7 @@ async def test_an_expired_reservation_may_be_claimed_by_others(
     late.raw_message.lease_lost = False
     with pytest.raises(LeaseLostError):
         await late.move_to("r", b"late")
-    assert not late.held
+    assert not late.is_held
     with pytest.raises(LeaseLostError):
         await late.commit()
     assert await look.rows() == before
@@ -208,7 +208,7 @@ async def test_extend_lengthens_the_lease_by_the_databases_clock(
     await found.extend("1h")
     row = await look.in_state("PROCESSING")
     assert row["lease_expires_at"] - row["acquired_at"] > timedelta(minutes=59)
-    assert found.held
+    assert found.is_held
     await expire(look)
     await found.extend()  # no one else took it
     row = await look.in_state("PROCESSING")
@@ -229,9 +229,9 @@ async def test_a_shorter_extension_changes_nothing(broker: SqlBroker, look: Look
     assert await look.in_state("PROCESSING") == before
     broker._clock.use(time := ShiftedTime())
     time.shift = 1800.0
-    assert found.held
+    assert found.is_held
     time.shift = 3600.0
-    assert not found.held
+    assert not found.is_held
     await found.commit()
 
 
@@ -241,7 +241,7 @@ async def test_a_short_lease_comes_back_by_itself(broker: SqlBroker) -> None:
     second = await broker.reserve("q", wait="60s")
     assert second is not None
     assert second.id == first.id
-    assert not first.held
+    assert not first.is_held
 
 
 async def test_with_commits_at_the_end_and_rolls_back_on_an_error(

@@ -73,7 +73,7 @@ async def test_the_request_outlives_the_process_that_has_the_message(fleet: Flee
     await eventually(lambda: fleet.started().get(holder.pid))
     admin = SqlBroker(fleet.store.engine, logger=None).admin
     [row] = await fleet.rows()
-    assert (await admin.cancel(row["id"])).requested
+    assert (await admin.cancel(row["id"])).is_requested
     holder.kill()
     holder.wait()
     fleet.start("quick", **OPTIONS)  # its lease is ended while this one works

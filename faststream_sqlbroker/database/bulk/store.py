@@ -417,7 +417,7 @@ class JobStore:
         now = self._dialect.now(connection)
         if job.action == REPLAY:
             done = replay.replay(connection, self._dialect, job, ids, now) if ids else 0
-            return job.moved(cursor, done=done, skipped=len(ids) - done)
+            return job.advance(cursor, done=done, skipped=len(ids) - done)
         scope = _get_list_scope(job)
         # No message is changed twice, whatever its later state.
         unchanged = sorted(set(ids) - self._load_notes(connection, scope, ids).keys())
@@ -437,7 +437,7 @@ class JobStore:
                     for message_id in sorted(changed)
                 ],
             )
-        return job.moved(cursor, done=len(changed), skipped=len(ids) - len(changed))
+        return job.advance(cursor, done=len(changed), skipped=len(ids) - len(changed))
 
     def _find_next(
         self, connection: Connection, job: Job, size: int
@@ -473,7 +473,7 @@ class JobStore:
         statement = delete(self._table).where(c.scope == scope, c.key == bindparam("of_key"))
         if keys := sorted(str(message_id) for message_id in undone):
             connection.execute(statement, [{"of_key": key} for key in keys])
-        return job.moved(cursor, done=len(undone), skipped=len(notes) - len(undone))
+        return job.advance(cursor, done=len(undone), skipped=len(notes) - len(undone))
 
     def _load_notes(
         self, connection: Connection, scope: str, ids: Sequence[int]

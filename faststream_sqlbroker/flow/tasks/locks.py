@@ -78,7 +78,7 @@ class Lock:
         return self._fence
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """True while the lock is held; False if the lease is known to be gone, or has expired.
 
         The expiry is by this process's clock, so the lock may still be held: `extend` asks the
@@ -92,7 +92,7 @@ class Lock:
         Raises:
             LockLostError: the lock is not held.
         """
-        if not self.held:
+        if not self.is_held:
             raise self._create_lost_error()
 
     async def extend(self, lease: Duration | None = None) -> None:
@@ -267,7 +267,7 @@ class LockManager:
 
     async def _release(self, lock: Lock, keeper: "asyncio.Task[None]") -> LockLostError | None:
         """Release `lock`; return an error if the block may have run unprotected."""
-        was_held = lock.held
+        was_held = lock.is_held
         is_released = await self._shielded.run(lock.end(keeper))
         if queue := self._queues.get((id(asyncio.get_running_loop()), lock.key)):
             queue.released.set()
