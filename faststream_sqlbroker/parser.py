@@ -91,7 +91,7 @@ class SqlBrokerParser:
             return str(name)
         if self.log is not None:
             text = (
-                f"message {row.id} of queue {row.queue!r} gets no answer, because its reply_to "
+                f"message {row.id} of queue {row.queue!r} gets no reply, because its reply_to "
                 f"{format_value(name)} is not a valid queue: {problem}"
             )
             self.log(logging.WARNING, text, message_id=row.id)

@@ -207,8 +207,8 @@ class HealthReport(AdminOperations):
         """Check PostgreSQL's LISTEN connection; `listening` is None without LISTEN."""
         listening = self._get_process_info().listening
         text = (
-            "wake-ups of other processes do not arrive, so messages are found only by polling: see "
-            "the log for why LISTEN fails"
+            "wake-ups of other processes do not arrive, so their messages are found only by "
+            "polling: see the log for why LISTEN fails"
         )
         problems = [text] if listening is False else []
         return {"listening": listening}, problems

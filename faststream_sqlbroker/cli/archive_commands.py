@@ -64,7 +64,7 @@ def export(
     queue: Queues = None,
     safety_lag: SafetyLag = "5m",
     recheck: Annotated[
-        str, typer.Option(help="Compare windows of this last period again.")
+        str, typer.Option(help="Compare the windows of this last period again with the lake.")
     ] = "24h",
     primary: Primary = None,
     source: Source = None,
@@ -281,8 +281,8 @@ def _print_erase(result: "spark.EraseResult", options: LakeOptions) -> None:
         to_json_dict(result),
         f"{counts} and {result.lake:,} export rows {verb}",
         *(
-            f"message {message_id} is leased and was kept: erase it with --ids {message_id} when "
-            "it has ended"
+            f"message {message_id} is leased and is not erased: erase it with --ids "
+            f"{message_id} when it has ended"
             for message_id in result.leased
         ),
         *([] if result.dry_run else [summary]),

@@ -46,7 +46,10 @@ def dead(
     if not dead_letters.groups:
         warn_if_queue_is_empty(context, message_filter.queue)
     if dead_letters.scanned_until is not None:
-        print_line(f"searched messages up to {dead_letters.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
+        print_line(
+            f"searched messages back to {dead_letters.scanned_until:%Y-%m-%d %H:%M:%S} UTC; "
+            "older messages are not counted"
+        )
 
 
 def _build_group_row(group: DeadLetterGroup) -> list[Any]:

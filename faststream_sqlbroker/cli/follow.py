@@ -71,7 +71,9 @@ def tail(
     context: typer.Context,
     queue: Annotated[str | None, typer.Option(help="Only messages of this queue.")] = None,
     state: Annotated[str | None, typer.Option(help="Only COMPLETED, FAILED or DISCARDED.")] = None,
-    since: Annotated[str, typer.Option(help="Start this long ago.")] = "10s",
+    since: Annotated[
+        str, typer.Option(help="Start with messages ended at most this long ago.")
+    ] = "10s",
     interval: Interval = "1s",
     count: Count = None,
     as_json: AsJson = False,

@@ -173,7 +173,7 @@ def _print_page(page: MessagePage, *, bodies: bool) -> None:
         "Messages", visible_columns, [_build_message_cells(m, bodies=bodies) for m in page.messages]
     )
     if page.scanned_until is not None:
-        print_line(f"searched messages up to {page.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
+        print_line(f"the search stopped at a message of {page.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
     if page.after is not None:
         print_line(f"there may be more messages: continue with --after {page.after}")
 

@@ -12,13 +12,13 @@ from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
 Completed = Annotated[
-    str | None, typer.Option(help='Age of COMPLETED messages to remove, such as "30d".')
+    str | None, typer.Option(help='Remove COMPLETED messages older than this, such as "30d".')
 ]
 Failed = Annotated[
-    str | None, typer.Option(help='Age of FAILED messages to remove, such as "90d".')
+    str | None, typer.Option(help='Remove FAILED messages older than this, such as "90d".')
 ]
 Discarded = Annotated[
-    str | None, typer.Option(help='Age of DISCARDED messages to remove, such as "7d".')
+    str | None, typer.Option(help='Remove DISCARDED messages older than this, such as "7d".')
 ]
 LoadedBy = Annotated[
     str | None,

@@ -179,7 +179,7 @@ def partitions(
         typer.Option(help="day, week or month; default: the setting of --app."),
     ] = None,
     convert: Annotated[
-        bool, typer.Option("--convert", help="Partition an archive that has none.")
+        bool, typer.Option("--convert", help="Convert an archive without partitions.")
     ] = False,
 ) -> None:
     """Add missing partitions to the archive (PostgreSQL; run as the owner of the archive).

@@ -235,7 +235,7 @@ def check_references(document: Document, config: ServiceConfig) -> None:
     existing_names = {*config.queues, *config.destinations, *_iter_channel_queues(config)}
     for n, name in enumerate(config.destinations):
         if name in config.queues:
-            text = f"{name!r} is also under queues: list a queue under queues or destinations"
+            text = f"{name!r} is also under queues: list a queue under one of the two only"
             document.add_mistake(("destinations", n), text)
     for path, name, at_key in _iter_references(config):
         if name not in existing_names:

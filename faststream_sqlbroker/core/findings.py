@@ -101,7 +101,7 @@ def find_queue_problems(queue: QueueOverview, max_age: float) -> list[Finding]:
         text = (
             f"{queue.suspects} messages have lost their lease {SUSPECT_AFTER} times or more: their "
             "handlers block the event loop for longer than `release_stuck_timeout`, or their "
-            "processes are killed; the log has the number of expired leases, not the messages"
+            "processes are killed; the log has the number of expired leases"
         )
         findings.append(Finding("lease storm", text, name))
     return findings

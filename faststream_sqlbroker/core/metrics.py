@@ -108,8 +108,8 @@ RELEASED = _make_message_counter(
 SURPLUS = _make_message_counter(
     "surplus_messages",
     ("subscriber",),
-    "Messages that were released right after their claim, uncharged, because more than "
-    "`max_prefetch_bytes` would have waited for a worker.",
+    "Messages that were released right after their claim, without counting the delivery, because "
+    "more than `max_prefetch_bytes` would have waited for a worker.",
 )
 REFUSED = _make_message_counter(
     "refused_messages",
@@ -282,7 +282,8 @@ OUTCOMES = {
     "dead_lettered": "it failed for good and moved to the `dead_letter_queue`",
     "moved": "it moved to another queue",
     "postponed": "it is due again later, without an attempt",
-    "abandoned": "it will be delivered again, charged: it was cancelled, or its COMMIT failed",
+    "abandoned": "it will be delivered again, and this delivery counts: its run was cancelled, or "
+    "its COMMIT failed",
     "released": "it was released before it started",
     "discarded": "it is DISCARDED, for example expired or cancelled",
 }

@@ -174,7 +174,7 @@ def _list_open_events(row: StoredMessage) -> list[Event]:
     events = []
     if row.state is MessageState.PROCESSING:
         if row.acquired_at is not None:
-            worker = row.worker or "an unknown subscriber"
+            worker = row.worker or "an unlisted subscriber"
             events.append(
                 Event(row.acquired_at, f"claimed by {worker}, delivery {row.deliveries_count}")
             )

@@ -251,7 +251,7 @@ class QueueRoutes:
         ):
             raise Problem(
                 403,
-                f"the token does not allow {role} here: ask an administrator to create one with "
+                f"the token does not have the role {role} here: ask an administrator to create one with "
                 f"PUT /v1/queues/QUEUE/tokens/{role}",
             )
 

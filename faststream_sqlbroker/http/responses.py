@@ -186,7 +186,7 @@ async def read_form(request: Request, limits: BodyLimits) -> dict[str, str]:
     except ValueError:
         text = (
             f"the body must be a form of up to {MAX_FORM_FIELDS} fields such as rotate=true, "
-            f"joined by &, in UTF-8; got {len(body)} other bytes"
+            f"joined by &, in UTF-8; got {len(body)} bytes in another form"
         )
         raise Problem(400, text) from None
     fields = dict(pairs)

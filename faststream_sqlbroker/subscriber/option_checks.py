@@ -145,7 +145,7 @@ def check_durations(settings: ConsumerSettings) -> None:
     if settings.notify_only and (settings.policies or settings.wakeup == "poll"):
         other = "wakeup='poll'" if settings.wakeup == "poll" else "policies"
         raise SetupError(
-            f"max_fetch_interval=None cannot be combined with {other}, which needs polling. Set a "
+            f"max_fetch_interval=None turns off polling, but {other} cannot work without it. Set a "
             "max_fetch_interval, such as 10"
         )
     if settings.min_fetch_interval > settings.max_fetch_interval:
@@ -172,7 +172,7 @@ def check_ack_timing(settings: ConsumerSettings, policy: AckPolicy) -> None:
     if settings.transactional and policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
         raise SetupError(
             "transactional=True commits the handler's changes together with its ack, but "
-            f"AckPolicy.{policy.name} also acks after the handler fails: use NACK_ON_ERROR, "
+            f"AckPolicy.{policy.name} acks even if the handler fails: use NACK_ON_ERROR, "
             "REJECT_ON_ERROR or MANUAL"
         )
     if settings.dead_letter_queue is not None and policy is AckPolicy.ACK_FIRST:

@@ -138,8 +138,8 @@ class VirtualClock:
         """Jump from event to event until `end` (microseconds), and let each event's work finish."""
         if self._advancing is not None or self.is_delivering():
             raise SetupError(
-                "advance waits until no handler runs, and only one task can move time: call it "
-                "once, in the test itself"
+                "advance waits until no handler runs, and only one task can move time at a time: "
+                "call it in the test itself, one call after the other"
             )
         self._advancing = asyncio.current_task()
         try:

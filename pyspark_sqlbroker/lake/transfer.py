@@ -102,7 +102,9 @@ def transfer_batch(
     try:
         return _transfer_once(job, connection, batch)
     except ExportMismatchError as error:
-        logger.warning("%s. The export now retries each of its windows once", error)
+        logger.warning(
+            "%s. Before that, the export now tries each window of the batch once more", error
+        )
     entries = dict[ExportWindow, Entry]()
     for window in batch.windows:
         covered = ((window.start, window.end),) if window != batch.windows[-1] else batch.covered

@@ -227,7 +227,7 @@ def _describe_difference(lake: Lake, findings: LakeExamination, window: ExportWi
     """Describe how a window in the files differs from the record, for `VerifyResult.differing`."""
     recorded = lake.get_checksums(window)
     actual = findings.checksums.get(window, NO_ROWS)
-    issue = "its rows differ"
+    issue = "its rows differ from the record"
     if lake.get_entry(window) is None:
         issue = "no export has recorded it"
     elif actual.rows < recorded.rows:

@@ -51,7 +51,12 @@ _COMMON_FIELDS = (
 )
 _EXTRA_FIELDS = (
     Field("hops", "int", True, "moves by forward_to since a handler last moved it"),
-    Field("policy_key", "string", False, "key that policies use, if not the key itself"),
+    Field(
+        "policy_key",
+        "string",
+        False,
+        "value that policies use as the key, if it is not the column key",
+    ),
 )
 
 ARCHIVE_FIELDS = (

@@ -111,7 +111,7 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
     database = get_database(parse_address(url))
     if not database.shares_snapshots:
         raise NotSupportedError(
-            f"{database.kind} has no snapshot that connections can share (only PostgreSQL has): "
+            f"{database.kind} has no snapshot that connections can share (only PostgreSQL has one): "
             "read closed windows with since= and until="
         )
     with ExitStack() as stack:

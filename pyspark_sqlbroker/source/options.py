@@ -140,7 +140,7 @@ def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> 
             )
         if options.get(proper, value) != value:
             raise SetupError(
-                "load(…) and the option table name different tables: remove one of them"
+                'load(…) and the option "table" give different tables: remove one of them'
             )
         options[proper] = value
     other_options = {None: (), True: BATCH_OPTIONS, False: STREAM_OPTIONS}[streaming]

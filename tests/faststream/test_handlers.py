@@ -303,7 +303,7 @@ async def test_an_impossible_reply_to_repeats_no_handler_that_has_succeeded(
     assert len(runs) == 1
     [said] = heard.texts("reply_to", logging.WARNING)
     assert said.startswith(
-        f"message {message_id} of queue 'q' gets no answer, because its reply_to "
+        f"message {message_id} of queue 'q' gets no reply, because its reply_to "
     )
 
 

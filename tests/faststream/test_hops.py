@@ -91,7 +91,7 @@ async def test_a_message_in_a_loop_is_a_dead_letter_if_there_is_a_queue(
     [row] = await look.archived()
     assert (row["queue"], row["reason"], row["hops"]) == ("dead", "too_many_hops", 32)
     assert headers_of(row)["dead-letter"]["reason"] == "too_many_hops"
-    assert heard.texts("it goes to the dead-letter queue 'dead' (too_many_hops)", logging.ERROR)
+    assert heard.texts("it goes to the dead letter queue 'dead' (too_many_hops)", logging.ERROR)
 
 
 async def test_32_hops_are_allowed(broker: SqlBroker, look: Look) -> None:

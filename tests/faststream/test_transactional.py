@@ -391,7 +391,7 @@ async def test_without_a_connection_the_message_waits_uncharged(
 async def test_impossible_options_are_refused(broker: SqlBroker, engine: AsyncEngine) -> None:
     for policy in (AckPolicy.ACK, AckPolicy.ACK_FIRST):
         with pytest.raises(
-            SetupError, match=f"AckPolicy.{policy.name} also acks after the handler fails"
+            SetupError, match=f"AckPolicy.{policy.name} acks even if the handler fails"
         ):
             broker.subscriber("q", transactional=True, ack_policy=policy)
     with pytest.raises(SetupError, match="transactional must be True or False"):

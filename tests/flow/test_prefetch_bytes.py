@@ -102,7 +102,7 @@ async def test_surplus_is_given_back_and_told(rig: Rig) -> None:
     rows = await rig.rows(archive=True)
     assert {row["deliveries_count"] for row in rows} == {1}
     [line] = rig.logged("max_prefetch_bytes=10000 would wait for a worker")
-    assert line.startswith("5 claimed messages released without an attempt")
+    assert line.startswith("5 claimed messages released without counting a delivery")
 
 
 async def test_without_a_limit_all_are_claimed(rig: Rig) -> None:

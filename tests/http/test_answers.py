@@ -260,7 +260,7 @@ async def test_a_form() -> None:
         form = "the body must be a form of up to 20 fields such as rotate=true, joined by &, in UTF"
         for wrong, text in (
             (b"a=1&a=2", "a field may occur once, got 'a' twice: remove one"),
-            (b"x", f"{form}-8; got 1 other bytes"),
+            (b"x", f"{form}-8; got 1 bytes in another form"),
             (b"\xff=1", form),
             (b"&".join([b"a=1"] * 21), form),
         ):

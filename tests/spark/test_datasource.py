@@ -338,7 +338,7 @@ def test_a_missing_table_is_named(archive: Archive, more: dict[str, str]) -> Non
         ),
         (
             {"url": URL, "table": "a", "path": "b"},
-            "load(…) and the option table name different tables",
+            'load(…) and the option "table" give different tables',
         ),
         (
             {"url": URL, "password": "a", "passwordEnv": "b"},

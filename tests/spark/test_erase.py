@@ -321,7 +321,7 @@ def test_the_command(spark: SparkSession, archive: Archive, tmp_path: Path) -> N
     done = run(answer="y\n")
     assert done.exit_code == 1
     assert "3 archive rows and 3 export rows were erased" in done.output
-    assert "message 201 is leased and was kept" in done.output
+    assert "message 201 is leased and is not erased" in done.output
     archive.execute("DELETE FROM message")
     again = run("--yes", "--json")
     assert (again.exit_code, json.loads(again.output)["lake"]) == (0, 0)

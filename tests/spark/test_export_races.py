@@ -260,6 +260,6 @@ def moved(by: timedelta) -> Callable[..., Horizon]:
 
     def find_moved(*given: Any, **options: Any) -> Horizon:
         found = find_horizon(*given, **options | {"margin": 0})
-        return replace(found, moment=found.time + by)
+        return replace(found, time=found.time + by)
 
     return find_moved

@@ -281,7 +281,7 @@ def explain_standby(details: PolicyDetails, message: WaitingMessage) -> list[Rea
     policy = str(policies[0]) if policies else None
     if owner is None or owner not in queued:
         description = (
-            "it stands by for another message of its key, which is no longer in the queue; the "
+            "it stands by for another message of its key, which was not found; the "
             f"next check is at {format_timestamp(next_check, message.now)}"
         )
         return [Reason("in_burst", description, message_id=owner, until=next_check, policy=policy)]

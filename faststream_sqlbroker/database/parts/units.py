@@ -112,7 +112,7 @@ def _list_on_ack(units: Units, settled: set[int]) -> list[NewMessage]:
         elif written:
             msg = (
                 f"messages {[part.id for part in parts]} must be settled together, but only "
-                f"{written} were written; check the table for triggers that keep rows"
+                f"{written} were written; check the table for triggers that skip rows"
             )
             raise StoreError(msg)
     return messages

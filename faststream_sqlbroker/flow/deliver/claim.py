@@ -411,7 +411,7 @@ class Claimer:
             self._log(
                 logging.WARNING,
                 f"{self._missed_count} messages missed their slots of {policies} and were released "
-                "without an attempt: handlers of this process start up to "
+                "without counting a delivery: handlers of this process start up to "
                 f"{slots.max_lag / MICROSECONDS:.2f} s after their slots, which lowers the rate",
             )
             self._missed_count = 0

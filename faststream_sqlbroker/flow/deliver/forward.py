@@ -123,7 +123,7 @@ class ForwardHandler:
         """Return the reject of `row`, and log the reason and the consequence."""
         action = "is rejected"
         if self._dead_letter_queue is not None:
-            action = f"goes to the dead-letter queue {self._dead_letter_queue!r}"
+            action = f"goes to the dead letter queue {self._dead_letter_queue!r}"
         self._log_row(row, logging.ERROR, f"it {action} ({reason}): {error}")
         return Reject(reason, error)
 

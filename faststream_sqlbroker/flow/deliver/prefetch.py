@@ -165,9 +165,9 @@ class PrefetchLimiter:
         self._logged_at = now
         log(
             logging.INFO,
-            f"{self._released_count} claimed messages released without an attempt, because more "
-            f"than max_prefetch_bytes={self.limit:.0f} would wait for a worker (one of them is "
-            f"message {surplus[0].id} of queue {surplus[0].queue!r} with "
+            f"{self._released_count} claimed messages released without counting a delivery, "
+            f"because more than max_prefetch_bytes={self.limit:.0f} would wait for a worker (one "
+            f"of them is message {surplus[0].id} of queue {surplus[0].queue!r} with "
             f"{len(surplus[0].payload)} bytes)",
             message_id=surplus[0].id,
         )

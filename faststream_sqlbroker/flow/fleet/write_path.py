@@ -111,7 +111,9 @@ class WritePath:
         except StoreError as error:
             # Anyone may read this text, so it contains no address; the log has more.
             is_disconnected = isinstance(error, NotConnectedError)
-            self.problem = f"{NO_WRITES}: {'it is unreachable' if is_disconnected else error}"
+            self.problem = (
+                f"{NO_WRITES}: {'no connection could be made' if is_disconnected else error}"
+            )
             if self._is_open:
                 raise
         finally:

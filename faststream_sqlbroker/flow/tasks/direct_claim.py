@@ -267,9 +267,9 @@ class DirectClaimer:
             if settlement is None:
                 self._metrics.record_lost(queue, unknown=True)
                 msg = (
-                    f"the outcome of message {message_id} may not be written: {error}; a second "
-                    "try found nothing to write, so either the first try was committed or the "
-                    "lease is lost"
+                    f"it is unknown whether the outcome of message {message_id} was written: "
+                    f"{error}; a second try found nothing to write, so either the first try was committed "
+                    "or the lease is lost"
                 )
                 raise UnknownOutcomeError(msg) from error
         if settlement is None:

@@ -205,7 +205,8 @@ class Lock:
         elif self._is_lost:
             text = (
                 f"lock {self._key!r} (fence {self._fence}) is lost: its lease expired or an "
-                "operator released it, and another holder may have it; undo or repeat its work"
+                "operator released it, and another holder may have it; undo or repeat the "
+                "work under it"
             )
         else:
             text = (

@@ -128,7 +128,7 @@ async def test_dead_letters_are_redriven_after_a_dry_run_and_it_is_undone(
     [address] = set(re.findall(r'action="(/ui/plan[^"]*fingerprint=[^"]*)"', page))
     search = {"action": "redrive", "to": "later"}
     answer = await post(web, html.unescape(address), OLA, **search)
-    assert "1 message matches now. No message was changed yet." in answer.text
+    assert "1 message matches now. No message has been changed yet." in answer.text
     assert not await broker.admin.audit(bulk=True)
     plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
     forged = {**plan, "plan": plan["plan"].replace("later", "other")}

@@ -227,7 +227,7 @@ async def test_an_incident_from_the_first_sign_to_the_audit(shop: Shop, browser:
         shop.mended = True
         await page.go_back()
         await page.get_by_role("button", name="Dry run of a redrive", exact=True).click()
-        await page.get_by_text("3 messages match now. No message was changed yet.").wait_for()
+        await page.get_by_text("3 messages match now. No message has been changed yet.").wait_for()
         await page.get_by_role("button", name="redrive: 3 messages").click()
         await page.get_by_text("The job has started.").wait_for()
         # The page follows the job by itself.
