@@ -183,7 +183,8 @@ class Rollback(Lease):
         "retry",
         description=(
             "retry: count a failed attempt, and retry if the strategy allows; "
-            "release: count neither an attempt nor a delivery; fail: end as FAILED; discard: end as DISCARDED"
+            "release: count neither an attempt nor a delivery; "
+            "fail: end as FAILED; discard: end as DISCARDED"
         ),
     )
     delay: Time | None = Field(

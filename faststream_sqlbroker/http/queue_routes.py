@@ -251,8 +251,8 @@ class QueueRoutes:
         ):
             raise Problem(
                 403,
-                f"the token does not have the role {role} here: ask an administrator to create one with "
-                f"PUT /v1/queues/QUEUE/tokens/{role}",
+                f"the token does not have the role {role} here: ask an administrator to create one "
+                f"with PUT /v1/queues/QUEUE/tokens/{role}",
             )
 
 

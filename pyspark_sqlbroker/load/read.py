@@ -111,8 +111,8 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
     database = get_database(parse_address(url))
     if not database.shares_snapshots:
         raise NotSupportedError(
-            f"{database.kind} has no snapshot that connections can share (only PostgreSQL has one): "
-            "read closed windows with since= and until="
+            f"{database.kind} has no snapshot that connections share (only PostgreSQL has one). "
+            "Read closed windows with since= and until="
         )
     with ExitStack() as stack:
         with convert_store_errors():  # errors in the block are the caller's

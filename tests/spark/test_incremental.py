@@ -379,7 +379,7 @@ def test_a_first_load_while_the_table_is_rewritten(loads: Loads) -> None:
 @pytest.mark.parametrize("database", ["sqlite", "mariadb"], indirect=True)
 def test_only_postgresql_shares_snapshots(loads: Loads) -> None:
     with (
-        pytest.raises(NotSupportedError, match="no snapshot that connections can share"),
+        pytest.raises(NotSupportedError, match="no snapshot that connections share"),
         loads.open(snapshot=True),
     ):
         pytest.fail("the block must not run")

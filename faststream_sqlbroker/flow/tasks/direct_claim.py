@@ -268,8 +268,8 @@ class DirectClaimer:
                 self._metrics.record_lost(queue, unknown=True)
                 msg = (
                     f"it is unknown whether the outcome of message {message_id} was written: "
-                    f"{error}; a second try found nothing to write, so either the first try was committed "
-                    "or the lease is lost"
+                    f"{error}; a second try found nothing to write, so either the first try was "
+                    "committed or the lease is lost"
                 )
                 raise UnknownOutcomeError(msg) from error
         if settlement is None:
