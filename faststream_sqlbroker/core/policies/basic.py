@@ -148,10 +148,9 @@ class Concurrency:
     def leases(self, running: int, wanted: int, starting: int, limit: int | None = None) -> int:
         """Return the number of `wanted` leases that may be granted while `running` leases exist.
 
-        `starting` of the messages start at once; `limit` replaces the policy's own limit.
-
-        Messages that would only wait for a worker get a quarter of the free leases at most: free
-        workers of other processes must find some.
+        `starting` of the messages start at once; `limit` replaces the policy's own limit, if
+        another process has a lower limit. Messages that would only wait for a worker get a quarter
+        of the free leases at most: free workers of other processes must find some.
         """
         free = max(0, (self.limit if limit is None else limit) - running)
         starting_now = min(free, wanted, starting)

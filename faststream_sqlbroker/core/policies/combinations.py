@@ -80,7 +80,10 @@ def _check_scopes(policies: Sequence[Policy]) -> None:
 
 
 def _check_single(label: str, policies: Sequence[Policy]) -> None:
-    """Raise SetupError if there are several `policies`; `label` names their kind."""
+    """Raise SetupError if there are several `policies`; `label` names their kind.
+
+    The caller has selected policies of which a subscriber may have only one.
+    """
     if len(policies) > 1:
         names = " and ".join(str(policy) for policy in policies)
         raise SetupError(f"{label} can be given only once, got {names}: keep one of them")
@@ -122,7 +125,10 @@ def find_key_header(policies: Iterable[Policy]) -> Header | None:
 
 
 def _check_keys(policies: Sequence[Policy]) -> None:
-    """Refuse policies with different keys: a message has a single policy key."""
+    """Refuse policies with different keys: a message has a single policy key.
+
+    It is the key of the publish, or the value of one header.
+    """
     keys = {key: policy for policy in policies if (key := get_policy_key(policy))}
     if len(keys) > 1:
         names = " and ".join(f"{policy} by {_format_key(key)}" for key, policy in keys.items())
@@ -171,6 +177,9 @@ def check_ordered(policies: Sequence[Policy]) -> None:
 
 def check_ack_first(policies: Sequence[Policy]) -> None:
     """Refuse policies that AckPolicy.ACK_FIRST makes impossible.
+
+    ACK_FIRST removes a message before its handler starts, so there is no lease that a policy could
+    count or hold.
 
     Raises:
         SetupError: a policy needs a message until its handler has ended.

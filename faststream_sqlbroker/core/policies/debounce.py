@@ -33,7 +33,8 @@ def repair_clock(info: Any, now: int) -> Any:
     """Correct a state if the database's clock was set back after the state was written.
 
     Its times would lie in the future, and its messages would wait that long. The result looks as if
-    the last message of the state had arrived now.
+    the last message of the state had arrived now. Returns `info` itself if there is nothing to
+    correct.
     """
     if not isinstance(info, dict):
         return info
@@ -128,7 +129,11 @@ class Debounce:
         return f"Debounce({format_seconds(self.window)}{edge}{max_wait}{key})"
 
     def end(self, start: int, last: int) -> int:
-        """Return the end of a burst that began at `start`, if no message comes after `last`."""
+        """Return the end of a burst that began at `start`, if no message comes after `last`.
+
+        With a leading edge the length is fixed; otherwise each message extends the burst, up to
+        `max_wait`.
+        """
         if self.edge == "leading":
             return start + self.window
         return (
@@ -145,8 +150,9 @@ class Debounce:
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> "KeyUpdate":
         """Add new messages of a key to the stored state `info` of the key.
 
-        `arrivals` are sorted (time, id) pairs of messages that are new, or have returned after a
-        move.
+        Returns the new state, with the changes to the messages of the key: new due times, and
+        messages that stand by or are superseded. `arrivals` are sorted (time, id) pairs of messages
+        that are new, or have returned after a move.
         """
         bursts = self.load(info)
         bursts.forget({message for _, message in arrivals})
@@ -190,7 +196,10 @@ class Standby:
 
     @classmethod
     def load(cls, info: Any) -> Self:
-        """Read a state written by `dump`; any other value counts as empty."""
+        """Read a state written by `dump`; any other value counts as empty.
+
+        Fields of another policy or a newer version are ignored.
+        """
         if not isinstance(info, dict):
             return cls()
         return cls(
@@ -223,7 +232,8 @@ class Standby:
         """Record that `messages` now stand by.
 
         A standby message stays in the queue while another message, its target, is to be delivered
-        in its place.
+        in its place. `over` is a target that was delivered, whose standby messages are superseded
+        soon: a message that arrived later must not be among them, so `over` is given up.
         """
         for message in messages:
             self.standby = True
@@ -276,7 +286,11 @@ class Bursts(Standby):
         self.first = None
 
     def forget(self, returned: AbstractSet[int]) -> None:
-        """Remove messages that have come back after a move and therefore take part again."""
+        """Remove messages that have come back after a move and therefore take part again.
+
+        Such a message keeps its id, so the state may still list it from its first stay in the
+        queue.
+        """
         if self.newest in returned or self.first in returned:
             self.start = self.newest = self.first = None
         if self.past in returned:
@@ -295,8 +309,9 @@ class Bursts(Standby):
     def replace(self, message: int, replacement: int | None) -> None:
         """Replace an undelivered message, which has expired or was removed, by `replacement`.
 
-        That is the standby message that takes its place. Without a replacement an open burst goes
-        on: a message that comes until its end may still be delivered for it.
+        That is the standby message that takes its place, or None. Without a replacement an open
+        burst (a series of messages of which only one is delivered) goes on: a message that comes
+        until its end may still be delivered for it.
         """
         if replacement is None:
             if message not in (self.first, self.newest):
@@ -320,13 +335,19 @@ class Bursts(Standby):
         self.ended.append(message)
 
     def find_next(self, live: set[int]) -> int | None:
-        """Return the next message to deliver among the `live` messages, or None."""
+        """Return the next message to deliver among the `live` messages, or None.
+
+        `live` are the messages of the key that are still in the queue; the state may list others,
+        too. While the message delivered last has not settled, it is the next one itself: all others
+        wait for it.
+        """
         return next((message for message in self.list_messages() if message in live), None)
 
     def record_delivery(self, message: int) -> None:
         """Record that `message` was claimed and has therefore left the burst.
 
-        Messages that were to be delivered before it have ended, so they are dropped too.
+        Messages that were to be delivered before it have ended, so they are dropped too. If it was
+        the newest of the open burst, the burst is over.
         """
         if message == self.newest:
             self.past = message
@@ -370,6 +391,10 @@ def add_to_bursts(
 ) -> BurstChanges:
     """Add messages of a key to `bursts`, which is changed.
 
+    A burst is a series of messages of one key, of which only one is delivered: the newest at its
+    end, or the first (leading edge). Returns new due times of the messages, and which of them stand
+    by or are superseded.
+
     Args:
         policy: The definition of a burst.
         bursts: The bursts of the key.
@@ -394,7 +419,7 @@ def add_to_bursts(
             continue
         bursts.last = max(bursts.last, at)
         bursts.end = policy.end(bursts.start, bursts.last)
-        if bursts.newest is None:
+        if bursts.newest is None:  # a leading edge: the first message is delivered
             replaced.append(message)
             continue
         replaced.append(min(bursts.newest, message))

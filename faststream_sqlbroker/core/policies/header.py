@@ -27,7 +27,10 @@ class Header:
         return f"Header({self.name!r})"
 
     def key(self, headers: Mapping[str, Any]) -> str | None:
-        """Return the key of a message with these headers, or None without a key."""
+        """Return the key of a message with these headers, or None without a key.
+
+        A whole number counts as its text; any other value gives no key.
+        """
         value = headers.get(self.name)
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)

@@ -45,8 +45,9 @@ def compute_release_time(
 ) -> int | None:
     """Return the new due time of a message after the removal of the postponing policy.
 
-    None leaves the due time unchanged. If there is another Delay among `live`, the shorter of
-    both delays applies.
+    That is now, or None if the due time stays. If the removed policy is a Delay and another Delay
+    is among `live`, the shorter of both delays applies: `due` less the old length is when the
+    message arrived.
     """
     lengths = [policy.delay for policy in live if isinstance(policy, Delay)]
     if get_hold_flag(name) != HELD_DELAY or not lengths:

@@ -78,8 +78,9 @@ class KeepLast:
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> KeyUpdate:
         """Add new messages of a key to the stored state `info` of the key.
 
-        `arrivals` are sorted (time, id) pairs of messages that are new, or have returned after a
-        move.
+        Returns the new state, with the changes to the messages of the key: new due times, and
+        messages that stand by or are superseded. `arrivals` are sorted (time, id) pairs of messages
+        that are new, or have returned after a move.
         """
         latest = self.load(info)
         latest.forget({message for _, message in arrivals})
@@ -120,7 +121,11 @@ class Latest(Standby):
     """Time of that delivery."""
 
     def forget(self, returned: AbstractSet[int]) -> None:
-        """Remove messages that have come back after a move and therefore take part again."""
+        """Remove messages that have come back after a move and therefore take part again.
+
+        Such a message keeps its id, so the state may still list it from its first stay in the
+        queue.
+        """
         if self.first in returned:
             self.first = None
         if self.newest in returned:
@@ -178,6 +183,10 @@ def add_to_latest(
 ) -> BurstChanges:
     """Add messages of a key to the state `latest`, which is changed.
 
+    A message that finds its key idle is delivered at once. Of the others only the newest is
+    delivered, when the window that began with the last delivery is over; older messages stand by
+    for it. Returns new due times, and which messages stand by or are superseded.
+
     Args:
         policy: The length of a window.
         latest: The state of the key.
@@ -207,7 +216,11 @@ def add_to_latest(
 
 
 def _find_newer_delivery(latest: Latest, at: int, message: int) -> int | None:
-    """Return the last delivered message if `message` is older and arrived before the delivery."""
+    """Return the last delivered message if `message` is older and arrived before the delivery.
+
+    Then `message` is superseded: the newer message was delivered while this one was not committed
+    yet.
+    """
     current = latest.current
     is_late = current is not None and message < current and at <= latest.delivered_at
     return current if is_late else None
@@ -233,7 +246,9 @@ def find_next_delivery(
     """Decide which message of a key is delivered next.
 
     `states` has the states of the key's messages that still exist. While one is being handled, no
-    other is delivered. Older messages that wait, also for a retry, are superseded.
+    other is delivered. Older messages that wait, also for a retry, are superseded. Only the newest
+    waits for the end of the window; until then `first`, which found its key idle, may still be
+    delivered.
     """
     waiting = [message for message in latest.list_messages() if message in states]
     for message in waiting:

@@ -33,8 +33,9 @@ class LiveRates:
     ) -> dict[Limit, int]:
         """Return the limits that apply to a slot log, and the time at which each was last seen.
 
-        A slot log holds the recent starts under a Throttle. `recorded` are the limits by which its
-        slots were taken; the limit of a subscriber that is no longer live soon ceases to apply.
+        A slot log holds the recent starts under a Throttle, a limit is a rate, period and burst.
+        `recorded` are the limits by which its slots were taken. The limits of live subscribers are
+        added; the limit of a subscriber that is no longer live soon ceases to apply.
         """
         if (live := self.limits.get(log_key)) is None:
             return dict(recorded)

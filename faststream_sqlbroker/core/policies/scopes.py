@@ -58,8 +58,9 @@ class Members(NamedTuple):
 def update_members(info: Any, limit: int, now: int) -> Members:
     """Add a claim with `limit` at `now` to the members stored in `info`.
 
-    Members are the subscribers of a scope. They may have different limits, of which the lowest
-    applies. Any other value of `info` counts as empty.
+    Members are the subscribers that share leases: of a scope, or of a queue. They may have
+    different limits, as during a deployment; the lowest applies. A limit that no claim has used for
+    a minute no longer counts. Any other value of `info` counts as empty.
     """
     stored = info.get("members") if isinstance(info, Mapping) else None
     old_entries: dict[str, int] = dict(stored) if isinstance(stored, Mapping) else {}

@@ -40,7 +40,11 @@ class Times:
         return self._times[-1] if self._times else 0
 
     def get_nth_last(self, n: int) -> int:
-        """Return the `n`th time from the end, of 1 to as many as there are; never too early."""
+        """Return the `n`th time from the end, of 1 to as many as there are.
+
+        Times of a group count as its latest, so the result may be later than the real time, never
+        earlier.
+        """
         return self._times[bisect_right(self._counts, len(self) - n)]
 
     def count_since(self, at: int) -> int:
@@ -49,7 +53,11 @@ class Times:
         return len(self) - (self._counts[groups - 1] if groups else 0)
 
     def add(self, at: int, count: int = 1) -> None:
-        """Add `at`, `count` times."""
+        """Add `at`, `count` times.
+
+        Usually at the end. A time in the middle raises the counts of all later groups, as each is
+        the total up to its end.
+        """
         if not self._times or at > self._times[-1]:
             self._times.append(at)
             self._counts.append((self._counts[-1] if self._counts else 0) + count)
@@ -61,7 +69,9 @@ class Times:
         self._add_to_counts(group, count)
 
     def remove(self, at: int, grain: int) -> bool:
-        """Remove `at` once, or a time of the same group; returns True if found.
+        """Remove `at` once, or a time of the same group; return True if found.
+
+        A group has the time of its last member, so `at` is found if both are in the same grain.
 
         Args:
             at: The time as it was added.
@@ -117,7 +127,9 @@ class Times:
     ) -> Iterable[tuple[int, int]]:
         """Return (time, total count) of the groups from `first` on, merged if `needs` allow.
 
-        A merged group has its latest time, so that no start seems older than it is.
+        Fewer groups keep the stored log small. A need says for how long a start counts, and within
+        how many microseconds (a grain) starts may be one group. A merged group has its latest time,
+        so that no start seems older than it is.
         """
         groups = zip(self._times[first:], self._counts[first:], strict=True)
         if all(grain == 1 for _, grain in needs):
@@ -132,7 +144,10 @@ class Times:
         return merged
 
     def add_runs(self, runs: Sequence[int]) -> Self:
-        """Add the result of `to_runs`; returns self."""
+        """Add the result of `to_runs`, pairs of distance and count; returns self.
+
+        A distance is the time since the pair before; for the first pair, since 1970.
+        """
         at = 0
         for distance, count in zip(runs[::2], runs[1::2], strict=True):
             at += distance
@@ -160,7 +175,11 @@ class SlotLog:
         return len(self.starts)
 
     def add(self, slot: int, deadline: int, count: int = 1) -> None:
-        """Add `count` starts at `slot` or later, but not after `deadline`."""
+        """Add `count` starts at `slot` or later, but not after `deadline`.
+
+        The starts count at the deadline, so that no period gets too many, however late they really
+        are. The slots themselves are stored only if a throttle limits their distance.
+        """
         self.starts.add(deadline, count)
         if self.spaced is not None:
             self.spaced.add(slot, count)

@@ -22,7 +22,8 @@ _LENGTHS = frozenset({"delay", "max_wait", "per", "ttl", "wait", "window"})
 def dump_policies(policies: Iterable[Policy]) -> list[dict[str, Any]]:
     """Convert `policies` to JSON values.
 
-    A subscriber stores them in its registration, where other processes read them.
+    A subscriber stores them in its registration, where other processes read them: to apply the
+    lowest limit, and to explain why a message waits.
     """
     return [
         {
@@ -50,7 +51,10 @@ def _to_json(value: Any) -> Any:
 
 
 def read_policies(stored: Any) -> tuple[Policy, ...]:
-    """Read policies written by `dump_policies`, without unknown kinds and arguments."""
+    """Read policies written by `dump_policies`, without unknown kinds and arguments.
+
+    Another version of the package, which knows other policies, may have written them.
+    """
     policies = map(_parse_policy, stored if isinstance(stored, list) else ())
     return tuple(policy for policy in policies if policy is not None)
 
@@ -65,9 +69,10 @@ def _parse_policy(stored: Any) -> Policy | None:
 
 @lru_cache(maxsize=1024)
 def _build_policy(stored: str) -> Policy:
-    """Build a policy.
+    """Build a policy from JSON text; `_parse_policy` catches the errors.
 
-    Cached, because all registrations are read once a second and are mostly equal.
+    Cached, because all registrations are read once a second and are mostly equal. Text, because the
+    cache needs a hashable argument.
     """
     arguments = json.loads(stored)
     policy_class = _CLASSES_BY_NAME[arguments.pop("kind")]
@@ -83,7 +88,10 @@ def _build_policy(stored: str) -> Policy:
 
 
 def _parse_value(name: str, value: Any) -> Any:
-    """Convert a stored argument for the policy's constructor, which takes durations in seconds."""
+    """Convert a stored argument for the policy's constructor, which takes durations in seconds.
+
+    `_to_json` is the inverse, except that policies store durations in microseconds.
+    """
     if isinstance(value, Mapping):
         return Header(value["header"])
     if name in _LENGTHS and value is not None:

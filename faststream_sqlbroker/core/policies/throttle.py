@@ -162,14 +162,16 @@ class Throttle:
     def reported_to(self) -> int:
         """Resolution of reported starts in microseconds.
 
-        Starts are rounded up, so that there are few different times, however many starts there are.
+        The log stores each different time once, with a count. Starts are rounded up, so that there
+        are few different times, however many starts there are.
         """
         return 1 if self.rate <= GROUPS_PER_PERIOD else -(-self.per // GROUPS_PER_PERIOD)
 
     def backoff(self, before: int) -> int:
         """Return the mean backoff of a message that was postponed `before` times (microseconds).
 
-        The actual backoff differs from the mean by up to a half.
+        The first is about the time until the next slot, and each further backoff is longer, within
+        limits. The actual backoff differs from the mean by up to a half.
         """
         first = max(self.per // self.rate, MIN_BACKOFF)
         return int(min(first * BACKOFF_FACTOR**before, max(self.per, MAX_BACKOFF)))
@@ -193,7 +195,11 @@ class Throttle:
         return at
 
     def room(self, log: SlotLog, at: int) -> int:
-        """Count the slots that may be granted at `at`, a time returned by `next_slot`."""
+        """Count the slots that may be granted at `at`, a time returned by `next_slot`.
+
+        A slot is the permission to start one handler. A fast throttle grants many at the same time:
+        with their number, they are granted in one step.
+        """
         return min(_count_free_slots(limit, log, at) for limit in self.limits(log, at))
 
     def limits(self, log: SlotLog, at: int) -> set[Limit]:
@@ -208,18 +214,24 @@ class Throttle:
         return {self.limit, *live}
 
     def needs(self, log: SlotLog, now: int) -> list[Need]:
-        """Return the times for which this and the other processes need the log of starts."""
+        """Return the times for which this and the other processes need the log of starts.
+
+        A need is the length of a period, for which a start counts, and the number of microseconds
+        within which starts may be stored as one number. Other processes may have other options.
+        """
         return [_get_need(limit) for limit in self.limits(log, now)]
 
     def report(self, log: SlotLog, deadline: int, real: int | None) -> None:
         """Record the real start of a message with this `deadline`; None if there was no start.
 
         Until then the log counts the start at its deadline, the latest possible time. The real
-        start is earlier, so the next slot is free earlier too.
+        start is earlier, so the next slot is free earlier too. Several starts may have been stored
+        with one time; then one of that group is removed.
         """
         grain = max(_get_need(limit)[1] for limit in (self.limit, *log.other_limits))
         # If the log no longer has the start, it is too old to delay any slot.
         if log.starts.remove(deadline, grain) and real is not None:
+            # Rounded up to few different times, but not beyond the deadline.
             step = self.reported_to
             log.starts.add(max(real, min(-(-real // step) * step, deadline)))
 
@@ -253,7 +265,11 @@ def _find_next_slot(limit: Limit, log: SlotLog, at: int) -> int:
 
 
 def _count_free_slots(limit: Limit, log: SlotLog, at: int) -> int:
-    """Count the slots that `limit` allows at `at`, a time returned by `_find_next_slot`."""
+    """Count the slots that `limit` allows at `at`, a time returned by `_find_next_slot`.
+
+    That is how many starts the period before `at` has less than `rate` and, if a burst limits them,
+    its last part less than `burst`.
+    """
     rate, per, burst = limit
     free = rate - log.starts.count_since(at - per)
     if burst < rate:
@@ -274,9 +290,10 @@ def _find_scope_conflict(key: Key, when_exceeded: Exceeded) -> str | None:
 
 
 def load_slots(policy: Throttle, info: Any) -> SlotLog:
-    """Read a log written by `dump_slots`, which several throttles may share.
+    """Read a log of starts written by `dump_slots`, which several throttles may share.
 
-    Any other value counts as an empty log.
+    Any other value counts as an empty log. A throttle whose burst is below its rate also needs the
+    granted slots. If the log was written without them, the starts count as slots.
     """
     log = SlotLog()
     if isinstance(info, dict):
@@ -292,10 +309,11 @@ def load_slots(policy: Throttle, info: Any) -> SlotLog:
 
 
 def dump_slots(policy: Throttle, log: SlotLog, now: int, lag: int = 0) -> dict[str, Any]:
-    """Return the log as JSON values.
+    """Return the log as JSON values, without starts that no longer count.
 
-    The values decide about the next slots. `lag`, the recent delay of starts after their slots
-    (microseconds), only serves explanations.
+    `slots`, `spaced` and `by` (the limits of processes that have taken slots recently) decide about
+    the next slots. The rest only serves explanations: the next slot, and `lag`, the recent delay of
+    starts after their slots (microseconds).
     """
     needs = policy.needs(log, now)
     info: dict[str, Any] = {"slots": log.starts.to_runs(needs, now)}
@@ -315,8 +333,9 @@ def dump_slots(policy: Throttle, log: SlotLog, now: int, lag: int = 0) -> dict[s
 def repair_clock(log: SlotLog, now: int) -> int:
     """Shift the log if the database's clock was set back since the log was written.
 
-    Returns the shift in microseconds, or 0 if no change of the clock is visible. After a shift the
-    last start is at `now`.
+    Without the shift, starts would lie in the future, and no slot would be free until then. Returns
+    the shift in microseconds, or 0 if no change of the clock is visible: a start may be logged
+    ahead of its time, but only so far. After a shift the last start is at `now`.
     """
     ahead = log.starts.last - now
     if ahead <= CLOCK_STEP + SLOT_LEAD + MAX_LOOKAHEAD + MAX_START_DELAY:
@@ -345,7 +364,11 @@ class SlotForecast:
 
 
 def read_forecast(info: Any) -> SlotForecast | None:
-    """Read the forecast from a log written by `dump_slots`; returns None if there is none."""
+    """Return the next slot that a log written by `dump_slots` names; None if there is none.
+
+    Explanations use this, which need not know the policy: why a message waits for a throttle, and
+    until when.
+    """
     at = info.get("next") if isinstance(info, dict) else None
     return None if at is None else SlotForecast(at, info.get("lag", 0))
 
@@ -360,7 +383,8 @@ def grant_slots(
 ) -> list[int]:
     """Grant up to `max_count` slots from `at` to `until` that all `throttles` allow.
 
-    The slots are added to `logs`; their starts may be up to `max_delay` microseconds later.
+    A slot is the permission to start one handler. The slots are added to `logs`, where each start
+    counts at its latest possible time, `max_delay` microseconds after the slot.
     """
     slots: list[int] = []
     while len(slots) < max_count:

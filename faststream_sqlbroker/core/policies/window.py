@@ -111,7 +111,10 @@ class Window:
         raise SetupError(msg)
 
     def _iter_spans(self, day: date, zone: ZoneInfo) -> Iterator[tuple[int, int]]:
-        """Yield the openings from `day` on; touching or overlapping openings are merged."""
+        """Yield the openings from `day` on; touching or overlapping openings are merged.
+
+        As (opens, closes) in microseconds since 1970. The search ends after `_MAX_SEARCH_DAYS`.
+        """
         open_at = close_at = None
         for n in range(_MAX_SEARCH_DAYS):
             at = day + timedelta(days=n)
@@ -131,7 +134,11 @@ class Window:
 
 
 def _find_opening(wall: datetime) -> int:
-    """Return the first time (microseconds since 1970) at which the clock shows `wall` or later."""
+    """Return the first time (microseconds since 1970) at which the clock shows `wall` or later.
+
+    If a clock change skips `wall`, that is the moment of the change. If the clock shows `wall`
+    twice, the first time counts.
+    """
     first = wall.replace(fold=0).astimezone(timezone.utc)
     return to_microseconds(
         first if _to_wall_time(first, wall) == _to_naive(wall) else _find_clock_change(wall)
@@ -141,7 +148,8 @@ def _find_opening(wall: datetime) -> int:
 def _find_closing(wall: datetime) -> int:
     """Return the time from which the clock never again shows less than `wall` (µs since 1970).
 
-    So a window stays open during an hour that the clock repeats.
+    So a window stays open during an hour that the clock repeats, and closes at the change if a
+    clock change skips `wall`.
     """
     last = wall.replace(fold=1).astimezone(timezone.utc)
     if _to_wall_time(last, wall) != _to_naive(wall):
@@ -183,7 +191,10 @@ def _format_time(at: time) -> str:
 
 
 def _parse_time(name: str, value: object) -> tuple[int, time]:
-    """Return minutes since midnight and the time; 24:00 is minute 1440 and 00:00."""
+    """Return minutes since midnight and the time; 24:00 is minute 1440 and 00:00.
+
+    The minutes distinguish the end of a day from its beginning, which the time does not.
+    """
     if isinstance(value, time) and value.tzinfo is None:
         return value.hour * 60 + value.minute, value
     match = _TIME.fullmatch(value) if isinstance(value, str) else None

@@ -74,7 +74,11 @@ class Explanations:
         return PolicyRows(self._database.dialect, connection, queue)
 
     async def explain(self, message_id: int) -> Explanation:
-        """Explain why a message is not running, or how the message ended."""
+        """Explain why a message is not running, or how the message ended.
+
+        A row that another program has filled with invalid values is explained too: as what the next
+        claim makes of it.
+        """
         table = self._tables.message
         condition = table.c.id == message_id
 
@@ -100,18 +104,24 @@ class Explanations:
         return await self._database.run(explain, Activity.OPERATE, write=False)
 
     def _list_reasons(self, connection: Connection, row: Any) -> list[Reason]:
-        """Return the reasons of a live message, by the subscribers and policies of the queue."""
+        """Return the reasons of a live message, by the subscribers and policies of its queue.
+
+        Crashed subscribers are read too: they may hold the lease of the message.
+        """
         subscribers = read_subscribers(connection, self._tables.policy_state, ended=True)
-        alive = [
+        live_subscribers = [
             subscriber
             for subscriber in subscribers
             if subscriber.lease_expires_at > row.now and row.queue in subscriber.queues
         ]
-        details = PolicyDetails(self._build_rows(connection, row.queue), row.now, alive)
+        details = PolicyDetails(self._build_rows(connection, row.queue), row.now, live_subscribers)
         return LiveMessage(details, subscribers, row).list_reasons()
 
     def _explain_ended(self, connection: Connection, message_id: int) -> Explanation:
-        """Explain a message that is not live: how it ended, or that it is unknown."""
+        """Explain a message that is not live: how it ended, or that it is unknown.
+
+        By its row in the archive, if there is an archive and the message was archived.
+        """
         archive = self._tables.archive
         row = None
         if archive is not None:
@@ -140,7 +150,11 @@ class Explanations:
     def _explain_started(
         self, connection: Connection, queue: str, message_id: int, now: datetime
     ) -> list[Reason]:
-        """Explain the start of a message that ACK_FIRST removed."""
+        """Explain the start of a message that ACK_FIRST removed.
+
+        With this option, a message is removed before its handler starts. A row of the policy state
+        then says who started it, until the end is reported. Without such a row, returns no reason.
+        """
         table = self._tables.policy_state
         condition = and_(table.c.scope == ACK_FIRST + queue, table.c.key == str(message_id))
         row = connection.execute(
@@ -209,7 +223,10 @@ class _QueueCounter:
         self._dialect = details.dialect
 
     def count(self) -> PoliciedQueue:
-        """Count the waiting messages."""
+        """Count the waiting messages of the queue, by the first reason for which each waits.
+
+        Reads a limited number of messages; a count that reached the limit is marked as capped.
+        """
         pairs = self._dialect.find_ready_pairs(self._connection, [self._details.queue])
         priorities = [pair.priority for pair in pairs]
         due, due_capped = self._load_messages("due", priorities)
@@ -234,7 +251,10 @@ class _QueueCounter:
     def _load_messages(
         self, kind: str, priorities: Sequence[int]
     ) -> tuple[list[WaitingMessage], bool]:
-        """Return the first messages in the order of claims, and True if there are more."""
+        """Return the first messages in the order of claims, and True if there are more.
+
+        `kind` is "due", or "later" for messages that become due later.
+        """
         rows: list[Any] = []
         for priority in priorities:
             size = MAX_SCANNED + 1 - len(rows)
@@ -271,7 +291,10 @@ class _QueueCounter:
         )
 
     def _iter_due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[MessageWait]:
-        """Yield the first reason of each due message that the order or a policy holds back."""
+        """Yield the first reason of each due message that the order or a policy holds back.
+
+        Due messages without a reason only wait for a worker.
+        """
         blocked = self._find_blocked(due) if self._details.is_ordered else set()
         for message in due:
             if message.expired:
@@ -283,8 +306,11 @@ class _QueueCounter:
                 yield reason, message
 
     def _iter_delayed_reasons(self, delayed: Sequence[WaitingMessage]) -> Iterator[MessageWait]:
-        """Yield the reasons of messages that a policy has put off; other messages are delayed
-        anyway.
+        """Yield the reasons of messages that a policy has put off.
+
+        Other messages that become due later wait for their delay or retry, not for a policy. A
+        reason counts only if it explains the due time of the message, or if the key is held by
+        another message.
         """
         for message in delayed:
             if message.expired or not message.policy_marks:
@@ -298,7 +324,11 @@ class _QueueCounter:
                 yield reason, message
 
     def _find_blocked(self, due: Sequence[WaitingMessage]) -> set[int]:
-        """Return the messages that wait for an earlier or a leased message of their key."""
+        """Return the messages that wait for an earlier or a leased message of their key.
+
+        For queues with ordered=True, which handles one message of a key at a time. Reads the first
+        message of each key in one statement.
+        """
         keys = {message.key for message in due if message.key is not None}
         binds = {
             "rows": json.dumps([{"k": key} for key in sorted(keys)]),
@@ -331,8 +361,9 @@ def _read_row(
 ) -> tuple[Any, list[str]]:
     """Return the row with `now`, and the names of columns with an invalid time.
 
-    Invalid times have the value that a claim would set. Returns no row if another column is
-    invalid.
+    Another program may have stored any value. Invalid times have the value that a claim would set:
+    now if the time is required, else None. Returns no row if another column is invalid: a claim
+    would reject the message.
     """
     invalid: list[str] = []
     try:
@@ -354,7 +385,8 @@ def _read_columns(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values with `now`, each read alone, and the names of unreadable columns.
 
-    Unreadable values are None.
+    Used if the row cannot be read as a whole: the driver fails at a value that its column should
+    not hold. Unreadable values are None.
     """
     values: dict[str, Any] = {"now": connection.execute(select(clock())).scalar_one()}
     unreadable: list[str] = []
@@ -384,7 +416,11 @@ def _explain_invalid_times(names: Sequence[str]) -> list[Reason]:
 
 
 def _start_snapshot(connection: Connection) -> None:
-    """Start a read-only snapshot on `connection`, which has not read yet."""
+    """Start a read-only snapshot on `connection`, which has not read yet.
+
+    All reads of an explanation then see one moment: reasons that contradict each other would
+    confuse.
+    """
     driver: Any = connection.connection.driver_connection
     # A listener of the application may have started a transaction already. In SQLite every
     # transaction is a snapshot, so that is enough.

@@ -129,7 +129,10 @@ class LiveMessage:
         )
 
     def _explain_cancel(self) -> list[Reason]:
-        """Explain that an operator has requested to cancel the message under this lease."""
+        """Explain that an operator has requested to cancel the message under this lease.
+
+        The request is stored until the worker has ended the handler, or the lease expires.
+        """
         row = self._row
         if row.lease_token is None:
             return []
@@ -146,7 +149,12 @@ class LiveMessage:
         return [Reason("cancel_requested", description)]
 
     def _explain_lease(self) -> list[Reason]:
-        """Explain a PROCESSING message: held by a worker, or with an expired lease."""
+        """Explain a PROCESSING message: a worker holds it, or its lease has expired.
+
+        An expired lease is released by any subscriber of the queue, so its reasons include what
+        keeps the subscribers from that: a transaction that locks the row, a pause, or that there
+        are none.
+        """
         row = self._row
         worker = self._find_worker(row.lease_token)
         until = row.lease_expires_at
@@ -179,8 +187,10 @@ class LiveMessage:
         ]
 
     def _explain_transaction(self, worker: str | None) -> Reason | None:
-        """Return a reason if a transaction locks the row: then nothing can renew or release the
-        lease.
+        """Return a reason if a transaction locks the row, or possibly does.
+
+        Then nothing can renew or release the lease, so an expired lease does not mean that the
+        handler is gone: with transactional=True, it runs in that transaction.
         """
         row = self._row
         if row.lease_expires_at is None:
@@ -245,7 +255,10 @@ class LiveMessage:
         return reasons
 
     def _explain_drain(self) -> list[Reason]:
-        """Explain that no live subscriber claims because operators have drained some."""
+        """Explain that no live subscriber claims because operators have drained some.
+
+        A drained subscriber finishes its messages and claims no more.
+        """
         workers = [subscriber.worker for subscriber in self._live_subscribers if subscriber.drained]
         if not workers or self._claiming:
             return []
@@ -256,7 +269,11 @@ class LiveMessage:
         return [Reason("drained", description, worker=workers[0])]
 
     def _explain_mixed(self) -> list[Reason]:
-        """Return a reason if subscribers of the queue differ, so that promises may not hold."""
+        """Return a reason if subscribers of the queue differ, so that promises may not hold.
+
+        A subscriber without ordered=True, for example, would not keep the order that others
+        promise.
+        """
         modes = group_by_mode(self._row.queue, self._live_subscribers)
         if len(modes) < 2:  # noqa: PLR2004 - one is none to differ from
             return []
@@ -305,7 +322,11 @@ class LiveMessage:
         return [Reason("no_live_subscriber", description, worker=last.worker)]
 
     def _explain_suspect(self) -> list[Reason]:
-        """Explain that the message runs alone, suspected of having killed a process."""
+        """Explain that the message runs alone, because it may have killed its process.
+
+        By its deliveries that ended without an attempt. A process must finish its other messages
+        first, so such a message waits longer.
+        """
         lost_deliveries = self._row.deliveries_count - self._row.attempts_count
         if lost_deliveries < SUSPECT_AFTER:
             return []
@@ -316,7 +337,10 @@ class LiveMessage:
         return [Reason("suspect", description)]
 
     def _explain_order(self) -> list[Reason]:
-        """Explain that an earlier or a leased message of the key goes first under ordered=True."""
+        """Explain that an earlier or a leased message of the key goes first under ordered=True.
+
+        An expired message waits for no other: the next claim discards it.
+        """
         row = self._row
         expired = row.expires_at is not None and row.expires_at <= row.now
         if (
@@ -329,17 +353,23 @@ class LiveMessage:
         columns = c.id, c.state, c.next_attempt_at, c.lease_token, c.lease_expires_at
         unexpired = or_(c.expires_at.is_(None), c.expires_at > clock())
         of_key = and_(c.queue == row.queue, c.key == row.key)
-        first = select(*columns).where(of_key, c.id < row.id, unexpired).order_by(c.id).limit(1)
-        running = self._use_index(select(*columns), "leased")
-        running = running.where(of_key, c.id != row.id, _LEASED).limit(1)
-        for statement in (self._use_index(first, "key"), running):
+        first_of_key = (
+            select(*columns).where(of_key, c.id < row.id, unexpired).order_by(c.id).limit(1)
+        )
+        leased_of_key = self._use_index(select(*columns), "leased")
+        leased_of_key = leased_of_key.where(of_key, c.id != row.id, _LEASED).limit(1)
+        for statement in (self._use_index(first_of_key, "key"), leased_of_key):
             blocker = self._connection.execute(statement).first()
             if blocker is not None:
                 return [self._build_order_reason(blocker)]
         return []
 
     def _build_order_reason(self, other: Any) -> Reason:
-        """Build the reason that names `other`, a row of the message table."""
+        """Build the reason that names `other`, the message that goes first under ordered=True.
+
+        `other` is a row of the message table: it is leased, waits for its due time, or is due
+        itself.
+        """
         worker = None
         until = None
         if other.state == "PROCESSING":
@@ -373,7 +403,10 @@ class LiveMessage:
         )
 
     def _explain_capacity(self) -> Reason:
-        """Explain that the message waits only for messages ahead, or for busy workers."""
+        """Explain that only messages before this message, or busy workers, keep it waiting.
+
+        Called if nothing else explains the wait.
+        """
         ahead = self._count_ahead()
         workers = sum(subscriber.max_workers for subscriber in self._claiming)
         busy = self._count_rows(
@@ -396,7 +429,10 @@ class LiveMessage:
         return self._table.c.queue == self._row.queue
 
     def _count_ahead(self) -> int:
-        """Count the due messages that are claimed before this message, up to `MAX_COUNTED`."""
+        """Count the due messages that are claimed before this message, up to `MAX_COUNTED`.
+
+        These are all due messages of higher priorities, and the earlier messages of its own.
+        """
         row = self._row
         c = self._table.c
         same_priority = or_(
@@ -433,7 +469,10 @@ class LiveMessage:
         )
 
     def _use_index(self, statement: Select[Any], index: str) -> Select[Any]:
-        """Force this index on databases that allow that."""
+        """Force this index on databases that allow that.
+
+        With unlucky statistics, a database would read all messages of a queue.
+        """
         return self._dialect.add_index_hint(
             statement, self._table, f"{index}_index", on_sqlite=True
         )

@@ -91,7 +91,9 @@ class PolicyDetails:
     def _list_numbered(self, kind: type[P], *, by_number: bool = True) -> list[tuple[int, P]]:
         """Return distinct policies with their number among policies of this kind.
 
-        Their states are stored by that number.
+        The states of throttles are stored by that number. Live subscribers may have different
+        policies, so several may have one number. Without `by_number`, equal policies count once, as
+        number 0.
         """
         policies: dict[tuple[int, str], P] = {}
         for subscriber in self.subscribers:
@@ -101,7 +103,10 @@ class PolicyDetails:
         return [(number, policies[number, text]) for number, text in sorted(policies)]
 
     def expect_keys(self, keys: Iterable[str | None]) -> None:
-        """Read the state of `keys` together from now on."""
+        """Read the state of `keys` together from now on.
+
+        The first question about any key then reads all of them in one statement.
+        """
         self._expected |= {key for key in keys if key is not None}
 
     def find_worker(self, token: UUID | None) -> str | None:
@@ -114,7 +119,11 @@ class PolicyDetails:
 
     @cached_property
     def next_slots(self) -> list[tuple[Throttle, SlotForecast]]:
-        """The throttles whose slots are all taken, and the next slot of each."""
+        """The throttles whose slots are all taken, and the next slot of each.
+
+        A slot is a time at which a throttle lets one message start. Without throttles by key; the
+        latest slot comes first.
+        """
         throttles = []
         now = to_microseconds(self.now)
         for number, policy in self._list_numbered(Throttle):
@@ -127,7 +136,10 @@ class PolicyDetails:
         return sorted(throttles, key=lambda throttle: -throttle[1].next)
 
     def load_key_slots(self, key: str | None) -> list[tuple[Throttle, SlotForecast]]:
-        """Return the throttles by key of which this key has no slot, and the next slot."""
+        """Return the throttles by key of which this key has no slot, and the next slot.
+
+        A slot is a time at which a throttle lets one message of the key start.
+        """
         by_key = [item for item in self.list_policies(Throttle) if item.key]
         if key is None or not by_key:
             return []
@@ -145,8 +157,8 @@ class PolicyDetails:
     def closed_window(self) -> tuple[Window, int] | None:
         """The Window that opens first, and when; None if a subscriber may claim now.
 
-        Of a subscriber with several closed windows, the last to open counts. In microseconds since
-        1970.
+        A message waits for a Window only if every live subscriber is outside of its own. Of a
+        subscriber with several closed windows, the last to open counts. In microseconds since 1970.
         """
         now = to_microseconds(self.now)
         last_openings: list[tuple[Window, int]] = []
@@ -165,7 +177,11 @@ class PolicyDetails:
         return self._running[maximum]
 
     def count_scope_leases(self, scope: str, maximum: int) -> int:
-        """Count the leases of all queues of a budget, each up to `maximum`."""
+        """Count the leases of all queues of a budget, each up to `maximum`.
+
+        A budget is a limit that several queues share. Its row in the policy state lists the queues
+        that have leases.
+        """
         if scope not in self._shared:
             info = self._rows.load_states(SHARED_LEASES, [scope]).get(scope) or {}
             self._shared[scope] = sum(
@@ -182,7 +198,11 @@ class PolicyDetails:
     # -- state of keys -------------------------------------------------------------------------
 
     def load_bursts(self, key: str) -> tuple[Bursts, dict[int, QueuedMessage]]:
-        """Return the bursts of `key`, and their messages that are in the queue."""
+        """Return the bursts of `key`, and their messages that are in the queue.
+
+        A burst is a series of messages of one key, of which Debounce delivers only one. Reads all
+        expected keys at once.
+        """
         if key not in self._bursts:
             missing = (self._expected | {key}) - self._bursts.keys()
             states = self._rows.load_states(get_burst_scope(self.queue), missing)
@@ -198,7 +218,11 @@ class PolicyDetails:
         }
 
     def load_standby(self, key: str) -> tuple[list[int], dict[int, QueuedMessage]]:
-        """Return the ids for which other messages of `key` stand by, and the queued ones by id."""
+        """Return the ids for which other messages of `key` stand by, and the queued ones by id.
+
+        A standby message stays in the queue while another message of its key is to be delivered in
+        its place.
+        """
         state = self._rows.load_states(get_burst_scope(self.queue), [key]).get(key)
         waiting = list_waiting(state or {})
         return waiting, self._rows.load_messages(waiting)
@@ -210,7 +234,10 @@ class PolicyDetails:
         return latest, self._rows.load_messages(latest.list_messages())
 
     def load_leases(self, key: str) -> list[Lease]:
-        """Return the leased messages of `key`, by id."""
+        """Return the leased messages of `key`, by id.
+
+        Reads all expected keys at once. At most `MAX_LEASES` are read, so some may be missing.
+        """
         if key not in self._leases:
             missing = (self._expected | {key}) - self._leases.keys()
             self._leases |= {missing_key: [] for missing_key in missing}
@@ -223,8 +250,10 @@ class PolicyDetails:
         return self._leases[key]
 
     def load_claim(self, key: str) -> Any:
-        """Return the row of `key` for `Once`, with `info` and `created_at`, or None if the key is
-        free.
+        """Return the row that claims `key` for the policy Once; None if the key is free.
+
+        With `info` (the message, its worker and the time to live) and `created_at`. Reads all
+        expected keys at once.
         """
         if key not in self._claim_rows:
             missing = (self._expected | {key}) - self._claim_rows.keys()
@@ -244,7 +273,10 @@ class PolicyDetails:
 
     @property
     def _select_leased(self) -> Select[Any]:
-        """The leased messages of the queue, with the keys that policies use, by id."""
+        """The leased messages of the queue, with the keys that policies use, by id.
+
+        A statement: callers add a condition or a limit.
+        """
         table = self.dialect.tables.message
         columns = table.c.id, self._key_column.label("key"), table.c.lease_token.label("token")
         statement = select(*columns)
@@ -254,7 +286,10 @@ class PolicyDetails:
 
 
 def explain_delay(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain a wait for the delay. Later policies, and retries, set due times of their own."""
+    """Explain a wait for the Delay that has set the due time.
+
+    Later policies, and retries, set due times of their own: then the flag of the Delay is cleared.
+    """
     delays = details.list_policies(Delay)
     if (
         not delays
@@ -268,7 +303,11 @@ def explain_delay(details: PolicyDetails, message: WaitingMessage) -> list[Reaso
 
 
 def explain_standby(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that another message of the key is to be delivered in place of this message."""
+    """Explain that another message of the key is to be delivered in place of this message.
+
+    This message stays in the queue until then: it is delivered if the other message expires, is
+    cancelled or is moved.
+    """
     if not is_standby(message):
         return []
     next_check = max(message.now, message.next_attempt_at - timedelta(microseconds=STANDBY))
@@ -299,7 +338,10 @@ def is_standby(message: WaitingMessage) -> bool:
 
 
 def explain_window(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that every live subscriber is outside of the window."""
+    """Explain that the Window of every live subscriber is closed.
+
+    If a subscriber may claim now, no Window keeps the message waiting.
+    """
     if details.closed_window is None:
         return []
     closed, opens = details.closed_window
@@ -333,7 +375,11 @@ def explain_burst(details: PolicyDetails, message: WaitingMessage) -> list[Reaso
 
 
 def explain_latest(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that another message of the key runs, or that the window goes on."""
+    """Explain that another message of the key runs, or that the window goes on.
+
+    KeepLast delivers the newest message of a key when the window that began with the last delivery
+    is over, and no message of the key runs.
+    """
     policies = details.list_policies(KeepLast)
     if message.key is None or not message.policy_marks & BURST or not policies:
         return []
@@ -400,7 +446,10 @@ def explain_throttle(details: PolicyDetails, message: WaitingMessage) -> list[Re
 
 
 def _format_rate_loss(throttle: Throttle, lag: int) -> str:
-    """Describe the rate that late starts leave; empty if they cost less than 5 % of the period."""
+    """Describe the rate that late starts leave; empty if they cost less than 5 % of the period.
+
+    A throttle counts a start at its latest possible time, so late starts delay the next slots.
+    """
     if lag * 20 < throttle.per:
         return ""
     remaining_rate = throttle.rate * throttle.per / (throttle.per + lag)
@@ -411,7 +460,11 @@ def _format_rate_loss(throttle: Throttle, lag: int) -> str:
 
 
 def explain_concurrency(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that the maximum number of messages is leased."""
+    """Explain that the maximum number of messages is leased.
+
+    Of the queue, of the message's key, or of all queues of a scope. Names a leased message, which
+    need not be the next to end.
+    """
     reasons = []
     for policy in details.list_policies(Concurrency):
         limit = policy.limit
@@ -443,12 +496,17 @@ def explain_concurrency(details: PolicyDetails, message: WaitingMessage) -> list
 
 
 def explain_once(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that the key has been claimed already."""
+    """Explain that the key has been claimed already.
+
+    Then the message will not be handled: the next claim ends it as a duplicate, or as FAILED if an
+    earlier delivery of it started its handler and the outcome is unknown.
+    """
     policies = details.list_policies(Once)
     state = None if message.key is None or not policies else details.load_claim(message.key)
     if state is None:
         return []
     ends = state.created_at + timedelta(seconds=state.info["ttl"])
+    # An expired claim counts only against a further delivery of the message that made it.
     started_here = state.info["message"] == message.id and message.deliveries_count > 0
     if ends <= message.now and not started_here:
         return []

@@ -32,7 +32,11 @@ _RANDOM_BYTES = 2
 
 
 def add_job(connection: Connection, table: Table, job: "Job", now: datetime) -> "Job":
-    """Store a new job at the database's time `now`; return the job with id and times."""
+    """Store a new job at the database's time `now`; return the job with id and times.
+
+    A job is an operator's action: either finished at once, and stored for the audit only, or due
+    for its first batch. Its id sorts by time.
+    """
     from faststream_sqlbroker.core.bulk_jobs import dump_job  # noqa: PLC0415
 
     stored = replace(
@@ -53,7 +57,7 @@ def find_job(
 ) -> "Job | None":
     """Return the job; with `lock` also lock the row until the transaction ends.
 
-    The lock waits for a running batch of the job.
+    The lock is the right to run the next batch. It waits for a running batch of the job.
     """
     from faststream_sqlbroker.core.bulk_jobs import parse_job  # noqa: PLC0415
 
@@ -65,8 +69,9 @@ def find_job(
 
 
 def get_due_in(connection: Connection, dialect: Dialect, job_id: str | None = None) -> float | None:
-    """Return the seconds until the next batch of the job, or of any job, or None if no batch
-    remains.
+    """Return the seconds until the next batch of the job, or of any job.
+
+    None if no batch remains.
     """
     c = dialect.tables.policy_state.c
     next_due = select(func.min(c.due_at)).where(c.scope == JOB, c.due_at.is_not(None))
@@ -77,7 +82,10 @@ def get_due_in(connection: Connection, dialect: Dialect, job_id: str | None = No
 
 
 def save_job(connection: Connection, table: Table, job: "Job", pause: float | None) -> None:
-    """Write the locked job; the next batch is due in `pause` seconds, or never."""
+    """Write the locked job; the next batch is due in `pause` seconds, or never.
+
+    In the transaction of a batch, so that its changes and the job's new position are one.
+    """
     from faststream_sqlbroker.core.bulk_jobs import dump_job  # noqa: PLC0415
 
     due: Any = null() if pause is None else later(bindparam("pause"))
@@ -99,10 +107,10 @@ def record_action(
     options: Mapping[str, Any],
     done: int = 1,
 ) -> None:
-    """Record who did what with how many messages, in the same transaction, so that the audit is
-    true.
+    """Record who did what with how many messages, for the audit.
 
-    Options that are None are omitted.
+    In the same transaction as the action, so that the audit is true. Options that are None are
+    omitted.
     """
     from faststream_sqlbroker.core.bulk_jobs import Job  # noqa: PLC0415
 

@@ -51,8 +51,8 @@ def lock_records(
         return []
     timestamps: list[datetime] = []
     for batch in iter_chunks(list(ids)):
-        ended = select(archive.c.archived_at).where(archive.c.id.in_(batch))
-        timestamps += connection.execute(ended).scalars()
+        ended_at = select(archive.c.archived_at).where(archive.c.id.in_(batch))
+        timestamps += connection.execute(ended_at).scalars()
     table = dialect.tables.policy_state
     records: list[LockedRecord] = []
     # In the order of scope and name: two redrives lock the same records in the same order.
@@ -62,8 +62,8 @@ def lock_records(
             rows = select(table.c.key, table.c.info, table.c.counter).where(
                 table.c.scope == scope, table.c.key.in_(part), table.c.due_at.is_not(None)
             )
-            locked = connection.execute(rows.order_by(table.c.key).with_for_update())
-            records += [LockedRecord(scope, parse_window(*row)) for row in locked]
+            locked_rows = connection.execute(rows.order_by(table.c.key).with_for_update())
+            records += [LockedRecord(scope, parse_window(*row)) for row in locked_rows]
     return records
 
 
@@ -87,7 +87,9 @@ def _iter_window_names(
 ) -> Iterable[str]:
     """Yield the windows of a lake that contain any of the timestamps.
 
-    Windows that ended before the first timestamp are not read.
+    A lake is an export of the archive, a window a day or an hour of it, recorded in the policy
+    state. Read page by page, by the end of the windows (`due_at`). Windows that ended before the
+    first timestamp are not read, nor are windows after the last.
     """
     c = table.c
     first = min(timestamps)
@@ -119,7 +121,8 @@ def restore_messages(
     """Move archived messages, locked by the transaction, to the message table.
 
     `new_values` has expressions for changed columns, and None for columns that stay empty.
-    `records` are the records of their windows, which were locked before the messages.
+    `records` are the records of the windows in which the messages ended, from `lock_records`: the
+    restored rows are subtracted from them.
     """
     tables = dialect.tables
     assert tables.archive is not None  # noqa: S101 - the store has looked
@@ -146,8 +149,9 @@ def _lower_records(
 ) -> None:
     """Subtract messages that leave the archive from the records of their windows.
 
-    `rows` have the id and `archived_at` of each. A record without remaining rows loses its
-    `due_at`.
+    A record says how many rows of a window are both in the lake and in the archive; it must stay
+    true, as a prune compares it with the rows. `rows` have the id and `archived_at` of each. A
+    record without remaining rows loses its `due_at`: there is nothing left to prune.
     """
     table: Table = dialect.tables.policy_state
     for record in records:

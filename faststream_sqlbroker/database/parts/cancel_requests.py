@@ -30,7 +30,11 @@ handler.
 
 
 def save_request(connection: Connection, table: Table, request: CancelRequest) -> None:
-    """Store the request, replacing a request for an earlier lease of the message."""
+    """Store the request to cancel a leased message.
+
+    Its worker reads the request and ends the handler. A request names one lease: it replaces a
+    request for an earlier lease of the message.
+    """
     info = {"token": request.lease_token.hex, "text": request.text}
     binds = {
         "scope": CANCEL,
@@ -54,7 +58,10 @@ def list_requests(connection: Connection, table: Table) -> tuple[CancelRequest, 
 def find_requests(
     connection: Connection, table: Table, leases: Sequence[tuple[int, UUID]]
 ) -> dict[int, CancelRequest]:
-    """Return the requests for `leases` by message."""
+    """Return the requests to cancel `leases`, by message.
+
+    A request for an earlier lease of a message does not count.
+    """
     tokens = dict(leases)
     requests: dict[int, CancelRequest] = {}
     c = table.c
@@ -82,39 +89,44 @@ def discard_expired(
 ) -> int:
     """Discard messages of `queues` whose expired lease is in `requested`; return their number.
 
-    Rows locked by another transaction are skipped.
+    Called before expired leases are released: a message that an operator has cancelled must not be
+    delivered again. Rows locked by another transaction are skipped.
     """
     requests = {request.message_id: request for request in requested}
     if not requests:
         return 0
     c = dialect.tables.message.c
     queue_names = set(queues)
-    expired: list[CancelRequest] = []
+    expired_requests: list[CancelRequest] = []
     for ids in iter_chunks(sorted(requests)):
         # Read without locks: the lock below checks the same tokens.
         query = select(c.id, c.queue, c.lease_token).where(
             c.id.in_(ids), c.lease_expires_at < clock()
         )
-        expired += [
+        expired_requests += [
             requests[row.id]
             for row in connection.execute(query)
             if row.queue in queue_names and row.lease_token == requests[row.id].lease_token
         ]
-    locked = dialect.lock(
+    locked_ids = dialect.lock(
         connection,
-        [(request.message_id, request.lease_token) for request in expired],
+        [(request.message_id, request.lease_token) for request in expired_requests],
         skip_locked=True,
     )
     settlements = [
         create_settlement(request, archive=archive)
-        for request in expired
-        if request.message_id in locked
+        for request in expired_requests
+        if request.message_id in locked_ids
     ]
     return len(dialect.settle(connection, settlements).settled_ids) if settlements else 0
 
 
 def create_settlement(request: CancelRequest, *, archive: bool) -> Settlement:
-    """Return the settlement of a cancelled message whose lease is over."""
+    """Return the settlement of a cancelled message whose lease is over.
+
+    Its handler is gone, so the message is discarded with the operator's reason, and no attempt is
+    counted.
+    """
     return Settlement(
         request.message_id,
         request.lease_token,
@@ -129,7 +141,10 @@ def create_settlement(request: CancelRequest, *, archive: bool) -> Settlement:
 def remove_obsolete(
     connection: Connection, dialect: DialectOperations, requests: Sequence[CancelRequest]
 ) -> None:
-    """Remove the `requests` whose leases are over."""
+    """Remove the `requests` whose leases are over.
+
+    The heartbeat calls this: the handler has ended, or the message was discarded or released.
+    """
     if not requests:
         return
     table = dialect.tables.policy_state

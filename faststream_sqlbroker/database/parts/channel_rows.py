@@ -36,7 +36,11 @@ def get_role_key(queue: str, role: QueueRole) -> StateKey:
 def create_lookup(
     dialect: DialectOperations, *keys: StateKey
 ) -> Query[list[RegisteredEndpoint | None]]:
-    """Create a query of the rows of `keys`, in this order: a single key or two."""
+    """Create a query that finds the registrations of `keys`: a single key or two.
+
+    The result has them in the order of `keys`, with None for a key without a row. A request over
+    HTTP needs this lookup, so it is a single statement.
+    """
 
     def parse(rows: Iterable[Sequence[Any]]) -> list[RegisteredEndpoint | None]:
         registrations = {(scope, key): parse_registration(key, info) for scope, key, info in rows}
@@ -51,7 +55,10 @@ def create_lookup(
 
 
 def list_pull_consumers(connection: Connection, table: Table) -> list[tuple[str, str]]:
-    """Return channel and id of all pull consumers."""
+    """Return channel and id of all pull consumers.
+
+    Reads the registrations of all channels page by page.
+    """
     c = table.c
     # A range of scopes, which the primary key serves on every database; ";" comes after ":".
     scope_range: list[Any] = [c.scope > CONSUMER, c.scope < CONSUMER[:-1] + ";"]

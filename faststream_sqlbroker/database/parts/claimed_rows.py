@@ -125,6 +125,8 @@ class ClaimedRows:
     def _build_message(self, values: Sequence[Any], token: UUID) -> ClaimedMessage:
         """Build a message from the values of `CLAIMED_COLUMNS`.
 
+        Called for every claimed row, so without checks: wrong values fail in the conversions.
+
         Raises:
             READ_ERRORS: a value is not of the type of its column.
         """
@@ -165,7 +167,11 @@ def load_payload(value: Any) -> bytes:
 
 
 def get_statement_suffix(suspect_rule: SuspectRule | None) -> str:
-    """Return the end of the name of the claim statement for `suspect_rule`."""
+    """Return the end of the name of the claim statement for `suspect_rule`.
+
+    A suspect may have killed its process. There are three statements: suspects are leased like
+    other messages, reported without a lease ("_apart"), or skipped ("_others").
+    """
     if suspect_rule is None:
         return ""
     return "_apart" if suspect_rule.report else "_others"
@@ -192,7 +198,11 @@ def split_suspects(
 
 
 def _find_suspect(row: Sequence[Any], suspect_rule: SuspectRule) -> Suspect | None:
-    """Return the row as a suspect, by the number of lost leases, or None."""
+    """Return the row as a suspect, by the number of its lost leases, or None.
+
+    A row whose counts are not numbers counts as a suspect: it must run alone, or be rejected,
+    without harm to other messages.
+    """
     try:
         return suspect_rule.classify(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
     except (TypeError, ValueError):  # SQLite stores any value that another program writes

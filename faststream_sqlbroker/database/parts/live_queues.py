@@ -31,9 +31,10 @@ class LiveQueues(NamedTuple):
 def read_live_queues(
     connection: Connection, dialect: DialectOperations, *, walk: bool = True
 ) -> LiveQueues:
-    """Return up to `MAX_QUEUES` queues; without `walk`, only queues with a live subscriber.
+    """Return up to `MAX_QUEUES` queues that have a message or a live subscriber.
 
-    Reply queues are omitted.
+    Without `walk`, only queues with a live subscriber: the search for other names takes a statement
+    for each. Reply queues, one for each process, are omitted.
     """
     registered = read_subscribers(connection, dialect.tables.policy_state)
     subscribers = Counter(queue for subscriber in registered for queue in subscriber.queues)
@@ -52,7 +53,8 @@ def read_queue_names(
 ) -> set[str]:
     """Return the first `MAX_QUEUES` queues after `after` that have a message, by name.
 
-    Reply queues are omitted.
+    Reply queues are omitted. Some databases have separate indexes for waiting and leased messages,
+    and each is searched.
     """
     # Step from each name to the next in an index: DISTINCT would read every message.
     names = set[str]()

@@ -42,7 +42,9 @@ def renew_registrations(
 ) -> None:
     """Renew the registrations of the subscribers in `descriptions` for `lease` seconds from now.
 
-    The description is rewritten only for names in `changed`.
+    Each heartbeat of a process calls this. A registration says that a subscriber lives, and
+    describes its options for other processes. The description is rewritten only for names in
+    `changed`.
     """
     expiries = {
         "lease_expires_at": later(bindparam("lease")),
@@ -67,7 +69,11 @@ def renew_registrations(
 def read_subscribers(
     connection: Connection, table: Table, *, ended: bool = False
 ) -> list[LiveSubscriber]:
-    """Return live subscribers, with `ended` also crashed ones, the latest heartbeat first."""
+    """Return live subscribers, with `ended` also crashed subscribers, the latest heartbeat first.
+
+    A subscriber is live while the lease of its registration, which its heartbeats renew, has not
+    run out. A crashed subscriber stays listed for an hour.
+    """
     statement = select_registrations(table)
     if not ended:
         statement = statement.where(table.c.lease_expires_at > clock())
@@ -111,7 +117,11 @@ def read_pause(row: Any) -> PausedQueue:
 def load_orders(
     connection: Connection, table: Table, local_names: Sequence[str] = ()
 ) -> OperatorRequests:
-    """Return the orders of operators for the fleet, and for the subscribers `local_names`."""
+    """Return the orders of operators for the fleet, and for the subscribers `local_names`.
+
+    These are pauses of queues, requests to cancel running messages, and drains. Each heartbeat
+    reads all of them in one statement.
+    """
     c = table.c
     condition = or_(
         and_(c.scope == PAUSED, match_active(table)),

@@ -80,8 +80,11 @@ class IndexRange:
     def build_after(
         self, position: Position, dialect: DialectOperations, *, inclusive: bool = False
     ) -> Any:
-        """Return the condition that a row comes after `position`; with `inclusive`, also the row
-        there.
+        """Return the condition that a row comes after `position`, or is there if `inclusive`.
+
+        A position has the values of all order columns of a row; the first column that differs
+        decides. Each form of the condition is for databases that seek to the position in the index
+        only with this form, and otherwise read all rows before.
         """
         column = self.order[0]
         value = position[0]
@@ -136,7 +139,11 @@ def get_readable_columns(table: Table, names: Sequence[str], database: str) -> l
 
 
 def _get_readable_column(column: Any, database: str) -> Any:
-    """Return the column as an expression that gives a readable value for every row."""
+    """Return the column as an expression that gives a readable value for every row.
+
+    Another program may have stored a value at which the driver would fail: that would make the
+    whole page unreadable.
+    """
     if column.name == "headers":
         # asyncpg and psycopg would decode jsonb with the engine's own `json_deserializer`.
         as_text = database == "postgresql"
@@ -162,7 +169,11 @@ class RangeReader:
         filters: Filters,
         conditions: Sequence[Any] = (),
     ) -> None:
-        """Read after `position`, or from the start for None; add `conditions` to the filters."""
+        """Read after `position`, or from the start for None; add `conditions` to the filters.
+
+        Filters that the index of the range contains are part of the range. The others are checked
+        row by row, in steps of limited size.
+        """
         self._dialect = dialect
         self._range = index_range
         self._after = [] if position is None else [index_range.build_after(position, dialect)]
@@ -182,20 +193,22 @@ class RangeReader:
     ) -> tuple[Sequence[Any], Position | None]:
         """Return up to `capacity` + 1 rows, and the position of the last scanned row.
 
-        The position is None if no rows follow.
+        The additional row shows that another page follows. With filters that the index does not
+        contain, at most `budget` rows are scanned, so there may be fewer matches although more
+        follow. The position is None if no rows follow, or if nothing had to be filtered.
         """
         columns = get_readable_columns(self._range.table, names, self._dialect.name)
         if not self._conditions:
             return connection.execute(self._select_rows(*columns).limit(capacity + 1)).all(), None
         results: list[Any] = []
-        end = None
+        scanned_to = None
         for select_matching, position in self.iter_steps(connection, budget):
-            end = position
+            scanned_to = position
             statement = select_matching(*columns).limit(capacity + 1 - len(results))
             results += connection.execute(statement).all()
             if len(results) > capacity:
                 break
-        return results, end
+        return results, scanned_to
 
     def iter_steps(
         self, connection: Connection, budget: int
@@ -203,7 +216,8 @@ class RangeReader:
         """Yield steps of the range, `budget` rows in all, as a select and the step's last position.
 
         The select finds the matching rows of the step; a step has at most `STEP_SIZE` rows, so that
-        no statement lasts long. The position is None where the range ends.
+        no statement lasts long. The position is None where the range ends. The caller may stop
+        early: each step is read only when it is requested.
         """
         remaining = max(budget, 1)
         while True:
@@ -224,13 +238,21 @@ class RangeReader:
             self._after = [self._range.build_after(end, self._dialect)]
 
     def _find_step_end(self, connection: Connection, step: int) -> Position | None:
-        """Return the position `step` rows ahead, or None if the range ends before."""
+        """Return the position `step` rows ahead, or None if the range ends before.
+
+        Read in the index alone, so that the number of rows of a step is limited, however few of
+        them match the filters.
+        """
         columns = get_readable_columns(self.table, self.order, self._dialect.name)
         row = connection.execute(self._select_rows(*columns).limit(1).offset(step - 1)).first()
         return None if row is None else tuple(row)
 
     def count_scanned(self, connection: Connection) -> int:
-        """Return how many rows were scanned, after the range has ended."""
+        """Return how many rows were scanned, after the range has ended.
+
+        The caller subtracts them from the budget of the next range. Without filters beyond the
+        index, no row is scanned in vain: 0.
+        """
         if not self._conditions:
             return 0
         # The last step ended before its limit: count its rows in the index.
@@ -239,8 +261,9 @@ class RangeReader:
         return self._read_count + int(connection.execute(counting).scalar_one())
 
     def get_time(self, connection: Connection, position: Position) -> datetime | None:
-        """Return when the message at `position` was created or archived, or None if the row is
-        gone.
+        """Return when the message at `position` was created or archived.
+
+        A page that ends there shows how far the search has come. None if the row is gone.
         """
         statement = select(self._time_column).where(self._range.table.c.id == position[-1])
         timestamp: datetime | None = connection.execute(statement).scalar()
@@ -250,7 +273,11 @@ class RangeReader:
 def iter_index_ranges(
     connection: Connection, dialect: DialectOperations, filters: Filters
 ) -> Iterator[IndexRange]:
-    """Yield the index ranges that contain all messages matching `filters`, each message once."""
+    """Yield the index ranges that contain all messages matching `filters`, each message once.
+
+    The filters decide which index is used: a filter that the index contains need not be checked row
+    by row. The caller reads one range after another.
+    """
     if filters.archived:
         yield get_archive_range(dialect, filters)
         return
@@ -267,7 +294,10 @@ def iter_index_ranges(
 def _iter_queue_ranges(
     connection: Connection, dialect: DialectOperations, queue: str, state: MessageState | None
 ) -> Iterator[IndexRange]:
-    """Yield the leased messages, then the waiting messages in the order of claims."""
+    """Yield the leased messages, then the waiting messages in the order of claims.
+
+    No index contains both. The waiting messages are a range for each priority.
+    """
     table = dialect.tables.message
     c = table.c
     mysql = dialect.name in MYSQL
@@ -286,7 +316,11 @@ def _iter_queue_ranges(
 
 
 def get_archive_range(dialect: DialectOperations, filters: Filters) -> IndexRange:
-    """Return the range of archived messages, the last archived first."""
+    """Return the range of archived messages, the last archived first.
+
+    Chooses the index that excludes most rows by the filters. The filters that it does not contain
+    are checked row by row.
+    """
     table = dialect.tables.archive
     assert table is not None  # noqa: S101 - the store has looked
     c = table.c
@@ -308,7 +342,11 @@ def get_archive_range(dialect: DialectOperations, filters: Filters) -> IndexRang
 
 
 def match_ended_state(dialect: DialectOperations, state: MessageState) -> ColumnElement[bool]:
-    """Return the condition of archived messages in a state of `UNCOMPLETED_STATES`."""
+    """Return the condition of archived messages in a state of `UNCOMPLETED_STATES`.
+
+    A partial index contains only these. A database that does not conclude from the state that it
+    may use the index gets the condition of the index, too.
+    """
     # A literal, so that generic plans can use the partial index.
     of_state = literal_column("state") == literal_column(f"'{state.name}'")
     return of_state if dialect.knows_implied else and_(of_state, text(_UNCOMPLETED))
@@ -330,7 +368,10 @@ def _to_timestamp(value: datetime | float) -> Any:
 
 
 def build_conditions(table: Table, filters: Filters, database: str) -> list[Any]:
-    """Return all of `filters` as conditions for rows of `table` that are found by their ids."""
+    """Return all of `filters` as conditions for rows of `table` that are found by their ids.
+
+    In a form that no index serves, so that the database does find them by their ids.
+    """
     conditions = _list_conditions(IndexRange("all", table, None, (), ()), filters, database)
     if filters.archived:
         conditions += _iter_time_conditions(table.c.archived_at, filters)
@@ -345,9 +386,9 @@ def _build_unindexed(index_range: IndexRange, filters: Filters, database: str) -
 def to_unindexed(conditions: list[Any]) -> list[Any]:
     """Return the same conditions in a form that no index serves.
 
-    Trap: without fresh statistics PostgreSQL takes the index of a queue that it has not seen yet,
-    or, from 17 on, of all waiting messages, and reads a million rows of it to find the few between
-    two ids.
+    For rows that the statement finds in another way, such as by id. Trap: without fresh statistics
+    PostgreSQL takes the index of a queue that it has not seen yet, or, from 17 on, of all waiting
+    messages, and reads a million rows of it to find the few between two ids.
     """
     if not conditions:
         return []
@@ -355,7 +396,10 @@ def to_unindexed(conditions: list[Any]) -> list[Any]:
 
 
 def _list_conditions(index_range: IndexRange, filters: Filters, database: str) -> list[Any]:
-    """Return the conditions of the filters that the index range does not contain already."""
+    """Return the conditions of the filters that the index range does not contain already.
+
+    The database checks these row by row.
+    """
     c = index_range.table.c
     conditions = list(_iter_equal_conditions(index_range, filters))
     if filters.reason is not None and database in MYSQL:
@@ -372,7 +416,10 @@ def _list_conditions(index_range: IndexRange, filters: Filters, database: str) -
 
 
 def _iter_equal_conditions(index_range: IndexRange, filters: Filters) -> Iterator[Any]:
-    """Yield the filters that compare a column with a value, unless the range does so."""
+    """Yield the filters that compare a column with a value.
+
+    Except those that the index range contains already: its rows all have that value.
+    """
     c = index_range.table.c
     if filters.state is not None and not _is_state_covered(index_range, filters.state):
         yield c.state == filters.state.name
@@ -394,8 +441,9 @@ def _is_state_covered(index_range: IndexRange, state: MessageState) -> bool:
 
 
 def _build_contains(column: Any, part: str, database: str) -> Any:
-    """Return the case-sensitive condition that the text contains `part`: LIKE in SQLite takes "A"
-    for "a".
+    """Return the condition that the text of the column contains `part`, case-sensitively.
+
+    LIKE would take "A" for "a" in SQLite.
     """
     if database == "sqlite":
         return func.instr(column, part) > 0

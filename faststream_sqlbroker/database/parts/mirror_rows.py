@@ -27,7 +27,10 @@ CHECK_DELAY = 300.0
 def insert_mirrored(
     dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
-    """Insert messages as `dialect.insert`, and mirror rows of messages with a lookup value."""
+    """Insert messages as `dialect.insert`, and mirror rows of messages with a lookup value.
+
+    A mirror row, in the policy state, lets an application find its live messages by that value.
+    """
     ids = dialect.insert(connection, rows)
     _insert_records(dialect, connection, rows, ids)
     return ids
@@ -38,8 +41,9 @@ def insert_for_caller(
 ) -> list[int | None]:
     """Insert as `insert_mirrored` in the caller's transaction, which may go on after an error.
 
-    If the mirror's rows are refused, the messages are removed before the error is raised. On
-    PostgreSQL the error itself keeps the transaction from its COMMIT.
+    If the mirror's rows are refused, the messages must not be committed without them, so they are
+    removed before the error is raised. On PostgreSQL the error itself keeps the transaction from
+    its COMMIT.
     """
     if all(row.lookup is None for row in rows):
         return dialect.insert(connection, rows)
@@ -53,7 +57,10 @@ def insert_for_caller(
 def _insert_or_delete(
     dialect: DialectOperations, connection: Connection, rows: Sequence[NewMessage]
 ) -> list[int | None]:
-    """Insert in the caller's SQLite transaction; delete the messages if a mirror row is refused."""
+    """Insert in the caller's SQLite transaction; delete the messages if a mirror row is refused.
+
+    The caller may commit after the error, and must not publish messages without their mirror rows.
+    """
     # No savepoint: before the transaction's first write, the savepoint would be the transaction,
     # and its release the COMMIT. SQLite has no rights, so deleting is always allowed.
     ids = dialect.insert(connection, rows)
@@ -97,7 +104,8 @@ def _insert_records(
 ) -> None:
     """Insert the mirror row of each inserted message with a lookup value.
 
-    `expires_at` is the first check that the message still lives, after its delay.
+    `expires_at` is the first check that the message still lives, after its delay. A message that
+    was not inserted, as its `dedup_id` exists already, gets none.
     """
     binds = [
         {
@@ -121,7 +129,10 @@ def remove_records(
     settlements: Sequence[Settlement],
     settled: Collection[int],
 ) -> None:
-    """Remove the mirror's rows of `settled` messages: messages at their destinations."""
+    """Remove the mirror's rows of `settled` messages that have moved to their destinations.
+
+    Such a message is still live, but elsewhere. All other mirror rows end with their messages.
+    """
     binds = [
         {"of_scope": MIRROR + settlement.lookup, "of_key": str(settlement.id)}
         for settlement in settlements
@@ -141,8 +152,9 @@ def renew_living(
 ) -> list[Any]:
     """Renew the expired mirror rows whose messages live; return the other `rows`.
 
-    Called before expired rows of the policy state are removed. A mirror row is renewed for as long
-    as it has existed, so long-lived messages are checked rarely.
+    Called before expired rows of the policy state are removed: of the mirror, only rows without a
+    message may go. A mirror row is renewed for as long as it has existed, so long-lived messages
+    are checked rarely.
     """
     mirror_rows = [row for row in rows if row.scope.startswith(MIRROR)]
     if not mirror_rows:

@@ -56,6 +56,9 @@ def claim_keys(
 ) -> dict[int, tuple[OnceStatus, int | None]]:
     """Claim the keys of `rows` for `ttl` seconds before their handlers start.
 
+    The messages are locked first: a message whose lease is lost must not claim its key. Repeating
+    the call with the same leases changes nothing, as each claim names its delivery.
+
     Returns:
         By id, the status of each row and the message that has its key.
     """
@@ -123,7 +126,11 @@ class _StoredClaim:
 def _insert(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage], ttl: float, worker: str
 ) -> None:
-    """Insert the claims, or lock existing claims: values read afterwards stay true."""
+    """Insert the claims, or lock existing claims: values read afterwards stay true.
+
+    An existing claim of another message or delivery keeps its values: the upsert replaces the scope
+    only, by the same value.
+    """
     binds = [
         {
             "scope": ONCE + row.queue,
@@ -145,7 +152,10 @@ def _insert(
 def _load_claims(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage]
 ) -> dict[tuple[str, str | None], _StoredClaim]:
-    """Return the stored claims by queue and key; each key has a claim since `_insert`."""
+    """Return the stored claims by queue and key, after `_insert` has claimed all keys.
+
+    A claim names one of these rows, or the message that had claimed the key before.
+    """
     c = table.c
     claims: dict[tuple[str, str | None], _StoredClaim] = {}
     for queue, queue_rows in groupby(rows, key=lambda row: row.queue):
@@ -190,7 +200,10 @@ def _mark_unknown(connection: Connection, table: Table, rows: Sequence[ClaimedMe
 def _update_claims(
     connection: Connection, table: Table, rows: Sequence[ClaimedMessage], ttl: float, worker: str
 ) -> None:
-    """Give the keys of expired claims to `rows`, for `ttl` seconds from now."""
+    """Give the keys of expired claims to `rows`, for `ttl` seconds from now.
+
+    `claim_keys` has locked these claims, so no other message can take them.
+    """
     if not rows:
         return
     values = {
@@ -230,14 +243,20 @@ def build_claim_info(row: ClaimedMessage, ttl: float, worker: str) -> dict[str, 
 
 
 def get_delivery_token(row: ClaimedMessage) -> UUID:
-    """Return a token for this delivery only; all rows of a claim share the same lease token."""
+    """Return a token for this delivery only.
+
+    All rows of a claim share the same lease token, but each claims its own key.
+    """
     return UUID(int=row.lease_token.int ^ row.id)
 
 
 def release_keys(
     connection: Connection, table: Table, lock: Lock, rows: Sequence[ClaimedMessage]
 ) -> None:
-    """Remove the claims of the deliveries of `rows`; other claims stay."""
+    """Remove the claims of the deliveries of `rows`; claims of other deliveries stay.
+
+    Called when the messages will be tried again: their next deliveries must find the keys free.
+    """
     # A claim whose COMMIT was not answered may still be running, and has locked its messages.
     lock(connection, [(row.id, row.lease_token) for row in rows])
     statement = delete(table).where(_match_key(table), table.c.lease_token == bindparam("token"))

@@ -91,9 +91,10 @@ class OrderedClaims:
     ) -> tuple[ClaimedMessages, float | None]:
         """Lease up to `limit` heads of `pairs`, and expired messages among all scanned messages.
 
-        A head is the first message of its key, and no other message of the key is leased; a message
-        without a key is its own head. `cursors`, where the next search goes on, is read and
-        written.
+        A pair is a queue and a priority. A head is the first message of its key, and no other
+        message of the key is leased; a message without a key is its own head. `cursors`, where the
+        next search goes on, is read and written. A queue that another claim has locked is skipped,
+        not waited for.
 
         Returns:
             The rows, and the seconds until the next claim: 0 if another claim is running or more
@@ -103,10 +104,10 @@ class OrderedClaims:
         # Lock, search, lease, repeat: the steps depend on each other, so they are in one function.
         self._dialect.repair_due_times(connection, pairs)
         queues = sorted({pair.queue for pair in pairs})
-        locked = self._dialect.lock_order(connection, queues)
-        locked_pairs = [pair for pair in pairs if pair.queue in locked]
+        locked_queues = self._dialect.lock_order(connection, queues)
+        locked_pairs = [pair for pair in pairs if pair.queue in locked_queues]
         excluded = None if suspect_rule is None or suspect_rule.report else suspect_rule
-        next_claim_in = None if len(locked) == len(queues) else 0.0
+        next_claim_in = None if len(locked_queues) == len(queues) else 0.0
         rows = ClaimedMessages()
         tried_ids: set[int] = set()
         while True:
@@ -146,7 +147,9 @@ class OrderedClaims:
     ) -> ClaimedMessages:
         """Lease the message if due in any of `queues`, not locked, and the first of the key.
 
-        An expired message need not be the first: it will not be handled.
+        Returns no row otherwise, also if another claim of the queue is running: it could lease an
+        earlier message of the key now. An expired message need not be the first: it will not be
+        handled.
         """
         row = connection.execute(self._dialect.sql["ordered_one"], {"id": message_id}).one_or_none()
         if row is None or row[0] not in queues:
@@ -219,8 +222,9 @@ class HeadSearch:
         """Search for heads of `pairs`; return True if there may be more.
 
         A head is a message that may run next of its key. Reads the oldest due messages of each pair
-        (queue and priority); only if those were too many and gave too few heads, also a page of
-        keys and a page of messages without a key.
+        (queue and priority). Many messages of a busy key may hide other heads: if those were too
+        many and gave too few heads, also reads a page of keys and a page of messages without a key.
+        So each claim reads a limited number of rows, and the next goes on from `cursors`.
         """
         full_pairs = [
             pair for pair in pairs if not self.is_full and self._scan_window(pair, cursors)
@@ -235,14 +239,21 @@ class HeadSearch:
         return has_more
 
     def get_next_due_in(self) -> float | None:
-        """Return the seconds until the first of the delayed heads is due."""
+        """Return the seconds until the first of the delayed heads is due.
+
+        A delayed head waits for a retry, for example, and the later messages of its key wait for
+        it. None if the search found none.
+        """
         if not self._waiting:
             return None
         due_in = self._execute("ordered_soon", ids=sorted(self._waiting)).scalar_one()
         return None if due_in is None else float(due_in)
 
     def is_head(self, queue: str, message_id: int, key: Key) -> bool:
-        """Return True if no message of the key comes before this message, or is being handled."""
+        """Return True if no message of the key comes before this message, or is being handled.
+
+        True also for a key that is not valid text (SQLite): no order can be kept for it.
+        """
         if (start := _decode_key(key)) is None:
             return True
         heads = self._execute("ordered_keys", queue=queue, start=start, size=1).all()
@@ -252,7 +263,10 @@ class HeadSearch:
         return is_first and not self._load_lease_counts(queue)[key]
 
     def may_start(self, queue: str, message_id: int) -> bool:
-        """Return True if this due message may be leased, by the order and the limits of the key."""
+        """Return True if this due message may be leased, by the order and the limits of its key.
+
+        Used for a claim of this message alone, without a search.
+        """
         heads = self._load_heads([message_id])
         if not heads:
             return False
@@ -269,7 +283,8 @@ class HeadSearch:
         """Add heads among the oldest due messages of `pair`; return True if there may be more.
 
         These messages are the window. If an earlier message of the key comes first, the id of that
-        head goes to `_waiting`.
+        head goes to `_waiting`. If the window is full, the search for messages without a key begins
+        at its end.
         """
         binds = {"queue": pair.queue, "priority": pair.priority, "size": self._size}
         rows = self._execute(
@@ -290,7 +305,11 @@ class HeadSearch:
         return full
 
     def _scan_other_keys(self, queue: str, cursors: Cursors) -> bool:
-        """Add heads of keys that are not in the window; return True if there may be more."""
+        """Add heads of keys that are not in the window; return True if there may be more.
+
+        With a throttle by key, most keys may have no slot now: then those whose next slot has come
+        are read, by its stored time. Otherwise keys are read page by page.
+        """
         if self._gate is not None and self._per_key is not None:
             return self._scan_due_keys(queue, cursors, self._gate)
         return self._scan_keys(queue, cursors)
@@ -311,8 +330,9 @@ class HeadSearch:
     def _scan_due_keys(self, queue: str, cursors: Cursors, gate: KeyGate) -> bool:
         """Add the heads of keys that are due for a check; return True if there are more.
 
-        `gate`, a policy by key, stores when each key may start its next message. Also adds messages
-        that have become due since, and from time to time checks all keys.
+        `gate`, a policy by key, stores when each key may start its next message. A key without due
+        messages has no such time, so also adds messages that have become due since, and from time
+        to time checks all keys.
         """
         gate.use_index()
         binds = {"queue": queue, "scope": gate.scope, "size": self._size, "mask": self._mask}
@@ -327,7 +347,10 @@ class HeadSearch:
         return has_more
 
     def _add_due_heads(self, queue: str, ids: Sequence[int]) -> None:
-        """Add the messages in `ids`, heads of their keys, that are due."""
+        """Add the messages in `ids`, heads of their keys, that are due.
+
+        Heads that are not due yet are remembered: `get_next_due_in` says when the first is.
+        """
         if not ids:
             return
         self._waiting |= set(ids)
@@ -337,13 +360,17 @@ class HeadSearch:
             self._add_head(queue, message_id, key)
 
     def _scan_keyless(self, pair: ReadyPair, cursors: Cursors) -> bool:
-        """Add messages without a key from the next page of `pair`; return True if pages follow."""
+        """Add messages without a key from the next page of `pair`; return True if pages follow.
+
+        Such a message waits for no other. Called if the window was full: many messages of busy keys
+        may hide it. No index has these messages alone, so all due messages of the page are read.
+        """
         cursor_key = pair.queue, pair.priority
-        due, last_id = cursors.rows[cursor_key]
+        last_due, last_id = cursors.rows[cursor_key]
         binds = {
             "queue": pair.queue,
             "priority": pair.priority,
-            "due": due,
+            "due": last_due,
             "id": last_id,
             "size": KEYLESS_PAGE,
         }
@@ -360,7 +387,11 @@ class HeadSearch:
         return True
 
     def _add_head(self, queue: str, message_id: int, key: Key | None) -> None:
-        """Add the message, unless the limit is reached or the key may start no other message."""
+        """Add the message, unless the limit is reached or the key may start no other message.
+
+        Called for each message that comes first of its key, or needs no order. The lease of the key
+        is reserved for the rest of the search.
+        """
         if self.is_full or message_id in self._used_ids:
             return
         if key is not None and not self._reserve_lease(queue, key):
@@ -376,7 +407,9 @@ class HeadSearch:
     def _reserve_lease(self, queue: str, key: Key) -> bool:
         """Count another lease of the key; return False if none is allowed.
 
-        A message that would wait for a worker needs a key without a lease.
+        Without a limit of each key, a key has one lease at a time. A message that would only wait
+        for a worker of this process needs a key without a lease: a free worker elsewhere could
+        handle the key's next message at once.
         """
         if self._per_key != UNLIMITED:
             max_leases = self._per_key if self._heads < self._starting else 1
@@ -389,7 +422,10 @@ class HeadSearch:
         return True
 
     def _load_lease_counts(self, queue: str) -> Counter[Key]:
-        """Return the number of leases by key."""
+        """Return the number of leases by key, including leases that this search has reserved.
+
+        Read once in a search: it holds the lock of the queue.
+        """
         if queue not in self._busy:
             self._busy[queue] = Counter(self._execute("ordered_busy", queue=queue).scalars())
         return self._busy[queue]

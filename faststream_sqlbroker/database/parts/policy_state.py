@@ -49,8 +49,10 @@ def lock_order(
 ) -> set[str]:
     """Lock the rows of `queues` that no other transaction has locked; return the locked queues.
 
-    The locks last until the transaction ends. The first claim of a queue inserts its row; claims
-    that run at the same time wait for that insert.
+    A claim under policies or in order holds this lock, so that it alone decides about its queues;
+    it skips the queues that another claim has locked. The locks last until the transaction ends.
+    The first claim of a queue inserts its row; claims that run at the same time wait for that
+    insert.
     """
     in_scope = table.c.scope == scope
 
@@ -90,7 +92,8 @@ def record_starts(
 ) -> None:
     """Record that `holder` is about to start the handlers of `rows`.
 
-    The rows are removed in the same transaction.
+    With AckPolicy.ACK_FIRST, the rows are removed in the same transaction. The record, with a lease
+    that the process renews, shows later which handlers started and were not reported to have ended.
     """
     binds = [
         {
@@ -115,7 +118,10 @@ def upsert(
     replaced: Sequence[str],
     **values: Any,
 ) -> None:
-    """Insert rows of `binds` and `values`; in existing rows, update the `replaced` columns."""
+    """Insert rows of `binds` and `values`; in existing rows, update the `replaced` columns.
+
+    To leave an existing row as it is, but lock it, replace "scope": it keeps its value.
+    """
     statement = create_insert(table, connection.dialect.name).values(values)
     if connection.dialect.name in MYSQL:
         statement = statement.on_duplicate_key_update({c: statement.inserted[c] for c in replaced})
@@ -160,7 +166,8 @@ def remove_expired(
 ) -> int:
     """Check up to `limit` expired rows, and remove the rows that `select_removable` returns.
 
-    Returns the number of checked rows.
+    That function may renew rows that are still needed. Returns the number of checked rows: fewer
+    than `limit` means that none remain.
     """
     is_expired = table.c.expires_at <= clock()
     columns = table.c.scope, table.c.key, table.c.counter, table.c.created_at
@@ -184,12 +191,18 @@ def get_future_time(seconds: float) -> Any:
 
 
 def read_database_id(connection: Connection, table: Table) -> str | None:
-    """Return the bits, or None if none were drawn yet or another program has changed the row."""
+    """Return the random bits that make the correlation ids of this database unique.
+
+    None if none were drawn yet, or another program has changed the row.
+    """
     return _read_id(connection, table, lock=False)
 
 
 def get_or_create_database_id(connection: Connection, table: Table) -> str | None:
-    """Return the bits, drawn now if there are none; None as in `read_database_id`."""
+    """Return the random bits that make the correlation ids of this database unique.
+
+    Drawn now if there are none. None if another program has changed the row.
+    """
     if (database_id := _read_id(connection, table, lock=False)) is not None:
         return database_id
     # A race: another process may have drawn the bits in the meantime. Then its row stays.
@@ -199,7 +212,10 @@ def get_or_create_database_id(connection: Connection, table: Table) -> str | Non
 
 
 def _read_id(connection: Connection, table: Table, *, lock: bool) -> str | None:
-    """Return the stored bits of this database; None if missing or invalid."""
+    """Return the stored bits of this database; None if missing or invalid.
+
+    With `lock`, reads what another transaction has just committed, not an older snapshot.
+    """
     row = select(table.c.info).where(table.c.scope == DATABASE, table.c.key == DATABASE_KEY)
     info = connection.execute(row.with_for_update() if lock else row).scalar()
     value = info.get("id") if isinstance(info, dict) else None

@@ -63,7 +63,11 @@ _JOB_COLUMNS = ("id", "priority", "deliveries_count", "headers", "payload")
 def read_job(
     connection: Connection, dialect: Dialect, queue: str, job_id: int, *, lock: bool = False
 ) -> PullJob | None:
-    """Return the live or archived job; with `lock`, lock the row until the transaction ends."""
+    """Return the live or archived job; with `lock`, lock the row until the transaction ends.
+
+    A job is a message of a pull consumer. For a job in flight, the lease is read too. None if there
+    is no such job in the queue.
+    """
     # The live table twice: a job may come back from the archive between the first two reads.
     for is_live in (True, False, True):
         statement = select_job(dialect, is_live=is_live)
@@ -91,7 +95,8 @@ def release_leases(
     """Release up to `MAX_RELEASED` expired jobs of `queue`, or the job with `job_id`.
 
     Without `ended`, releases all jobs in flight. Jobs that an operator has cancelled, and jobs that
-    ran out of time too often, end instead: returns their settlements.
+    ran out of time too often, end instead: returns their settlements. A released job is queued
+    again, in the state before its claim.
     """
     rows = connection.execute(_select_leased(dialect, queue, job_id, ended=ended)).all()
     leases = [(row.id, row.lease_token) for row in rows]
@@ -112,7 +117,11 @@ def release_leases(
 
 
 def _select_leased(dialect: Dialect, queue: str, job_id: int | None, *, ended: bool) -> Select[Any]:
-    """Select and lock the jobs that `release_leases` releases."""
+    """Select and lock the jobs that `release_leases` releases.
+
+    A search for expired leases skips rows that another transaction has locked, such as its
+    acknowledgement; a release of all jobs in flight waits for them.
+    """
     table = dialect.tables.message
     c = table.c
     columns = (c.id, c.lease_token, c.deliveries_count)
@@ -137,8 +146,10 @@ def list_queued(
     *,
     gone: bool,
 ) -> JobsPage:
-    """Return up to `limit` due jobs, the highest priority first; with `gone`, also long expired
-    ones.
+    """Return up to `limit` due jobs, the highest priority first.
+
+    With `gone`, the result also names jobs that expired long ago, which the caller then discards.
+    Bodies are read only for the jobs that fit into the page.
 
     Raises:
         InvalidCursorError: `after` is not of such a list.
@@ -169,7 +180,11 @@ def _list_due(
     *,
     gone: bool,
 ) -> list[Any]:
-    """Return positions and sizes of up to `limit` due jobs after `after`."""
+    """Return positions and sizes of up to `limit` due jobs after `after`.
+
+    Priority by priority, each a range of the index. The sizes decide how many bodies fit into the
+    page.
+    """
     # Without a cursor, all priorities are lower.
     highest, *position = (inf,) if after is None else parse_page_cursor(after)
     rows: list[Any] = []
@@ -187,7 +202,10 @@ def _list_due(
 
 
 def _limit_size(rows: Sequence[Any]) -> Sequence[Any]:
-    """Return the first rows whose bodies fit into a page together, and always the first."""
+    """Return the first rows whose bodies fit into a page together; at least a single row.
+
+    A client receives the page as one response, so its size is limited.
+    """
     size = 0
     for number, row in enumerate(rows):
         size += row.size or 0
@@ -213,7 +231,10 @@ def _to_job(row: Any, state: PullJobState, **lease: Any) -> PullJob:
 
 
 def select_job(dialect: DialectOperations, *, is_live: bool) -> Select[Any]:
-    """Select the `job` of `queue`, live or archived."""
+    """Select the `job` of `queue`, live or archived.
+
+    A live job has its lease too, and `over`, which is 1 if the lease has expired.
+    """
 
     def build() -> Select[Any]:
         """Build the select, which the dialect keeps."""
@@ -232,7 +253,8 @@ def select_job(dialect: DialectOperations, *, is_live: bool) -> Select[Any]:
 def select_due_jobs(dialect: DialectOperations) -> Select[Any]:
     """Select positions and sizes of up to `limit` unexpired jobs of `get_due_range`.
 
-    If the bind `gone` is 1, also selects jobs that expired long ago, with their column `gone` set.
+    If the bind `gone` is 1, also selects jobs that expired long ago, with their column `gone` set:
+    no client will take such a job, so the caller ends it.
     """
 
     def build() -> Select[Any]:
@@ -254,7 +276,10 @@ def select_due_jobs(dialect: DialectOperations) -> Select[Any]:
 
 
 def get_due_range(dialect: DialectOperations) -> IndexRange:
-    """Return the index range of due jobs of `queue` and `priority`."""
+    """Return the index range of due jobs of `queue` and `priority`, which are binds.
+
+    Built once: the dialect keeps the range for all requests.
+    """
 
     def build() -> IndexRange:
         """Build the range, which the dialect keeps."""
@@ -269,7 +294,10 @@ def get_due_range(dialect: DialectOperations) -> IndexRange:
 
 
 def select_bodies(dialect: DialectOperations) -> Select[Any]:
-    """Select the jobs in `ids` that are not in flight."""
+    """Select the jobs in `ids` that are not in flight.
+
+    Jobs may have been claimed since their ids were read.
+    """
 
     def build() -> Select[Any]:
         """Build the select, which the dialect keeps."""

@@ -18,7 +18,11 @@ MAX_CLEANED = 100
 
 
 def remove_unused(dialect: Dialect, connection: Connection) -> None:
-    """Remove expired replies from the noted queues, and queues that are no longer used."""
+    """Remove expired replies from the noted queues, and queues that are no longer used.
+
+    A process notes its reply queue in the policy state, with a time until which it is used. If that
+    has passed, the process has ended, or has made no request since: the queue is emptied.
+    """
     table = dialect.tables.policy_state
     is_over = (table.c.expires_at < clock()).label("is_over")
     statement = select(table.c.key, is_over).where(table.c.scope == SCOPE)
@@ -34,7 +38,10 @@ def remove_unused(dialect: Dialect, connection: Connection) -> None:
 def remove_replies(
     dialect: Dialect, connection: Connection, queue: str, *, everything: bool
 ) -> None:
-    """Remove expired replies from `queue`, or all with `everything`; nothing is archived."""
+    """Remove expired replies from `queue`, or all with `everything`; nothing is archived.
+
+    Their callers wait no more. Removes a batch at a time, until a batch is not full.
+    """
     binds = {"queue": queue, "everything": int(everything)}
     while ids := connection.execute(dialect.sql["left_replies"], binds).scalars().all():
         dialect.build_remove(sorted(ids))(connection)

@@ -19,9 +19,10 @@ def find_locked(
 ) -> set[int] | None:
     """Return the live messages in `ids` whose rows other sessions have locked now.
 
-    Returns None if the database does not show locks, as SQLite and a standby of PostgreSQL. On
-    MySQL and MariaDB, free rows stay locked for other writers until the transaction of `connection`
-    ends; nothing waits here.
+    Such a row cannot be settled, renewed or released: a transactional handler runs. Returns None if
+    the database does not show locks, as SQLite and a standby of PostgreSQL. On MySQL and MariaDB,
+    free rows stay locked for other writers until the transaction of `connection` ends; nothing
+    waits here.
     """
     if dialect.name == "postgresql":
         return _find_locked_postgresql(connection, dialect, ids)

@@ -37,6 +37,9 @@ class SizeLimit:
     def check(self, rows: Sequence[NewMessage], size: int | None = None) -> None:
         """Refuse rows that cannot be sent; `size` is `count_bytes(rows)` if known.
 
+        Usually all rows together are so small that none needs to be measured: each byte takes at
+        most `_MAX_CHARACTER_BYTES` in a statement.
+
         Raises:
             MessageTooLargeError: one of `rows` is too large; names the size, the limit and the
                 remedy.
@@ -59,7 +62,10 @@ class SizeLimit:
             )
 
     def can_share_statement(self, rows: Sequence[NewMessage]) -> bool:
-        """Return True if `rows` surely fit into a single statement."""
+        """Return True if `rows` surely fit into a single statement.
+
+        By an upper bound, which is quick to compute. If not, the caller sends fewer rows at a time.
+        """
         return sum(map(self._estimate_size, rows)) <= min(MAX_STATEMENT_BYTES, self.max_bytes)
 
     def can_send_text(self, text: str) -> bool:
@@ -69,7 +75,11 @@ class SizeLimit:
         return self._count_bytes(text.encode()) + ROW_OVERHEAD <= self.max_bytes
 
     def _estimate_size(self, row: NewMessage) -> int:
-        """Return an upper bound of the bytes that the row takes in a statement."""
+        """Return an upper bound of the bytes that the row takes in a statement.
+
+        Quick to compute: nothing is encoded. A character takes at most 4 bytes, and an escaped byte
+        two.
+        """
         names = (
             len(row.queue) + len(row.key or "") + len(row.dedup_id or "") + len(row.headers or "")
         )
@@ -84,6 +94,8 @@ def split_to_fit(
     limit: SizeLimit, items: Sequence[T], text_of: Callable[[Sequence[T]], str]
 ) -> Iterator[str]:
     """Yield the texts of `items`, halved until each can be sent.
+
+    `text_of` returns the text that a statement binds for some items: usually all fit into one.
 
     Raises:
         MessageTooLargeError: the text of one item cannot be sent.
@@ -115,7 +127,10 @@ def count_bytes(rows: Sequence[NewMessage]) -> int:
 
 
 def split_by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
-    """Yield slices of `items` of at most `MAX_STATEMENT_BYTES`, or of a single item."""
+    """Yield slices of `items` of at most `MAX_STATEMENT_BYTES`, or of a single item.
+
+    Each slice becomes one statement. An item that is larger by itself gets a statement of its own.
+    """
     start = total = 0
     for n, item in enumerate(items):
         size = size_of(item)

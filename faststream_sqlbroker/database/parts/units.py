@@ -65,7 +65,12 @@ def settle_units(
 def _limit_lock_wait(
     dialect: DialectOperations, connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
-    """Limit the wait for locks: another transaction may hold a row or a `dedup_id` without end."""
+    """Limit the wait for locks during a settle.
+
+    Another transaction may hold a row or a `dedup_id` without end. With `skip_locked`, the other
+    outcomes must not wait long. And some servers wait on after this client has given up, which
+    would block other transactions: there the wait ends before the client's time limit.
+    """
     if skip_locked:
         return dialect.limit_lock_wait(connection, LOCK_WAIT)
     if dialect.outwaits_clients and any(
@@ -85,25 +90,34 @@ def _lock_rows(
 ) -> tuple[list[Settlement], set[int]]:
     """Lock all rows in the order of their ids, so that two settles cannot deadlock.
 
+    A unit, whose rows are written together or not at all, is writable only if all of them are
+    locked here. With `skip_locked`, a row locked elsewhere is not lost: its lease may still be
+    held.
+
     Returns:
         The settlements that can be written, and the ids whose leases are lost.
     """
     leases = [(settlement.id, settlement.lease_token) for settlement in settlements]
-    free = dialect.lock(connection, leases, skip_locked=skip_locked)
-    locked_ids = free | dialect.find_held(connection, leases) if skip_locked else free
+    locked_here = dialect.lock(connection, leases, skip_locked=skip_locked)
+    held_ids = locked_here | dialect.find_held(connection, leases) if skip_locked else locked_here
     complete_units = {
-        unit for unit, parts in units.items() if all(part.id in free for part in parts)
+        unit for unit, parts in units.items() if all(part.id in locked_here for part in parts)
     }
     writable = [
         settlement
         for settlement in settlements
-        if settlement.id in free and (settlement.unit is None or settlement.unit in complete_units)
+        if settlement.id in locked_here
+        and (settlement.unit is None or settlement.unit in complete_units)
     ]
-    return writable, {settlement.id for settlement in settlements} - locked_ids
+    return writable, {settlement.id for settlement in settlements} - held_ids
 
 
 def _list_on_ack(units: Units, settled: set[int]) -> list[NewMessage]:
-    """Return the messages to publish with the units that are `settled`."""
+    """Return the messages to publish with the units that are `settled`.
+
+    Raises:
+        StoreError: a unit was written in part; the caller must roll back.
+    """
     messages: list[NewMessage] = []
     for unit, parts in units.items():
         written = sum(part.id in settled for part in parts)

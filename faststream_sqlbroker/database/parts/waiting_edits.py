@@ -35,7 +35,10 @@ MOVED_VALUES: dict[str, Any] = {
 def prepend_error(
     connection: Connection, dialect: DialectOperations, message_ids: Sequence[int], text: str
 ) -> None:
-    """Put `text` before the last error of live messages, which archived rows copy."""
+    """Put `text` before the last error of live messages.
+
+    An operator's reason for a change; archived rows copy it, and the earlier error stays readable.
+    """
     table = dialect.tables.message
     last = table.c.last_error
     error = case(
@@ -47,7 +50,11 @@ def prepend_error(
 
 
 def discard(connection: Connection, dialect: Dialect, rows: Sequence[Any], text: str) -> None:
-    """Discard the messages of locked `rows`, with `text` before the last error of each."""
+    """Discard the messages of locked `rows`, with `text` before the last error of each.
+
+    `text` is the operator's reason. The messages wait: a leased message is cancelled by a request
+    to its worker instead.
+    """
     if rows:
         prepend_error(connection, dialect, [row.id for row in rows], text)
     by_queue: dict[str, list[int]] = {}
@@ -66,8 +73,9 @@ def is_standby_row(row: Any) -> bool:
 def build_due_values(dialect: DialectOperations, at: datetime | float) -> dict[str, Any]:
     """Return the new column values of a message that becomes due at a time, or in some seconds.
 
-    The message keeps no slot of a Throttle. Do not use it for a standby message: elsewhere, the
-    message delivered in its place would not find it, and it would come after that one.
+    The message keeps no slot of a Throttle. Do not use it for a standby message, in whose place a
+    newer message of its key is to be delivered. The due time marks it as such: with another, it
+    would not be discarded then, and be delivered after the newer message.
     """
     flags = dialect.tables.message.c.policy_marks.op("&")(PERSISTENT_MASK)
     return {"next_attempt_at": to_timestamp(at), "policy_marks": flags}

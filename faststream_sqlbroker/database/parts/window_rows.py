@@ -35,7 +35,11 @@ def read_page(
     window: LoadedWindow,
     after: PrunePosition | None,
 ) -> WindowPage:
-    """Return the next rows of the window; the last page has fewer than `PAGE_SIZE` rows."""
+    """Return the next rows of the window; the last page has fewer than `PAGE_SIZE` rows.
+
+    A window is a day or an hour of `archived_at`, of which the database is compared with an export.
+    The page has the number of rows and the sum of their ids, not the rows.
+    """
     rows = connection.execute(select_rows(dialect, window, after, None).limit(PAGE_SIZE)).all()
     last = PrunePosition(rows[-1].archived_at, rows[-1].id) if len(rows) == PAGE_SIZE else None
     return WindowPage(after, last, sum_rows(rows), Counter(MessageState[row.state] for row in rows))
@@ -47,8 +51,10 @@ def select_rows(
     after: PrunePosition | None,
     last: PrunePosition | None,
 ) -> Any:
-    """Select rows of the window after `after` up to `last`; None for the start or end of the
-    window.
+    """Select rows of the window after the position `after`, up to `last`.
+
+    None stands for the start or the end of the window. In the order of `archived_at` and id, which
+    the index has.
     """
     archive = get_archive(dialect)
     c = archive.c
@@ -77,7 +83,11 @@ def get_archive(dialect: DialectOperations) -> Table:
 
 
 def build_after(dialect: DialectOperations, position: PrunePosition | None) -> Any:
-    """Return the condition that an archived row comes after `position`, by (archived_at, id)."""
+    """Return the condition that an archived row comes after `position`, by (archived_at, id).
+
+    Each page begins after the last row of the page before. The condition must let the database seek
+    there in the index, not read all rows before.
+    """
     if position is None:
         return true()
     c = get_archive(dialect).c

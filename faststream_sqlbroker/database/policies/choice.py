@@ -59,14 +59,15 @@ class MessageSelection:
     def select(self, limit: int, *, skip_suspects: bool = False) -> list[int]:
         """Return up to `limit` messages to lease, in the order of their starts.
 
-        A claim calls this after all policies have seen the due messages. With `skip_suspects`, no
-        suspects: messages that may have killed their process.
+        A claim calls this after all policies have seen the due messages. With `skip_suspects`,
+        without suspects: messages that may have killed their process. Otherwise suspects are
+        returned only if the rule wants them reported to the caller, which then claims them alone.
         """
         if limit < 1:
             return []
         suspect_rule = self.suspect_rule
-        may_lease_suspects = suspect_rule is not None and suspect_rule.report and not skip_suspects
-        excluded = None if may_lease_suspects else suspect_rule
+        may_return_suspects = suspect_rule is not None and suspect_rule.report and not skip_suspects
+        excluded = None if may_return_suspects else suspect_rule
         if self._is_by_key:
             return self._select_by_key(limit, excluded)
         if self.bursts is None:
@@ -102,11 +103,12 @@ class MessageSelection:
     def _select_from_bursts(
         self, bursts: BurstHeads | LatestHeads, limit: int, excluded: SuspectRule | None
     ) -> list[int]:
-        """Select the message of each key that Debounce or KeepLast delivers now.
+        """Select the messages that Debounce or KeepLast delivers now, a message of each key.
 
-        Reads more than `limit` due messages, as several may have one key. An incomplete policy has
-        not seen all arrivals, so those of the keys read here join their bursts first. If the page
-        was full but gave too few messages, the claim is repeated soon.
+        Reads more than `limit` due messages, as several may have one key. While a policy is
+        incomplete, it has not seen all arrivals: those of the keys read here join their bursts
+        first, as a newer message may be among them. If the page was full but gave too few messages,
+        the claim is repeated soon.
         """
         size = max(100, 2 * limit)
         due = self._list_due(size, excluded)
@@ -124,8 +126,8 @@ class MessageSelection:
         """Return the messages of `due` whose key has a free slot of the Throttle now.
 
         A slot is a time at which the Throttle lets one message start. If more messages are due than
-        were read (`has_more_due`), the messages without a slot get a later due time: they would
-        fill the next page, too.
+        were read (`has_more_due`), the messages without a slot get a later due time. Otherwise they
+        would fill the next page too, and hide messages of other keys.
         """
         keys.load_keys(key for _, key, _ in due if key is not None)
         open_messages = [message for message in due if keys.is_open(message[1])]
@@ -143,8 +145,8 @@ class MessageSelection:
     def _select_by_key(self, limit: int, excluded: SuspectRule | None) -> list[int]:
         """Select messages key by key, for ordered=True or limits of each key.
 
-        Schedules the next scan for when the next head, the first message of its key, is due. With
-        `request.only`, checks that message alone.
+        The head of a key is its first message, the only one that may start next. Schedules the next
+        scan for when another head is due. With `request.only`, checks that message alone.
         """
         heads = HeadSearch(
             self.intake.rows.connection,

@@ -70,8 +70,9 @@ class PolicyClaims:
         """Lease the messages that the policies let start; updates `position`.
 
         Reads the pairs of queue and priority with waiting messages, locks the queues that no other
-        claim has locked, and decides by what it reads under the locks. The `slot` of a row says
-        when its handler may start. `position` is where this process's next scans begin.
+        claim has locked, and decides by what it reads under the locks. A queue that is locked
+        elsewhere is not waited for: the result asks for another claim soon. The `slot` of a row
+        says when its handler may start. `position` is where this process's next scans begin.
         """
         # Correctness depends on the order of the reads before and after the lock, so all of it is
         # in this function.
@@ -87,20 +88,22 @@ class PolicyClaims:
             else self._find_standby_queues(connection, request, pairs, delays)
         )
         claimable = {pair.queue for pair in pairs if pair.due_in <= 0}
-        due = sorted(claimable | standby_queues)
-        locked = self._lock(connection, due, request.scopes)
-        read = read_now(self._dialect, connection, self._clock) if locked else None
+        queues_to_lock = sorted(claimable | standby_queues)
+        locked_queues = self._lock(connection, queues_to_lock, request.scopes)
+        read = read_now(self._dialect, connection, self._clock) if locked_queues else None
         scan_delays: list[float] = []
         if burst_policy is not None and read is not None:
             scan_delays = self._check_standby(
-                connection, burst_policy, request, read.now, locked & standby_queues, pairs
+                connection, burst_policy, request, read.now, locked_queues & standby_queues, pairs
             )
             # Pairs were read before the lock. A message of a new priority, committed since, may
             # belong to a burst, so read them again.
-            pairs = self._dialect.find_ready_pairs(connection, sorted(locked))
-        if len(locked) < len(due):
+            pairs = self._dialect.find_ready_pairs(connection, sorted(locked_queues))
+        if len(locked_queues) < len(queues_to_lock):
             delays.append(0.0)
-        result = PolicyClaim([], None, is_blocked=bool(claimable) and len(locked) == len(due))
+        result = PolicyClaim(
+            [], None, is_blocked=bool(claimable) and len(locked_queues) == len(queues_to_lock)
+        )
         result.has_more = 0.0 in scan_delays
         delays += scan_delays
         if read is not None:
@@ -108,7 +111,7 @@ class PolicyClaims:
             ready = [
                 (queue, _filter_due_pairs(pairs, queue))
                 for queue in request.queues
-                if queue in locked
+                if queue in locked_queues
             ]
             context = connection, request, position
             delays += self._claim_queues(
@@ -126,7 +129,9 @@ class PolicyClaims:
     ) -> set[str]:
         """Return the queues whose standby messages are due for a check.
 
-        Appends to `delays` the seconds until other queues are.
+        A standby message stays in the queue while another message of its key is to be delivered in
+        its place; the check finds out whether that is gone. Appends to `delays` the seconds until
+        the checks of the other queues.
         """
         checks = [
             (pair.queue, at)
@@ -150,14 +155,17 @@ class PolicyClaims:
         queues: set[str],
         pairs: list[ReadyPair],
     ) -> list[float]:
-        """Check the standby messages of the locked `queues`; return the seconds until the next
-        checks.
+        """Check the standby messages of `queues`; return the seconds until the next checks.
+
+        The queues are locked. A standby message is promoted if the message that was to be delivered
+        in its place is gone. 0 says that more remains to be checked at once.
         """
         delays: list[float] = []
         for queue in sorted(queues):
             rows = self._build_rows(connection, request, queue)
             heads = _create_heads(policy, rows, now, keep=request.keep)
             heads.check_standby(pair.priority for pair in pairs if pair.queue == queue)
+            # 0 is reserved for more work at once.
             delays += [max(0.001, (at - now) / MICROSECONDS) for at in heads.next_checks]
             if heads.has_more:
                 delays.append(0.0)
@@ -170,8 +178,10 @@ class PolicyClaims:
         read: ReadTime,
         result: PolicyClaim,
     ) -> list[float]:
-        """Add the leases of the queues in `ready` to `result`; return the seconds until the next
-        scans.
+        """Lease messages of the queues in `ready`; return the seconds until the next scans.
+
+        Adds the leases to `result`. Queues come in the order of the request, until its limit is
+        reached.
         """
         connection, request, position = context
         self._refresh_rates(connection, request, position, read)
@@ -198,7 +208,11 @@ class PolicyClaims:
     def _build_rows(
         self, connection: Connection, request: PolicyClaimRequest, queue: str
     ) -> PolicyRows:
-        """Return the policy statements for `queue`, with keys of the request's header if any."""
+        """Return the policy statements for `queue`.
+
+        If a policy of the request takes its key from a header, the statements use the keys that
+        were read from there, else the keys of the publishes.
+        """
         by_header = request.header is not None
         target = self._dialect, connection, queue
         return PolicyRows(*target, by_header=by_header, on_decision=self.on_decision)
@@ -213,6 +227,7 @@ class PolicyClaims:
         """Read the throttle rates of all live subscribers again if the known rates are old.
 
         The lowest rate applies. Reading takes time under the lock, so not every claim does it.
+        Rates differ while a deployment changes them.
         """
         throttled = any(isinstance(policy, Throttle) for policy in request.policies)
         if throttled and position.is_old(position.intake.rates.read_at, read.requested_at):
@@ -223,8 +238,9 @@ class PolicyClaims:
     def _lock(self, connection: Connection, due: list[str], scopes: list[str]) -> set[str]:
         """Lock the claims of the `due` queues that no other claim has locked, then `scopes`.
 
-        A scope is the name of a budget that several queues share. Waits for no lock: without all of
-        `scopes` no queue counts as locked.
+        A scope is the name of a budget that several queues share: its count of leases or slots is
+        right only under its own lock. Waits for no lock, which also excludes deadlocks: without all
+        of `scopes` no queue counts as locked, and the claim is repeated soon.
         """
         locked = self._dialect.lock_order(connection, due) if due else set()
         if locked and scopes:
@@ -243,7 +259,12 @@ class _QueueClaim:
         position: ScanPosition,
         read: ReadTime,
     ) -> None:
-        """`read` is the time at which the queue was locked, before anything was read."""
+        """Prepare the claim, which holds the lock of the queue.
+
+        `read` is the time at which the queue was locked, before anything was read. A claim of one
+        message (`request.only`) leases it even if it is a suspect, which may have killed its
+        process.
+        """
         self._intake = intake
         self._rows = intake.rows
         self._now = intake.now
@@ -266,9 +287,10 @@ class _QueueClaim:
     def run(self, limit: int, starts: int, seconds_behind: float) -> list[ClaimedMessage]:
         """Lease up to `limit` messages, of which the first `starts` find a free worker.
 
-        The others wait `seconds_behind` behind those that wait already. The order matters:
-        policies, free leases, slots, leases. Slots and bursts are stored last, for the rows that
-        were really leased.
+        The others wait `seconds_behind` behind those that wait already. The order matters: policies
+        decide which messages may start, then free leases and slots limit their number. Slots
+        (starts that a throttle allows) and bursts are stored last, for the rows that were really
+        leased: another transaction may have locked some of the selected messages.
         """
         self._slots.wait_seconds = seconds_behind
         self._selection.immediate_starts = min(limit, starts)
@@ -309,7 +331,11 @@ class _QueueClaim:
         messages: list[ClaimedMessage],
         refused: list[ClaimedMessage],
     ) -> None:
-        """Record which messages of bursts were delivered, and which a throttle refused."""
+        """Record which messages of bursts were delivered, and which a throttle refused.
+
+        A burst is a series of messages of one key, of which only one is delivered: the messages
+        that stood by for it, in case it cannot be delivered, are discarded now.
+        """
         # Messages claimed only to be discarded or rejected are not handled: another message takes
         # their place.
         bursts.handle_delivered([row for row in messages if may_start(row)])
@@ -319,7 +345,11 @@ class _QueueClaim:
         self.next_scan.has_more |= bursts.has_more
 
     def _read_header_keys(self, rows: list[ClaimedMessage]) -> None:
-        """Set the keys of leased rows that were read from a header, if the policies use one."""
+        """Set the keys of leased rows that were read from a header, if the policies use a header.
+
+        A lease returns the key of the publish only. The tuple distinguishes a message whose header
+        gives no key, (None,), from policies that use no header, None.
+        """
         if self._rows.by_header:
             queued = self._rows.load_messages([row.id for row in rows])
             for row in rows:
@@ -328,8 +358,10 @@ class _QueueClaim:
     def _schedule_slot_scan(self, rows: list[ClaimedMessage], starting: int) -> None:
         """Schedule the next scan for slots, after `rows` have taken some.
 
-        `starting` of the rows start; the others only end. Without another slot the queue is gated:
-        nothing can start before that scan, whatever arrives.
+        A slot is a start that a throttle allows. `starting` of the rows start; the others only end,
+        and leave their slots to further messages. If all slots are taken, the queue is blocked:
+        nothing can start before that scan, whatever arrives, so arrivals need not wake the
+        subscriber.
         """
         keys = self._slots.keys
         if keys is not None and keys.has_selected and (at := keys.find_next_check()) is not None:
@@ -343,8 +375,9 @@ class _QueueClaim:
     def _select_starting(self, limit: int) -> list[int]:
         """Return up to `limit` messages whose handlers may start.
 
-        Under a throttle more are read, as some may have no slot of their key. Suspects, which may
-        have killed their process, are removed first: checking them must not take slots.
+        Under a throttle more are read, as some may have no slot of their key now. Suspects, which
+        may have killed their process, are removed first: the caller claims them alone, so they must
+        not take slots here.
         """
         if not self._slots.spent or limit < 1:
             return self._selection.select(limit)
@@ -369,7 +402,8 @@ class _QueueClaim:
         """Record the suspects among `selected` and return the other messages.
 
         A suspect may have killed its process, so it is claimed alone. Under a throttle by key, the
-        selection is repeated without suspects.
+        selection is repeated without suspects. The first selection may have admitted a suspect in
+        place of another message of its key.
         """
         self.suspects = {
             message: suspect
@@ -385,7 +419,11 @@ class _QueueClaim:
         return [message for message in selected if message not in self.suspects], queued
 
     def _count_free_leases(self, limit: int) -> int:
-        """Return how many of `limit` leases the policies allow; counted once in a claim."""
+        """Return how many of `limit` leases the policies allow; counted once in a claim.
+
+        A Concurrency limits the leases of the queue, or of all queues of a scope. The leases of
+        this claim itself come later, so the number stays valid.
+        """
         if self._free is None:
             self._free = limit
             for policy in self._request.policies:
@@ -398,14 +436,22 @@ class _QueueClaim:
         return self._free
 
     def _count_leases(self, policy: Concurrency) -> tuple[int, int]:
-        """Return the current leases, and their maximum, of the queue or of the policy's scope."""
+        """Return the current leases, and their maximum, of the queue or of the policy's scope.
+
+        A scope is a budget that several queues share. The maximum is the lowest limit of all
+        processes, which may run with different options.
+        """
         if policy.scope is None:
             max_leases = self._get_lowest_limit(policy)
             return self._rows.count_leases(self._rows.queue, max_leases), max_leases
         return register_and_count_leases(self._intake, policy)
 
     def _lease(self, selected: list[int], suspect_rule: SuspectRule | None) -> ClaimedMessages:
-        """Lease the `selected` messages and return the rows in that order."""
+        """Lease the `selected` messages and return the rows in that order.
+
+        Messages that another transaction has locked are missing. The database returns the rows in
+        any order, but slots are assigned to them in the order of selection.
+        """
         if not selected:
             return ClaimedMessages()
         request = self._request
@@ -423,7 +469,11 @@ class _QueueClaim:
         return messages
 
     def _apply_policies(self, limit: int) -> bool:
-        """Apply each policy to the due messages in order; return True if any may start now."""
+        """Apply each policy to the due messages in order; return True if any may start now.
+
+        Each policy sees each new message once, and may postpone or end it. What the policies decide
+        for the rest, such as the end of a Window or a limit of each key, is kept for the selection.
+        """
         self._intake.note_holds(self._request.policies)
         if (header := self._request.header) is not None and not self._intake.read_keys(header):
             self.next_scan.has_more = True
@@ -455,6 +505,7 @@ class _QueueClaim:
         """Apply a throttle that refuses messages, or a limit of leases of each key.
 
         Waiting throttles and limits of the queue take no part: slots and leases are counted later.
+        A refusing throttle admits a message only once, so it must know how many could start now.
         """
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
             capacity = self._slots.grant_slots(
@@ -474,7 +525,10 @@ class _QueueClaim:
 def _create_heads(
     policy: Debounce | KeepLast, rows: PolicyRows, now: int, *, keep: bool
 ) -> BurstHeads | LatestHeads:
-    """Create the selection of a single message per key that the policy needs."""
+    """Create the object that selects the message of each key to deliver next.
+
+    KeepLast selects the newest message of each window, Debounce a message of each burst.
+    """
     heads_class = LatestHeads if isinstance(policy, KeepLast) else BurstHeads
     return heads_class(policy, rows, now, keep=keep)
 

@@ -78,7 +78,11 @@ class IntakePosition:
     """By queue, the earliest start of the next pass (monotonic seconds)."""
 
     def copy(self) -> "IntakePosition":
-        """Return a copy to change while the outcome of the claim's commit is unknown."""
+        """Return a copy to change while the outcome of the claim's commit is unknown.
+
+        A claim advances the copy. If its transaction is repeated or fails, the next claim starts at
+        the unchanged original again. `rates` is shared: a claim replaces it as a whole.
+        """
         return IntakePosition(
             dict(self.ended_at),
             dict(self.full_scan_after),
@@ -121,8 +125,9 @@ class Intake:
     def note_holds(self, policies: Sequence[Policy]) -> None:
         """Store that `policies` may give messages of the queue later due times.
 
-        Writes at most every `NOTE_RENEWAL` seconds. The note allows `PolicyHolds` to free these
-        messages after a deployment without the policy.
+        Every claim calls this; it writes at most every `NOTE_RENEWAL` seconds. The stored note
+        outlives the process: it allows `PolicyHolds` to free these messages after a deployment
+        without the policy.
         """
         noted_at = self.position.noted_at
         now = self.clock.monotonic()
@@ -133,7 +138,7 @@ class Intake:
         scope = HOLDS + self.queue
         stored = self.rows.load_states(scope, holds)
         # A note from the future proves that the clock was set back. It stays until that is
-        # repaired.
+        # repaired: `PolicyHolds` computes the step from it.
         states = {}
         for name, info in holds.items():
             previous = stored.get(name) or {}
@@ -145,7 +150,8 @@ class Intake:
     def read_keys(self, header: Header) -> bool:
         """Store each message's key from the headers; return True if all due messages have a key.
 
-        Policies do not see a message before.
+        Called first in a claim whose policies use a header. The flag `HEADER_KEY` marks a message
+        whose key is stored; later policies skip messages without the flag.
         """
         arrivals, is_complete = self.scan_arrivals(HEADER_KEY)
         if arrivals:
@@ -162,6 +168,8 @@ class Intake:
         """Postpone new messages by the delay; return True if all were scanned.
 
         A message that was delivered before keeps its due time: its retries are not delayed again.
+        False means that a page was full: the caller scans again soon. The delay of a message that
+        arrived while a Window was closed begins when it opened.
         """
         arrivals, is_complete = self.scan_arrivals(DELAYED)
         due = {
@@ -177,8 +185,10 @@ class Intake:
     def join_bursts(self, policy: Debounce | KeepLast) -> bool:
         """Let new messages join the bursts of their keys; return True if all have joined.
 
-        If not, `catch_up` does so for the keys that are to be delivered. For KeepLast, a new
-        message becomes the latest of its key.
+        A burst is a series of messages of one key, of which Debounce delivers a single message. For
+        KeepLast, a new message becomes the latest of its key. If the scan was not complete,
+        `catch_up` lets the remaining messages join, but only for the keys that are about to be
+        delivered.
         """
         arrivals, is_complete = self.scan_arrivals(BURST)
         self._flags_before_burst = self.passed_flags
@@ -189,8 +199,10 @@ class Intake:
     def catch_up(self, policy: Debounce | KeepLast, selected: Sequence[Due]) -> list[Due]:
         """Return the `selected` messages that may be delivered although the scan is incomplete.
 
-        All messages of their keys that have arrived by now join at once, so a large backlog does
-        not delay a key that is complete.
+        A message not scanned yet may belong to the burst that is about to be delivered. So all
+        messages of the selected keys that have arrived by now join at once; a large backlog of
+        other keys does not delay them. A key with too many messages to read waits for a later
+        claim.
         """
         keys = list(dict.fromkeys(key for _, key, _ in selected if key is not None))
         if not keys:
@@ -219,9 +231,11 @@ class Intake:
     ) -> tuple[dict[int, int | None], set[int]]:
         """Let `arrivals` join the bursts of their keys, and store the effects.
 
-        A burst is a series of messages of one key, of which only one is delivered. Messages that
-        were delivered before, or have no key, take no part. Returns the new due times, and the
-        messages not to deliver now: they have ended or stand by for another message.
+        An arrival is a due message that the policy has not seen yet, a burst a series of messages
+        of one key, of which only one is delivered. Messages that were delivered before, or have no
+        key, take no part. Returns the new due times (None: unchanged), and the messages not to
+        deliver now: they have ended, or stand by to replace the message of their burst if it cannot
+        be delivered.
         """
         due: dict[int, int | None] = {}
         discarded: dict[int, Discard] = {}
@@ -266,8 +280,9 @@ class Intake:
     ) -> dict[int, str | None]:
         """Return the current keys of messages that two keys refer to, without `known_keys`.
 
-        That happens to a message whose key was changed while it waited. Only its current key may
-        change it.
+        The stored state of a key lists its waiting messages. If the key of a message was changed
+        while it waited, the states of both keys list the message. Only its current key may change
+        it.
         """
         counts = Counter(
             message
@@ -279,7 +294,11 @@ class Intake:
         return {message: row.key for message, row in queued.items()}
 
     def rewind_scan(self, flag: int, at: int) -> None:
-        """Start the next scan at `at` or earlier: messages due from then on miss `flag`."""
+        """Start the next scan at `at` or earlier: messages due from then on miss `flag`.
+
+        Called when a scan read messages that the policy did not process, as a page or a limit was
+        full.
+        """
         for pair in self.pairs:
             position_key = self.queue, pair.priority, flag
             self.position.ended_at[position_key] = min(self.position.ended_at[position_key], at)
@@ -297,8 +316,10 @@ class Intake:
     ) -> None:
         """Set `flag`, and new due times; None leaves a due time unchanged.
 
-        `hold_flag` says which policy set the due time; the hold flags of other policies are
-        cleared. Times later than now go to `later`: the queue is scanned again then.
+        `flag` says that a policy has seen the message, `hold_flag` which policy set its due time;
+        the hold flags of other policies are cleared. Times later than now go to `later`: the queue
+        is scanned again then. Of the messages in `keys`, only those that still have that key are
+        changed.
         """
         flags = flag | hold_flag, ~HELD_MASK | hold_flag
         self.rows.shift(due, *flags, keys=keys)
@@ -335,6 +356,7 @@ class Intake:
             )
             if is_full_scan:
                 duration = self.clock.monotonic() - started_at
+                # A slow scan earns a long pause, so that claims still get most of the time.
                 self.position.full_scan_after[position_key] = started_at + max(
                     FULL_SCAN_INTERVAL, SLOW_SHARE * duration
                 )
@@ -375,7 +397,9 @@ def load_burst_states(
 ) -> dict[str, Any]:
     """Return the stored burst states of `keys`; needs the queue's lock.
 
-    Times from before the database's clock was set back are corrected.
+    A burst state lists the messages of a key that wait, and the times of its burst or window. Times
+    from before the database's clock was set back would let them wait too long, so they are
+    corrected.
     """
     scope = get_burst_scope(rows.queue)
     states = rows.load_states(scope, keys)
@@ -393,13 +417,17 @@ def load_burst_states(
 
 
 def get_expiry(info: dict[str, Any], needed_until: int) -> int:
-    """Return when the state of a key may be deleted: not while messages stand by."""
+    """Return when the state of a key may be deleted.
+
+    While messages stand by, it is kept for a year: without the state they would lose their place.
+    """
     return needed_until + (NOTE_RETENTION if info.get("standby") else BURST_RETENTION)
 
 
 def get_slot_scope(queue: str, number: int | None = None) -> str:
     """Return the scope that stores the slots of a queue's keys, or of the queue with a `number`.
 
-    `number` is the position of the throttle among the throttles of the queue.
+    A scope is a group of rows in the policy state. `number` is the position of the throttle among
+    the throttles of the queue: each has its own log of starts.
     """
     return f"slots:{queue}" if number is None else f"throttle{number}:{queue}"

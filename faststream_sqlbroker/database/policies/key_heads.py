@@ -79,8 +79,8 @@ class KeyHeads:
         """Check the standby messages that are due for a check.
 
         A message stands by while another message of its key is to be delivered in its place. If
-        that message is gone, the check promotes a standby message; otherwise it sets the next
-        check.
+        that message is gone, as it expired, was cancelled or moved, the check promotes a standby
+        message to be delivered. Otherwise it sets the next check.
         """
         messages: list[StandbyMessage] = []
         for priority in priorities:
@@ -108,8 +108,8 @@ class KeyHeads:
     def _get_next_check(self, key: str, message: StandbyMessage) -> int:
         """Return when to check a standby message again (microseconds since 1970).
 
-        The owner is the message for which it stands by. A message whose owner waits long is checked
-        less often.
+        Its owner is the message that is to be delivered in its place. The longer the owner is
+        overdue, the rarer are the checks, so that many standby messages do not fill every claim.
         """
         owner = self._find_owner(key, message.id)
         waits_for = None if owner is None else self.queued[key].get(owner)
@@ -121,7 +121,11 @@ class KeyHeads:
         return compute_recheck_time(waits_for.due, self.now, max(0, self.now - since))
 
     def _load_due(self, due: Sequence[Due]) -> list[Due]:
-        """Load the keys of the due messages; return the messages that can still be delivered."""
+        """Load the keys of the due messages; return the messages that can still be delivered.
+
+        Messages that expired, or were promoted from standby just now with a due time of their own,
+        are left out.
+        """
         handled = self._load_keys(key for _, key, _ in due if key is not None)
         return [message for message in due if message[0] not in handled]
 
@@ -130,7 +134,9 @@ class KeyHeads:
     ) -> set[int]:
         """Load the states of `keys`; return the ids of messages that were promoted or have ended.
 
-        A message that can no longer be delivered gives its place to one that stands by for it.
+        Called before messages of the keys are selected or checked. A message that can no longer be
+        delivered gives its place to a message that stands by for it, and expired messages end. The
+        caller skips the returned messages: their due times have changed, or they are gone.
         """
         keys = set(keys)
         standby = standby or {}
@@ -150,8 +156,8 @@ class KeyHeads:
     def _load_queued(self) -> None:
         """Load the messages that the loaded states refer to, and that are still in the queue.
 
-        Sets `key_of` for all of them, and `queued` without standby messages: those are not
-        delivered.
+        A state may list messages that have ended or moved since. Sets `key_of` for all that still
+        exist, and `queued` without standby messages: those are not delivered.
         """
         ids = {i for state in self.states.values() for i in state.list_messages()}
         messages = self.rows.load_messages(ids)
@@ -174,7 +180,8 @@ class KeyHeads:
     def _find_expired(self) -> dict[int, Discard]:
         """Return the waiting messages of the loaded keys that have expired, with their outcome.
 
-        Leased messages are not among them: their handlers run.
+        The caller ends them, and standby messages take their places. Leased messages are not among
+        them: their handlers run.
         """
         return {
             message: Discard(EXPIRED)
@@ -188,8 +195,10 @@ class KeyHeads:
     def _needs_replacement(self, key: str, standby: Sequence[StandbyMessage]) -> bool:
         """Return True if a standby message of `key` may have to be promoted or discarded.
 
-        That is so if a message to deliver is gone, or if a message in `standby` has expired, or its
-        owner (the message for which it stands by) was delivered or is unknown.
+        A standby message waits in case the message that is delivered in its place, its owner, is
+        not. True if a message to deliver is gone, or if a message in `standby` has expired, or its
+        owner was delivered or is unknown. Then `_fill_vacancies` reads the standby messages of the
+        key.
         """
         state = self.states[key]
         state.standby |= bool(standby)
@@ -208,7 +217,8 @@ class KeyHeads:
         """Promote standby messages in place of messages that are gone; return the promoted ids.
 
         A vacancy is a message that was to be delivered, and has expired or was cancelled or moved.
-        Adds messages that end to `discarded`.
+        Promoted messages get a real due time, and are delivered like any other. Adds messages that
+        end to `discarded`, which the caller writes.
         """
         if not keys:
             return set()
@@ -236,8 +246,10 @@ class KeyHeads:
     def _load_standby(
         self, keys: Sequence[str], discarded: dict[int, Discard]
     ) -> tuple[dict[str, list[int]], set[str]]:
-        """Return up to `SCAN_SIZE` standby messages of `keys`, and the keys that were read
-        completely.
+        """Return up to `SCAN_SIZE` standby messages by key, and the keys that were read fully.
+
+        Expired messages go to `discarded` instead. If the newest message of a key is delivered, the
+        newest standby messages are read first, as one of them is the replacement.
         """
         ranges = dict.fromkeys(keys, (0, MAX_ID))
         last = not self.policy.leading
@@ -259,7 +271,7 @@ class KeyHeads:
         *,
         complete: bool,
     ) -> None:
-        """Promote or supersede standby messages of `key`, and record this in the key's state.
+        """Promote or supersede standby messages of `key`, and update the state of the key.
 
         Messages that stood by for the delivered message are superseded. A message that is gone is
         replaced by the newest (leading edge: oldest) message that stood by for it. Adds promoted
@@ -273,6 +285,7 @@ class KeyHeads:
             by_owner[self._find_owner(key, message)].append(message)
         superseded = by_owner.pop(state.over, []) if state.over is not None else []
         if len(superseded) > 1 and not complete:
+            # The next claim finds the rest of the key by this message.
             self._schedule_recheck([superseded.pop()])
         discarded |= {message: Discard(SUPERSEDED, state.over) for message in superseded}
         for old in list(state.waiting):
@@ -281,6 +294,7 @@ class KeyHeads:
                 state.replace(old, successor)
                 if successor is not None:
                     due[successor] = max(self.now, self._get_due(state, successor))
+        # Messages whose owner is unknown: the state does not list it any more.
         successor = find_replacement(by_owner.get(None, []), leading=leading)
         if successor is not None:
             state.adopt(successor)
@@ -301,7 +315,8 @@ class KeyHeads:
     def _defer(self, due: Sequence[Due], waiting: Mapping[int, int | None]) -> None:
         """Set the due times of the `waiting` messages of `due`.
 
-        A message waits while another message of its key goes first, or until its window ends.
+        A deferred message stays the next of its key, but is not delivered yet: another message of
+        its key goes first, or its window has not ended.
         """
         # A deferred message gives up its slot, which would be for another time.
         flags = HELD_BURST, PERSISTENT_MASK | HELD_BURST
@@ -310,7 +325,11 @@ class KeyHeads:
         self.next_checks += [at for at in waiting.values() if at is not None]
 
     def _set_standby(self, waiting: Mapping[int, tuple[str, int]]) -> None:
-        """Put messages on standby, each for another message of the same key."""
+        """Put messages on standby, each for another message of the same key.
+
+        `waiting` has the key of each message, and the message that is delivered in its place: its
+        owner. The first check is when the owner is due.
+        """
         due: dict[int, int] = {}
         for message, (key, owner) in waiting.items():
             state: Bursts | Latest = self.states[key]
@@ -327,8 +346,8 @@ class KeyHeads:
     def _supersede(self, delivered: Mapping[str, int]) -> None:
         """Discard the messages that stood by for `delivered`, the starting messages by key.
 
-        If a key has more than one statement reads, one of them is left for the next claim, which
-        then discards the others.
+        If a key has more standby messages than one statement reads, the last that was read stays,
+        due for a check now: the next claim finds the key by it, and discards the rest.
         """
         discarded: dict[int, Discard] = {}
         ranges = {
@@ -351,7 +370,10 @@ class KeyHeads:
         self.rows.discard(discarded, keep=self.keep, keys=self.key_of)
 
     def handle_refused(self, messages: Mapping[str, int]) -> None:
-        """Discard the messages that stood by for messages refused by a throttle, given by key."""
+        """Discard the messages that stood by for messages refused by a throttle, given by key.
+
+        The throttle has ended those messages, so their burst is over: no message takes their place.
+        """
         self._load_states(messages.keys())
         waiting = {k: i for k, i in messages.items() if i in self.states[k].waiting}
         self._supersede(waiting)
@@ -363,7 +385,8 @@ class KeyHeads:
         """Record for the delivered keys whether standby messages remain, after `_supersede`.
 
         Of a key in `unfinished_keys` not all were read: its state keeps the delivered message as
-        `over`, so that the next claim supersedes the others.
+        `over`, so that the next claim supersedes the others. The flag `standby` saves later claims
+        the search for standby messages in keys that have none.
         """
         unfinished_keys = set(unfinished_keys)
         for key, message in delivered.items():
@@ -371,14 +394,16 @@ class KeyHeads:
             state.over = message if key in unfinished_keys else None
             # Messages that stand by for an older message have gone with this one, unless the first
             # message of each burst is delivered.
-            has_other_standby = (
+            is_other_target = (
                 i != message if self.policy.leading else i > message for i in state.waiting
             )
-            state.standby = key in unfinished_keys or (state.standby and any(has_other_standby))
+            state.standby = key in unfinished_keys or (state.standby and any(is_other_target))
 
     def _load_ranges(self, ranges: dict[str, tuple[int, int]]) -> list[tuple[int, str]]:
-        """Return the standby messages in `ranges` with their keys; remove keys that were read
-        completely.
+        """Return the standby messages in `ranges`, with their keys.
+
+        Removes the keys that were read completely from `ranges`: what remains there has more
+        messages.
         """
         if not ranges:
             return []
@@ -394,14 +419,22 @@ class KeyHeads:
         return pairs
 
     def _schedule_recheck(self, messages: Iterable[int]) -> None:
-        """Let the next claim check `messages`, and so the rest of their keys."""
+        """Let the next claim check `messages`, and so the rest of their keys.
+
+        Called with one message of each key that has more standby messages than a statement reads.
+        """
         due = dict.fromkeys(messages, self.now)
         self.recheck_ids |= due.keys()
         self.rows.set_standby(due, self.key_of)
         self.has_more |= bool(due)
 
     def _get_standby_range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:
-        """Return the range of ids that can stand by for `message`."""
+        """Return the range of ids that can stand by for `message`.
+
+        Usually these are all older messages. With a leading edge the first message of a burst is
+        delivered, so the newer messages up to the next delivered or waiting message stand by for
+        it.
+        """
         if not self.policy.leading:
             return 0, message
         other_owners = [other for other in state.targets if other != message]
@@ -409,7 +442,11 @@ class KeyHeads:
         return low, min((other for other in other_owners if other > message), default=MAX_ID)
 
     def _save_states(self, keys: Iterable[str]) -> None:
-        """Store the states of `keys`, with their expiries."""
+        """Store the states of `keys`, with their expiries.
+
+        A state is needed until its burst has ended and one more window has passed: until then a
+        late message may still belong to it.
+        """
         states: dict[str, tuple[Any, int]] = {}
         for key in keys:
             state = self.states[key]
@@ -425,7 +462,8 @@ class BurstHeads(KeyHeads):
     def select(self, due: Sequence[Due], limit: int) -> list[int]:
         """Return up to `limit` of the `due` messages to deliver now; defer all other messages.
 
-        A key has one message at a time: its next message waits until that one has settled.
+        A key has one message at a time: its next message waits until that one has settled. Messages
+        above `limit` stay due, for the next claim.
         """
         due = self._load_due(due)
         selected: list[int] = []
@@ -447,7 +485,8 @@ class BurstHeads(KeyHeads):
     def handle_delivered(self, rows: Sequence[ClaimedMessage]) -> None:
         """Remove the leased `rows` from their bursts, and discard the superseded messages.
 
-        A retry of the current message supersedes none.
+        Called after the leases, with the rows whose handlers start. A retry of the message
+        delivered last supersedes none: it has left its burst.
         """
         started: dict[str, int] = {}
         keys: set[str] = set()
@@ -468,8 +507,10 @@ class LatestHeads(KeyHeads):
     """KeepLast: delivers the latest message of each key when the window is over and none runs."""
 
     def select(self, due: Sequence[Due], limit: int) -> list[int]:
-        """Return up to `limit` of the `due` messages to deliver now; put the rest on standby or
-        defer them.
+        """Return up to `limit` of the `due` messages to deliver now.
+
+        Of each key, the message that KeepLast delivers next is selected; older messages go on
+        standby, and messages that must wait for it, or for the end of the window, are deferred.
         """
         due = self._load_due(due)
         deliveries = self._compute_turns()
@@ -491,7 +532,11 @@ class LatestHeads(KeyHeads):
         return selected
 
     def _set_older_standby(self, older: Mapping[int, tuple[str, int]]) -> None:
-        """Put `older` messages on standby, each for the message that replaces the older message."""
+        """Put `older` messages on standby, each for the message that replaces the older message.
+
+        They are not discarded yet: if the replacing message cannot be delivered, an older message
+        takes its place.
+        """
         for message, (key, _) in older.items():
             latest = self.states[key]
             if latest.first == message:
@@ -499,7 +544,11 @@ class LatestHeads(KeyHeads):
         self._set_standby(older)
 
     def handle_delivered(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Start the windows of the leased `rows`, and discard the replaced messages."""
+        """Start the windows of the leased `rows`, and discard the replaced messages.
+
+        Called after the leases, with the rows whose handlers start. Until its window ends, no newer
+        message of the key is delivered.
+        """
         started = {
             row.policy_key: row.id
             for row in rows
@@ -511,7 +560,10 @@ class LatestHeads(KeyHeads):
         self._save_states(started)
 
     def _compute_turns(self) -> dict[str, NextDelivery]:
-        """Decide for each loaded key which message KeepLast delivers next, and when."""
+        """Decide for each loaded key which message KeepLast delivers next, and when.
+
+        A message that is running, or a window that has not ended, delays the delivery.
+        """
         assert isinstance(self.policy, KeepLast)  # noqa: S101 - only its heads are these
         deliveries: dict[str, NextDelivery] = {}
         for key, latest in self.states.items():
@@ -538,7 +590,8 @@ def compute_recheck_delay(previous: QueuedMessage | None, now: int) -> int:
     """Return for how long to defer a message that waits for `previous` (microseconds).
 
     `previous` is the message of its key that goes first; None if it is gone. The delay is as long
-    as `previous` has been running, so that waiting messages do not fill every claim.
+    as `previous` has been running, so that waiting messages do not fill every claim. A `previous`
+    that waits itself, as for a retry, is checked when it is due, but at least once a minute.
     """
     if previous is None:
         return MIN_BURST_RECHECK
@@ -550,7 +603,10 @@ def compute_recheck_delay(previous: QueuedMessage | None, now: int) -> int:
 
 
 def _find_superseded(turns: Mapping[str, NextDelivery]) -> dict[int, tuple[str, int]]:
-    """Return the key and the successor of each superseded message."""
+    """Return the key and the successor of each superseded message.
+
+    The successor is the newer message of the key that is delivered in its place.
+    """
     return {
         message: (key, successor)
         for key, turn in turns.items()

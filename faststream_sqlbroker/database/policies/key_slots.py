@@ -55,7 +55,11 @@ class MessageSlots:
     _stored: dict[str, int | None] = field(default_factory=dict, init=False)
 
     def load_keys(self, keys: Iterable[Key]) -> None:
-        """Load the slot logs of `keys`: the recent starts, from which the next slot follows."""
+        """Load the slot logs of `keys`: the recent starts, from which the next slot follows.
+
+        Keys that were loaded before are not read again. A key without a stored log has an empty
+        log.
+        """
         names = {name for key in keys if (name := as_key(key)) is not None}
         missing = names - self._logs.keys()
         states = self.intake.rows.load_states(self.scope, missing)
@@ -90,7 +94,10 @@ class MessageSlots:
         return starting
 
     def get_slot(self, message: int) -> tuple[int, SlotLogKey] | None:
-        """Return the slot, scope and key of a starting message, or None if no slot is needed."""
+        """Return the slot, scope and key of a starting message, or None if no slot is needed.
+
+        Scope and key name the log of starts in which the slot counts.
+        """
         if (key_slot := self._granted.get(message)) is None:
             return None
         key, at = key_slot
@@ -100,7 +107,12 @@ class MessageSlots:
         return key if self.policy.key else ""
 
     def _grant_slot(self, log: SlotLog) -> int:
-        """Return the next slot of a key, and update `log` if the slot is granted now."""
+        """Return the next slot of a key, and update `log` if the slot is granted now.
+
+        A slot after `until` is not granted: the caller puts the message off. A granted slot is
+        logged at the latest time at which its message may start, so that no period gets too many
+        starts.
+        """
         slot = self.policy.next_slot(log, self.first)
         if slot <= self.until:
             log.add(slot, slot + self.shared.max_delay)
@@ -112,6 +124,8 @@ class MessageSlots:
 
     def _record_starts(self, started: Mapping[int, int]) -> tuple[dict[str, list[int]], set[str]]:
         """Add the start times of `started`, the leased messages, to the logs of their keys.
+
+        A slot counts only now: another transaction may have locked a selected message.
 
         Returns:
             The added times by key, and the keys with uses to report.
@@ -146,7 +160,10 @@ class KeySlots(MessageSlots):
         return self.policy.next_slot(self._trial.get(key, self._logs[key]), self.first)
 
     def is_open(self, key: Key | None) -> bool:
-        """Return True if a message of the key may start now; without a key always."""
+        """Return True if a message of the key may start now; without a key always.
+
+        Otherwise notes the key's next slot, as the next claim may be due then.
+        """
         if (name := as_key(key)) is None:
             return True
         if (slot := self.get_next_slot(name)) <= self.until:
@@ -155,15 +172,16 @@ class KeySlots(MessageSlots):
         return False
 
     def admit(self, key: Key) -> bool:
-        """Admit another message of the key; return False without a slot now.
+        """Admit another message of the key; return False if the key has no further slot now.
 
-        `HeadSearch` counts the messages that it finds by this. The slots themselves are taken
-        later, by `select_on_time`.
+        `HeadSearch`, the search by keys, calls this to count the messages that it finds. It uses
+        copies of the logs: the slots themselves are taken later, by `select_on_time`.
         """
         if (name := as_key(key)) is None:
             return True
         if not self.is_open(name):
             return False
+        # The messages admitted before in this search take slots of the key, too.
         log = self._key_logs.setdefault(name, self._logs[name].copy())
         if (slot := self._grant_slot(log)) > self.until:
             self._record_wait(slot)
@@ -187,8 +205,8 @@ class KeySlots(MessageSlots):
     def use_index(self) -> None:
         """From now on, store the time of the next check of each loaded key.
 
-        A claim calls this when the oldest due messages have no slot: it then finds keys by that
-        time, instead of the same messages again.
+        A claim calls this when the oldest due messages have no slot. It then finds keys by that
+        time, which is in an index, instead of reading the same messages again.
         """
         if self._indexed:
             return
@@ -201,11 +219,18 @@ class KeySlots(MessageSlots):
             intake.position.indexed.add(intake.queue)
 
     def mark_idle(self, keys: Iterable[Key]) -> None:
-        """Skip `keys`, which have no due message now, in checks until a message is due."""
+        """Skip `keys`, which have no due message now, in checks until a message is due.
+
+        Their state then has no time of a check; `scan_arrivals` finds their next message.
+        """
         self._idle |= {name for key in keys if (name := as_key(key)) is not None}
 
     def scan_arrivals(self) -> tuple[list[int], bool]:
-        """Return messages that have become due since the last scan, and True if there are more."""
+        """Return messages that have become due since the last scan, and True if there are more.
+
+        Used with the index of keys: a key that had no due message has no time of a check, so only
+        this scan finds its new message.
+        """
         intake = self.intake
         ids: list[int] = []
         has_more = False
@@ -231,9 +256,12 @@ class KeySlots(MessageSlots):
         """Start a pass over all keys if a pass is due; return True if so.
 
         Such a pass finds messages that were committed late or came back with their old due time.
+        The pause after a pass grows with its duration: on a large queue, passes must not take most
+        of the time.
         """
         position = self.intake.position
         now = self.intake.clock.monotonic()
+        # Called again only when the pages of the last pass are read, so that pass has ended.
         if (started_at := position.pass_started_at.pop(self.intake.queue, None)) is not None:
             pause = max(FULL_SCAN_INTERVAL, PASS_SHARE * (now - started_at))
             position.next_pass_at[self.intake.queue] = now + pause
@@ -243,7 +271,10 @@ class KeySlots(MessageSlots):
         return True
 
     def find_next_check(self) -> int | None:
-        """Return when a key is to be checked again, or None if no key waits."""
+        """Return when a key is to be checked again, or None if no key waits.
+
+        With the index, keys that this claim has not read count too, by their stored times.
+        """
         if self._indexed:
             at = self.intake.rows.find_next_due(self.scope)
             if at is not None:
@@ -251,8 +282,10 @@ class KeySlots(MessageSlots):
         return self.next_slot
 
     def save(self, started: Mapping[int, int]) -> None:
-        """Store the start times of `started`, reports of earlier slots, and the next checks of
-        keys.
+        """Store the starts of this claim, reports of earlier slots, and the next checks of keys.
+
+        Called at the end of a claim; `started` has the start times of the leased messages. A key
+        whose log and next check are unchanged is not written: there may be many.
         """
         if not self.has_selected:
             return
@@ -275,8 +308,10 @@ class KeySlots(MessageSlots):
         self.intake.rows.save_states(self.scope, states, due)
 
     def _compute_next_slot(self, key: str, taken: Sequence[int]) -> int:
-        """Return the next slot of the key if the messages in the `taken` slots start at their
-        slots.
+        """Return the next slot of the key after the starts in the `taken` slots.
+
+        The log counts a start at its deadline, the latest possible time, until the worker has
+        reported it. For the next check, the messages are expected to start at their slots.
         """
         log = self._logs[key]
         if taken:
@@ -286,7 +321,10 @@ class KeySlots(MessageSlots):
         return self.policy.next_slot(log, self.first)
 
     def _is_check_stored(self, key: str, at: int | None) -> bool:
-        """Return True if the stored next check of the key is equivalent to `at`."""
+        """Return True if the stored next check of the key is equivalent to `at`.
+
+        Then `save` need not write the key.
+        """
         stored = self._stored[key]
         if stored is None or at is None:
             return stored is at

@@ -40,7 +40,9 @@ def exchange_limit(
 ) -> int:
     """Return the lowest limit of the subscribers that have claimed lately; needs the queue's lock.
 
-    `is_old` returns True if a value read at one time must be read again at another.
+    During a deployment, processes may have different limits for a queue. Each notes its own in the
+    policy state and reads the others now and then; `is_old` says, by the time of the last read,
+    whether it must read again. In between the last result holds.
     """
     by_key = bool(policy.per_key)
     limit_key = intake.queue, by_key
@@ -61,9 +63,9 @@ def exchange_limit(
 def register_and_count_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
     """Return the leases of the queues of the budget, and their maximum; needs the budget's lock.
 
-    A budget is a limit that several queues share under a name. A claim adds its queue to the list
-    before it leases anything, and a queue is removed only while it has no lease: so leases of a
-    process that dies are counted.
+    A budget is a limit that several queues share under a name. Its stored list says in which queues
+    to count. A claim adds its queue before it leases anything, and a queue is removed only while it
+    has no lease: so leases of a process that dies are counted.
     """
     rows = intake.rows
     now = intake.now
@@ -71,19 +73,27 @@ def register_and_count_leases(intake: Intake, policy: Concurrency) -> tuple[int,
     info = rows.load_states(SHARED_LEASES, [name]).get(name)
     members = update_members(info, policy.limit, now)
     max_leases = members.min_limit
-    listed = {str(queue) for queue in (info or {}).get("queues", ())}
-    counts = {
-        queue: rows.count_leases(queue, max_leases) for queue in sorted({*listed, intake.queue})
+    listed_queues = {str(queue) for queue in (info or {}).get("queues", ())}
+    leases_by_queue = {
+        queue: rows.count_leases(queue, max_leases)
+        for queue in sorted({*listed_queues, intake.queue})
     }
-    holding = {queue for queue, count in counts.items() if count or queue == intake.queue}
-    if members.must_store or holding != listed:
-        state = {"queues": sorted(holding), "members": members.entries}
+    leasing_queues = {
+        queue for queue, count in leases_by_queue.items() if count or queue == intake.queue
+    }
+    if members.must_store or leasing_queues != listed_queues:
+        state = {"queues": sorted(leasing_queues), "members": members.entries}
         rows.save_states(SHARED_LEASES, {name: (state, now + BUDGET_RETENTION)})
-    return sum(counts.values()), max_leases
+    return sum(leases_by_queue.values()), max_leases
 
 
 def read_rates(dialect: Dialect, connection: Connection, now: int, read_at: float) -> LiveRates:
-    """Read the rates from the heartbeats of live subscribers; `read_at` is this process's time."""
+    """Read the rates from the heartbeats of live subscribers; `read_at` is this process's time.
+
+    If processes run with different rates, the lowest applies. A subscriber whose lease runs on for
+    more than a minute may have died since its heartbeat. Its rate is "uncertain": it counts only as
+    long as the slots that it has taken lately.
+    """
     limits: dict[SlotLogKey, set[Limit]] = defaultdict(set)
     rates = LiveRates(read_at=read_at)
     for subscriber in read_subscribers(connection, dialect.tables.policy_state):
@@ -95,13 +105,18 @@ def read_rates(dialect: Dialect, connection: Connection, now: int, read_at: floa
                 rates.uncertain.add(slot_key)
             else:
                 limits[slot_key].add(throttle.limit)
-    # If all heartbeats are old, the slots say as much.
+    # If all heartbeats of a slot log are uncertain, it has no entry: then the limits that the log
+    # itself names apply.
     rates.limits = dict(limits)
     return rates
 
 
 def _iter_throttles(subscriber: LiveSubscriber) -> Iterator[tuple[SlotLogKey, Throttle]]:
-    """Yield the throttles of a subscriber for each queue, with the keys of their logs."""
+    """Yield the throttles of a subscriber by queue, with the key of the log of each.
+
+    A log of starts is named by scope and key; a throttle has one for each queue, or one for all
+    queues of its budget.
+    """
     throttles = [policy for policy in subscriber.rules if isinstance(policy, Throttle)]
     for queue in subscriber.queues:
         for n, throttle in enumerate(throttles):

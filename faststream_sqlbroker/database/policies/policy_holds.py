@@ -100,7 +100,11 @@ class PolicyHolds:
         self._table = database.tables.policy_state
 
     async def load_holds(self, queues: Sequence[str]) -> list[Hold]:
-        """Return the policies that may have put messages of `queues` off, by queue and name."""
+        """Return the policies that may have put messages of `queues` off, by queue and name.
+
+        Claims note such policies in the policy state. A note whose policy is gone from all
+        subscribers says that its messages must be freed.
+        """
 
         def load(connection: Connection) -> list[Hold]:
             """Read the notes of all `queues`, some scopes at a time."""
@@ -119,7 +123,11 @@ class PolicyHolds:
         return statement.where(c.scope.in_(scopes)).order_by(c.scope, c.key)
 
     async def find_removed(self, holds: Sequence[Hold]) -> list[Hold]:
-        """Return the `holds` whose policy no live subscriber has any more."""
+        """Return the `holds` whose policy no live subscriber has any more.
+
+        A hold that a claim has noted lately counts as present: its subscriber may just not have
+        written a heartbeat yet. Only for older holds are the registrations of subscribers read.
+        """
         old_holds = [
             hold for hold in holds if hold.seen + NOTE_VALIDITY < to_microseconds(hold.now)
         ]
@@ -135,7 +143,10 @@ class PolicyHolds:
         ]
 
     def _load_live_policies(self, connection: Connection) -> dict[str, list[Policy]]:
-        """Return the policies of claiming subscribers by queue."""
+        """Return the policies of claiming subscribers by queue.
+
+        A stopping subscriber claims no more, so its policies do not count.
+        """
         policies: dict[str, list[Policy]] = {}
         for subscriber in read_subscribers(connection, self._table):
             if not subscriber.stopping:
@@ -146,9 +157,10 @@ class PolicyHolds:
     async def free_removed(self, hold: Hold) -> int | None:
         """Free the messages that wait for a removed policy; return their number.
 
-        A freed message is due now, or by the Delay that a live subscriber has instead. Does nothing
-        if a subscriber has the policy again. None means that a claim of the queue is running: try
-        again.
+        A deployment may remove a policy while messages wait for it: without this, they would wait
+        until their old due time. A freed message is due now, or by the Delay that a live subscriber
+        has instead. Does nothing if a subscriber has the policy again. None means that a claim of
+        the queue is running: try again.
         """
         flag = get_hold_flag(hold.name)
         # If the policy returns, the message takes part again.
@@ -181,11 +193,11 @@ class PolicyHolds:
         return None if progress is None else progress.freed
 
     async def repair_clock_step(self, queue: str) -> FreeProgress | None:
-        """Move back the due times that policies of `queue` gave before the database's clock was set
-        back.
+        """Correct due times that policies of `queue` gave before the database's clock was set back.
 
-        Does nothing if the step was repaired already; repeating it, as after a crash, changes
-        nothing more. None means that a claim of the queue is running: try again.
+        They would be too late by as much as the clock was set back. Does nothing if the step was
+        repaired already; repeating it, as after a crash, changes nothing more. None means that a
+        claim of the queue is running: try again.
         """
 
         def repair(connection: Connection, search: FreeProgress) -> FreeProgress:
@@ -227,7 +239,9 @@ class PolicyHolds:
     ) -> FreeProgress | None:
         """Run `step` repeatedly under the claim lock of `queue`, each time from the last position.
 
-        Returns None if a claim is running.
+        Each step is a transaction of limited length. The lock keeps claims from changing the same
+        messages. Returns None if a claim is running: it is not waited for, and the caller tries
+        again later.
         """
         search = FreeProgress()
 
@@ -252,14 +266,14 @@ class PolicyHolds:
     ) -> FreeProgress:
         """Set due times of messages that are due later than `now`; return the new progress.
 
-        `compute_due` returns None for messages that stay unchanged. Flags except `retained_flags`
-        are cleared.
+        One step of a search: reads the next page of each priority. `compute_due` returns None for
+        messages that stay unchanged. Flags except `retained_flags` are cleared.
         """
         progress = replace(search, at=dict(search.at), done=True)
         rows = PolicyRows(self._dialect, connection, queue)
         for pair in self._dialect.find_ready_pairs(connection, [queue]):
-            at = progress.at.setdefault(pair.priority, now)
-            messages = rows.list_delayed(pair.priority, now=at, size=search.size)
+            checked_until = progress.at.setdefault(pair.priority, now)
+            messages = rows.list_delayed(pair.priority, now=checked_until, size=search.size)
             due = {
                 row.id: timestamp for row in messages if (timestamp := compute_due(row)) is not None
             }
@@ -269,7 +283,7 @@ class PolicyHolds:
                 progress.done = False
                 # PostgreSQL 13 returns times of standby messages as a double: some microseconds
                 # off.
-                if messages[-1].due - STEP_OVERLAP > at:
+                if messages[-1].due - STEP_OVERLAP > checked_until:
                     progress.at[pair.priority] = messages[-1].due - STEP_OVERLAP
                 else:
                     progress.size *= 2  # so many have the same due time

@@ -64,7 +64,11 @@ class PolicyClaimRequest:
         return self.limit if self.starting is None else max(0, min(self.limit, self.starting))
 
     def get_wait_seconds(self, count: int) -> float:
-        """Return for how many seconds a message waits for the workers, after `count` messages."""
+        """Return for how many seconds a message waits for the workers, after `count` messages.
+
+        Messages beyond the free workers start in waves: `wave` of them every `wave_time` seconds. A
+        throttle grants their slots for that time.
+        """
         free = self.limit if self.starting is None else self.starting
         return max(0, count - free) / max(1, self.wave) * self.wave_time
 
@@ -117,7 +121,11 @@ class ScanPosition:
     """Number of uses that this claim has reported, by slot key."""
 
     def copy(self) -> "ScanPosition":
-        """Return a copy to change while the outcome of the claim's commit is unknown."""
+        """Return a copy to change while the outcome of the claim's commit is unknown.
+
+        If the transaction is repeated or fails, the next claim starts at the original again.
+        `slot_use` is shared, and the reports of the copy start empty.
+        """
         return ScanPosition(
             self.intake.copy(),
             self.cursors.copy(),
@@ -139,7 +147,8 @@ class ScanPosition:
     def is_old(self, read_at: float, now: float) -> bool:
         """Return True if values read at `read_at` from other processes must be read again.
 
-        They are read under the lock; where that takes long, not with every claim.
+        These are their limits and rates. They are read under the queue's lock; where that takes
+        long, it would slow down every claim, so they are read less often.
         """
         usual = median(self.durations) if self.durations else 0.0
         return now >= read_at + min(max(MIN_REFRESH, REFRESH_FACTOR * usual), MAX_REFRESH)
@@ -150,7 +159,9 @@ def reject_unstartable(
 ) -> None:
     """Set the outcome of `rows` that are claimed only to become dead letters.
 
-    These are the rows in `dead`, and those without a key that `policies` do not deliver.
+    These are the rows in `dead`, which a throttle refused, and those without a key that `policies`
+    do not deliver. Only a leased message can be settled as FAILED, so they are claimed, but never
+    handled.
     """
     needs_key = must_reject_keyless(policies)
     for row in rows:
@@ -161,7 +172,10 @@ def reject_unstartable(
 
 
 def must_reject_keyless(policies: Sequence[Policy]) -> bool:
-    """Return True if messages without a key become dead letters."""
+    """Return True if messages without a key become dead letters.
+
+    That is so if a policy that uses keys has `without_key="dead_letter"`.
+    """
     return any(
         getattr(policy, "without_key", "") == "dead_letter" and get_policy_key(policy)
         for policy in policies
@@ -169,7 +183,11 @@ def must_reject_keyless(policies: Sequence[Policy]) -> bool:
 
 
 def limit_starts(closes_at: int, rows: Iterable[ClaimedMessage], read: ReadTime) -> None:
-    """Set the latest start of `rows`, some of which wait for a worker, to the end of the window."""
+    """Set the latest start of `rows` to the end of the Window, at `closes_at`.
+
+    Some of the rows wait for a worker in this process after the claim. A row that has not started
+    by then is given back. `read` converts the database's time to this process's, on the early side.
+    """
     latest = read.to_time_before(closes_at)
     for row in rows:
         slot = row.slot
@@ -185,8 +203,10 @@ def has_expired(row: ClaimedMessage) -> bool:
 
 
 def may_start(row: ClaimedMessage) -> bool:
-    """Return True if the handler may start: the row has no outcome and does not expire before its
-    slot.
+    """Return True if the handler of a leased row may start.
+
+    Not if the row has an outcome already, or expires before its slot, the time at which a throttle
+    lets it start. Such a row is leased only to end, and counts as not delivered for its burst.
     """
     if row.outcome is not None or has_expired(row):
         return False

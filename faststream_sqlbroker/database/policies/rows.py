@@ -77,7 +77,11 @@ class DelayedMessage(NamedTuple):
 
 
 def read_now(dialect: Dialect, connection: Connection, clock: Clock) -> ReadTime:
-    """Read the database's clock, and the process's clock before and after."""
+    """Read the database's clock, and the process's clock before and after.
+
+    The two readings bound the moment at which the database read its clock, so that its times can be
+    converted to times of this process.
+    """
     asked_at = clock.monotonic()
     now = int(connection.execute(dialect.sql["policy_now"]).scalar_one())
     return ReadTime(now, asked_at, clock.monotonic())
@@ -129,10 +133,10 @@ class PolicyRows:
     def list_arrivals_by_keys(
         self, keys: Sequence[str], *, required_flags: int, missing_flag: int
     ) -> tuple[list[Arrival], set[str]]:
-        """Return the due messages of `keys` that miss a flag, and the keys that were read
-        completely.
+        """Return the due messages of `keys` that miss a flag, and the keys that were read fully.
 
-        Reads all priorities, up to `SCAN_SIZE` messages in all.
+        Reads all priorities, up to `SCAN_SIZE` messages in all, key after key. Of the last key that
+        was read before the limit, more messages may exist.
         """
         key_rows = [{"n": n, "k": key} for n, key in enumerate(keys)]
         rows = self._run_for_queue(
@@ -154,11 +158,19 @@ class PolicyRows:
         return [DelayedMessage(row[0], row[2], row[5]) for row in rows if isinstance(row[2], int)]
 
     def find_next_standby(self, priority: int) -> list[int]:
-        """Return when the first standby message is to be checked, or an empty list."""
+        """Return when the first standby message is to be checked, or an empty list.
+
+        A standby message stays in the queue while another message of its key is to be delivered in
+        its place. Checks find out whether that message is gone.
+        """
         return [message.due for message in self.list_due_standby(priority, now=_MAX_TIME, size=1)]
 
     def list_due_standby(self, priority: int, *, now: int, size: int) -> list[StandbyMessage]:
-        """Return up to `size` standby messages to check by `now`, by that time and id."""
+        """Return up to `size` standby messages to check by `now`, by that time and id.
+
+        A standby message waits in case another message of its key cannot be delivered. Its stored
+        due time is `STANDBY` later than its check, so that no claim finds it.
+        """
         rows = self._run_for_queue(
             "policy_standby_due", priority=priority, now=STANDBY + now, size=size
         )
@@ -169,7 +181,8 @@ class PolicyRows:
     ) -> tuple[list[StandbyMessage], set[str]]:
         """Return up to `SCAN_SIZE` standby messages by key, and the keys that were read completely.
 
-        Reads key by key the messages whose ids lie in the range of their key; of each key the
+        A standby message takes the place of another message of its key if that cannot be delivered.
+        Reads, key by key, the messages whose ids lie in the range of their key; of each key the
         oldest first, or the latest first with `last`.
         """
         keys = list(ranges)
@@ -188,7 +201,11 @@ class PolicyRows:
     def set_standby(
         self, due: Mapping[int, int], keys: Mapping[int, str | None] = MappingProxyType({})
     ) -> None:
-        """Put messages on standby until the checks at `due`; `keys` as for `discard`."""
+        """Put messages on standby until the checks at `due`; `keys` as for `discard`.
+
+        Such a message is stored with a due time `STANDBY` later, so that no claim finds it. Its
+        flags about a single attempt, such as an admission to a slot, are cleared.
+        """
         shifted_due = {message: STANDBY + timestamp for message, timestamp in due.items()}
         self.shift(shifted_due, BURST | HELD_BURST, PERSISTENT_MASK | HELD_BURST, keys=keys)
 
@@ -213,7 +230,9 @@ class PolicyRows:
     ) -> None:
         """Set `flags` and new due times, and clear all flags except `retained_flags`.
 
-        A due time of None leaves the due time unchanged; `keys` as for `discard`.
+        The flags (the column `policy_marks`) say which policies have seen a message and which of
+        them set its due time. A due time of None leaves the due time unchanged; `keys` as for
+        `discard`.
         """
         if due:
             self._report_decisions(
@@ -235,7 +254,8 @@ class PolicyRows:
     ) -> None:
         """End messages without a lease as DISCARDED, and archive them if `keep`.
 
-        Messages in `keys` are discarded only if they still have that key.
+        Messages in `keys` are discarded only if they still have that key. Some databases do it in
+        one statement; the others lock the rows, copy them to the archive and delete them.
         """
         if not ends:
             return
@@ -263,7 +283,11 @@ class PolicyRows:
             self.on_decision(self.queue, decisions, stored)
 
     def load_states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
-        """Return the stored state of each of `keys` in `scope`."""
+        """Return the stored state of each of `keys` in `scope`.
+
+        The policy state is a small table of data that outlives a message, such as the last starts
+        under a throttle. A scope is the group of its rows that belong to one purpose.
+        """
         requested = sorted(set(keys))
         if not requested:
             return {}
@@ -281,7 +305,8 @@ class PolicyRows:
     ) -> None:
         """Store the state of each key and the time after which the state may be deleted.
 
-        `due` has the time at which to check a key; other keys have no such time.
+        `due` has the time at which to check a key, by which `find_next_due` and a selection by key
+        find it; other keys have no such time.
         """
         if states:
             due = due or {}
@@ -304,15 +329,24 @@ class PolicyRows:
         return None if at is None else int(at)
 
     def mark_keys_due(self, scope: str) -> None:
-        """Make every key of `scope` due for a check now."""
+        """Make every key of `scope` due for a check now.
+
+        Called once by each process: the stored times may have been computed from another rate.
+        """
         self._run("policy_look_anew", scope=scope)
 
     def count_leases(self, queue: str, maximum: int) -> int:
-        """Count the leases of `queue`, up to `maximum`."""
+        """Count the leases of `queue`, up to `maximum`.
+
+        A greater number would not change the decision, and counting takes time.
+        """
         return int(self._run("policy_running", queue=queue, size=maximum).scalar_one())
 
     def load_messages(self, ids: Iterable[int]) -> dict[int, QueuedMessage]:
-        """Return the messages of `ids` that are still in the queue."""
+        """Return the messages of `ids` that are still in the queue.
+
+        A message that has ended or moved since is missing in the result.
+        """
         requested = sorted(set(ids))
         if not requested:
             return {}
@@ -344,9 +378,10 @@ class PolicyRows:
     ) -> list[tuple[int, str | None, int]]:
         """Return id, key and due time of up to `size` messages that were due by `now`.
 
-        Only messages with `required_flags`, without the suspects of `excluded`. A burst that has
-        ended since may lack messages that arrived after the policies scanned the queue and before
-        its end.
+        Only messages with `required_flags`: the policies have seen them. `now` is the time of the
+        claim's scan, not the current time: a burst that has ended since may lack messages that
+        arrived after the scan and before its end. `excluded` leaves out suspects, which may have
+        killed their process; `only` restricts the result to one message.
         """
         binds: dict[str, Any] = {
             "priority": priority,
@@ -377,7 +412,11 @@ def _to_standby_messages(rows: Iterable[Sequence[Any]]) -> list[StandbyMessage]:
 
 
 def _describe_shift(due: int | None) -> str:
-    """Describe a new due time for the debug log; None means no change."""
+    """Describe a new due time for the debug log.
+
+    None leaves it unchanged: the policy has accepted the message. A time of `STANDBY` or later is
+    how a standby message is stored.
+    """
     if due is not None and due >= STANDBY:
         return "stands by for another message of its key"
     return "accepted" if due is None else f"due at {from_microseconds(due).isoformat()}"
@@ -386,7 +425,11 @@ def _describe_shift(due: int | None) -> str:
 def _format_discards(
     ends: Mapping[int, Discard], keys: Mapping[int, str | None] = MappingProxyType({})
 ) -> str:
-    """Return `ends` as the JSON array that the statements bind; `keys` as for `discard`."""
+    """Return `ends` as the JSON array that the statements bind; `keys` as for `discard`.
+
+    Each entry has the reason, the message that superseded this message, and the key that the
+    message must still have.
+    """
     return json.dumps(
         [
             {

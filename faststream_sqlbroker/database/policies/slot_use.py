@@ -111,7 +111,12 @@ class SlotUse:
     # -- the database's clock -------------------------------------------------------------------
 
     def add_reading(self, read: ReadTime) -> None:
-        """Add a reading of the database's clock."""
+        """Add a reading of the database's clock.
+
+        Each reading bounds the difference between the database's clock and this process's. If the
+        bounds of all readings contradict each other, the database's clock was set: only the new
+        reading counts.
+        """
         if self._reads and self._reads[-1] is read:
             return
         self._reads.append(read)
@@ -132,6 +137,8 @@ class SlotUse:
     def compute_max_delay(self, lateness: int) -> int:
         """Return the allowed delay of a start after the slot (microseconds).
 
+        The log counts the start at the end of this delay, so a long delay lowers the rate, and a
+        short delay makes late starts miss their slots. It follows the worst recent delay.
         `lateness` is the delay with which the claim's answer may arrive (microseconds).
         """
         low, high = self._compute_bounds(self._reads[-1].answered_at)
@@ -139,10 +146,15 @@ class SlotUse:
         return round(min(max(MIN_START_DELAY, worst), MAX_START_DELAY))
 
     def create_slot(self, at: int, deadline: int, slot_keys: tuple[SlotLogKey, ...]) -> Slot:
-        """Create the slot `at` with bounds by this process's clock."""
+        """Create the slot `at` with bounds by this process's clock.
+
+        The worker, which only reads that clock, starts the handler between the bounds. They are
+        chosen so that the database's clock surely shows a time from `at` to `deadline` then.
+        """
         now = self._reads[-1].answered_at
         low, high = self._compute_bounds(now)
         earliest = (at - low) / MICROSECONDS
+        # Until then the clocks may drift further apart. (A test's clock is the database's.)
         earliest += max(0.0, earliest - now) * (DRIFT if self._reads[-1].duration else 0.0)
         latest = (deadline - high) / MICROSECONDS
         latest -= max(0.0, latest - now) * DRIFT
@@ -153,14 +165,16 @@ class SlotUse:
     def start(self, row: ClaimedMessage, *, must: bool = False) -> bool:
         """Record that the handler of `row` starts now; return False if the slot is missed.
 
-        With `must` it counts as started in any case. Call it right before the handler, and again if
-        the handler starts later after all. Where the start is not final, call `record_end` when the
-        handler has ended.
+        A missed row must not start: it is released, and the next claim takes its slot back. With
+        `must` it counts as started in any case. Call it right before the handler, and again if the
+        handler starts later after all. Where the start is not final, as in a thread, call
+        `record_end` when the handler has ended.
         """
         if row.slot is None:
             return True
         now = self.clock.monotonic()
         if row.slot.granted_at is not None:
+            # The upper bound of the database's time: never earlier than the real start.
             row.slot_started = round(now * MICROSECONDS + self._compute_bounds(now)[1])
         if must or now <= row.slot.latest:
             if self.start_is_final:
@@ -201,7 +215,12 @@ class SlotUse:
     # -- reports by the next claim --------------------------------------------------------------
 
     def report(self, slot_key: SlotLogKey, policy: Throttle, log: SlotLog) -> int:
-        """Write pending outcomes into `log`; return their number."""
+        """Write pending outcomes into `log`; return their number.
+
+        Until then the log counts each start at its deadline. With the real start, or without a
+        start, the next slot is free earlier. The outcomes stay pending until the claim has stored
+        the log.
+        """
         uses = self._pending.get(slot_key, ())
         for use in uses:
             policy.report(log, use.deadline, use.started_at)
@@ -222,10 +241,11 @@ class SlotUse:
     def take_reportable_keys(
         self, scope: str, policy: Throttle, known_keys: Collection[str]
     ) -> list[str]:
-        """Return the keys in `scope`, except `known_keys`, that are worth reading only to report
-        slots.
+        """Return the keys in `scope` that are worth reading only to report slots.
 
-        Discards the outcomes of all other keys.
+        Without `known_keys`, which the claim has read anyway. A report lets the next slot of its
+        key come earlier; where that gains little, the outcome is discarded, and the log keeps the
+        deadline.
         """
         min_gain = policy.per // MIN_GAIN_DIVISOR
         keys = []
@@ -297,7 +317,12 @@ class SlotLogs:
         self._stored_counts = reported
 
     def load(self, policy: Throttle, slot_key: SlotLogKey, info: Any) -> SlotLog:
-        """Load the log of `slot_key`, and report the outcomes of this process's slots."""
+        """Load the log of `slot_key`, and report the outcomes of this process's slots.
+
+        A slot log holds the recent starts under a throttle. A log from before the database's clock
+        was set back would delay the next slot for long, so its times are corrected. A changed log
+        must be stored, even if the claim takes no slot.
+        """
         log = load_slots(policy, info)
         shared = (slot_key[0], "") if policy.key else slot_key
         log.other_limits = self._rates.get_limits(shared, log.other_limits, self.now)
@@ -315,7 +340,11 @@ class SlotLogs:
     def dump(
         self, policy: Throttle, slot_key: SlotLogKey, log: SlotLog
     ) -> tuple[dict[str, Any], int]:
-        """Return the state that this claim stores for `slot_key`, and the expiry of the state."""
+        """Return the state that this claim stores for `slot_key`, and the expiry of the state.
+
+        Also notes how many outcomes the state contains: after the commit, these are no longer
+        pending.
+        """
         if slot_key in self._reported:
             self._stored_counts[slot_key] = self._reported[slot_key]
         info = dump_slots(policy, log, self.now, self.use.max_lag)

@@ -77,31 +77,33 @@ class QueueSlots:
         statements: int = 2,
         total_durations: Sequence[float] = (),
     ) -> None:
-        """Load the queue's own slots.
+        """Load the logs of the queue's throttles, from which the next slots follow.
 
         No other claim changes `states` before this one is written; then `reported` has the number
         of stored outcomes of `position.slot_use`. `durations` are the seconds of the last such
         claims from the reading of the clock, and `total_durations` their total seconds, if they
-        differ. Without durations, a claim is assumed to last as long as `statements`, the first of
-        which read the clock.
+        differ: slots are granted as far ahead as claims take long. Without durations, a claim is
+        assumed to last as long as `statements`, the first of which read the clock.
         """
         self._states = states
         self._request = request
         self._now = read.now
         # Throttles are numbered among themselves. Adding another policy must not change the scope
         # under which their slots are stored.
-        numbered = [p for p in request.policies if isinstance(p, Throttle)]
-        self.spent = bool(numbered)
+        throttles = [p for p in request.policies if isinstance(p, Throttle)]
+        self.spent = bool(throttles)
         """True if a lease spends a slot."""
-        supposed = durations or [statements * read.duration]
-        self._reach, self.lead, excess = _compute_reach(supposed, total_durations or supposed)
+        expected_durations = durations or [statements * read.duration]
+        self._reach, self.lead, excess = _compute_reach(
+            expected_durations, total_durations or expected_durations
+        )
         lateness = excess if durations else max(excess, FIRST_CLAIM_DELAY)
         lateness = max(lateness, round(request.batch_wait * MICROSECONDS))
-        gating = {n: policy for n, policy in enumerate(numbered) if policy.gates}
-        self._throttles = list(gating.values())
+        gates = {n: policy for n, policy in enumerate(throttles) if policy.gates}
+        self._throttles = list(gates.values())
         self._slot_keys = [
             (get_slot_scope(queue, n), "") if policy.scope is None else (SHARED_SLOTS, policy.scope)
-            for n, policy in gating.items()
+            for n, policy in gates.items()
         ]
         """Scopes and keys of their states."""
         if self.spent:
@@ -158,7 +160,8 @@ class QueueSlots:
     def find_next_scan(self, taken: int) -> int | None:
         """Return when to scan again if all granted slots were taken and stored.
 
-        None means that slots remain: then the throttles do not delay the next scan.
+        None means that slots remain: then the throttles do not delay the next scan. Otherwise that
+        claim must end before the next slot comes, so it begins some time earlier.
         """
         if self._granted is None or taken < len(self._granted):
             return None
@@ -175,8 +178,9 @@ class QueueSlots:
     def store_slots(self, starting: int) -> bool:
         """Store the first `starting` granted slots; return True if anything was stored.
 
-        Also stores how the slots of earlier claims ended. A slot is stored with the latest time at
-        which its message may start, so a process that dies cannot exceed the rate.
+        Also stores how the slots of earlier claims ended, which may free slots. A slot is stored
+        with the latest time at which its message may start, so a process that dies cannot exceed
+        the rate.
         """
         granted = (self._granted or [])[:starting]
         stored = False
@@ -190,7 +194,11 @@ class QueueSlots:
         return stored
 
     def assign_slots(self, starting: Sequence[ClaimedMessage]) -> dict[int, int]:
-        """Set the slots of the starting rows; return the start times by id of rows with a slot."""
+        """Set the slots of the starting rows; return the start times by id of rows with a slot.
+
+        The worker starts a handler between its slot and the deadline that the log stores, or not at
+        all. So a late process never starts more messages in a period than the rate.
+        """
         started: dict[int, int] = {}
         slots: dict[tuple[int, tuple[SlotLogKey, ...]], Slot] = {}
         shared_keys = tuple(self._slot_keys)
@@ -209,7 +217,10 @@ class QueueSlots:
         return started
 
     def _get_start(self, number: int, row: ClaimedMessage) -> tuple[int, SlotLogKey | None]:  # noqa: ARG002
-        """Return when the `number`th starting message may start, and the key of that slot."""
+        """Return when the `number`th starting message may start, and the key of that slot.
+
+        A subclass, where a message may have a slot of its own, replaces this.
+        """
         return self._now if self._granted is None else self._granted[number], None
 
 
@@ -221,7 +232,11 @@ class Slots(QueueSlots):
     def __init__(
         self, intake: Intake, read: ReadTime, request: PolicyClaimRequest, position: ScanPosition
     ) -> None:
-        """Load the slots as `QueueSlots`; `intake` is that of the same claim."""
+        """Load the slots as `QueueSlots`; `intake` is that of the same claim.
+
+        At most one throttle of a subscriber gives each message a slot of its own: a throttle by key
+        (`keys`) or a throttle that refuses messages above its rate (`refusing`).
+        """
         super().__init__(
             intake.rows,
             intake.queue,
@@ -241,12 +256,12 @@ class Slots(QueueSlots):
         number, throttle = next(((n, p) for n, p in throttles if not p.gates), (0, None))
         if throttle is not None:
             first = self._now + self.lead
-            # A refusing throttle shares the scope of a waiting one: a deployment may change one to
-            # the other.
+            # A refusing throttle stores its slots under the same scope as a waiting throttle: a
+            # deployment may change one to the other.
             scope = get_slot_scope(intake.queue, None if throttle.key else number)
             if throttle.when_exceeded == "wait":
-                # A slot may move to the later slot of a gate. If all slots before are equal, no
-                # period gets more starts by that.
+                # A slot may move to the later slot of a gate, a throttle whose slots belong to no
+                # message. If all slots before are equal, no period gets more starts by that.
                 until = first if self._throttles else first + self._reach
                 self.keys = KeySlots(intake, throttle, self._slot_logs, scope, first, until)
             else:
@@ -259,7 +274,11 @@ class Slots(QueueSlots):
     def select_on_time(
         self, selected: Sequence[int], queued: Mapping[int, QueuedMessage], limit: int
     ) -> list[int]:
-        """Return up to `limit` of `selected` that may start; each takes the required slot."""
+        """Return up to `limit` of `selected` that may start; each takes the required slot.
+
+        Only a throttle by key, or a throttle that refuses messages, gives a message a slot of its
+        own. The slots of other throttles belong to no message: they are part of `limit`.
+        """
         if self.keys is not None:
             return self.keys.select_on_time(selected, queued, limit)
         if self.refusing is not None:
@@ -269,7 +288,11 @@ class Slots(QueueSlots):
         return list(selected[:limit])
 
     def assign(self, rows: Sequence[ClaimedMessage]) -> int:
-        """Set the start time of each row, and store the taken slots; return how many rows start."""
+        """Set the start time of each row, and store the taken slots; return how many rows start.
+
+        Called after the leases: rows that were locked elsewhere have taken no slot. Rows that only
+        end, as they have expired or a policy has rejected them, need none.
+        """
         starting = [row for row in rows if row.outcome is None and not has_expired(row)]
         self.store_slots(len(starting))
         started = self.assign_slots(starting)
@@ -278,7 +301,11 @@ class Slots(QueueSlots):
         return len(starting)
 
     def _get_start(self, number: int, row: ClaimedMessage) -> tuple[int, SlotLogKey | None]:
-        """Return the later of the slots of the queue and of the row, and the key of the latter."""
+        """Return the later of the slots of the queue and of the row, and the key of the latter.
+
+        All throttles must allow the start, so the later slot counts. The key says in which log the
+        worker's report of the start belongs.
+        """
         at, _ = super()._get_start(number, row)
         if (message_slots := self.keys or self.refusing) is None or (
             slot := message_slots.get_slot(row.id)
@@ -301,9 +328,10 @@ class RefusingSlots(MessageSlots):
     def admit_arrivals(self, limit: int) -> bool:
         """Admit or refuse new messages; return True if all were checked.
 
-        A refused message is dropped, made a dead letter or postponed (backoff). At most `limit` are
-        admitted now, as no more could start; messages above the limit wait for the next claim.
-        Expired messages need no slot.
+        An admitted message waits for slots and is never refused later. A refused message is
+        dropped, made a dead letter or postponed (backoff). At most `limit` are admitted now, as no
+        more could start; messages above the limit wait for the next claim. Expired messages need no
+        slot.
         """
         intake = self.intake
         arrivals, is_complete = intake.scan_arrivals(SLOT)
@@ -311,8 +339,8 @@ class RefusingSlots(MessageSlots):
         self.load_keys(
             key for arrival in arrivals if (key := self._get_key(arrival.key)) is not None
         )
-        trial = {key: log.copy() for key, log in self._logs.items()}
-        ids: list[int] = []
+        trial_logs = {key: log.copy() for key, log in self._logs.items()}
+        admitted_ids: list[int] = []
         remaining_due: list[int] = []
         deferred: dict[int, dict[int, int | None]] = defaultdict(dict)
         dropped: dict[int, Discard] = {}
@@ -322,7 +350,7 @@ class RefusingSlots(MessageSlots):
             key = None if arrival.expired else self._get_key(arrival.key)
             if (
                 key is not None
-                and (slot := self.policy.next_slot(trial[key], self.first)) > self.first
+                and (slot := self.policy.next_slot(trial_logs[key], self.first)) > self.first
             ):
                 if arrival.is_delivered:
                     # Until its own slot as currently known: another message may take that slot
@@ -337,39 +365,49 @@ class RefusingSlots(MessageSlots):
                 else:
                     intake.dead.append(arrival.id)
                     remaining_due.append(arrival.due)  # until it is claimed as a dead letter
-            elif len(ids) >= limit:
+            elif len(admitted_ids) >= limit:
                 remaining_due.append(arrival.due)
             else:
-                ids.append(arrival.id)
+                admitted_ids.append(arrival.id)
                 if key is not None:
-                    self._grant_slot(trial[key])
+                    self._grant_slot(trial_logs[key])
         intake.rows.discard(dropped, keep=intake.keep)
         self.dropped = _find_latest_by_key(arrivals, dropped)
         for count, due in deferred.items():
             self._defer(due, count)
         # The selection, which may be by keys or bursts, uses this flag. The flag promises no slot:
         # a message skipped by the selection must not hold one.
-        intake.set_flag(ids, SLOT | ADMITTED)
+        intake.set_flag(admitted_ids, SLOT | ADMITTED)
         intake.rewind_scan(SLOT, min(remaining_due, default=intake.now))
         return is_complete and (limit < 1 or len(remaining_due) == len(intake.dead))
 
     def select_on_time(
         self, selected: Sequence[int], queued: Mapping[int, QueuedMessage], limit: int
     ) -> list[int]:
-        """Select among admitted messages as `MessageSlots`; defer messages without a slot."""
+        """Select among admitted messages as `MessageSlots`; defer messages without a slot.
+
+        An admitted message may find its slot taken: an earlier admitted message could not be leased
+        then, and takes it now.
+        """
         starting = super().select_on_time(selected, queued, limit)
         self._defer(self._late_until)
         self.deferred_until = [at for at in self._late_until.values() if at is not None]
         return starting
 
     def _record_wait(self, slot: int, message: int | None = None) -> None:
-        """Remember when to check an admitted message again that has no slot now."""
+        """Remember when to check an admitted message again that has no slot now.
+
+        At its next slot, but soon: a changed or removed rate must not find it put off for long.
+        """
         # A message admitted earlier, which could not be leased then, has taken the slot.
         if message is not None:
             self._late_until[message] = min(slot, self.intake.now + MAX_SLOT_WAIT)
 
     def save(self, started: Mapping[int, int]) -> None:
-        """Store the start times of `started`, and reports of other slots."""
+        """Store the start times of `started`, and reports of other slots.
+
+        Called at the end of a claim, with the messages that were really leased.
+        """
         spent, reported = self._record_starts(started)
         states = {
             key: self.shared.dump(self.policy, (self.scope, key), self._logs[key])
@@ -378,7 +416,11 @@ class RefusingSlots(MessageSlots):
         self.intake.rows.save_states(self.scope, states)
 
     def _defer(self, due: Mapping[int, int | None], count: int = 0) -> None:
-        """Defer messages, which become arrivals again; `count` is their number of backoffs."""
+        """Defer messages until `due`; then these are arrivals again, and request a slot anew.
+
+        `count` is how often each was postponed, by which the next backoff is longer. It is stored
+        in the flags of the message.
+        """
         intake = self.intake
         retained_flags = (
             ~(SLOT | HELD_MASK | encode_backoffs(MAX_BACKOFFS)) | POSTPONED | encode_backoffs(count)
@@ -392,20 +434,23 @@ def _compute_reach(
 ) -> tuple[int, int, int]:
     """Return reach, lead and possible excess of slot grants (microseconds).
 
-    The reach is how far ahead slots are granted because claims take long. The lead is the time to
-    the first slot, as slots before the answer to COMMIT would be missed. The excess is by how much
-    the lead may be too little. The first slot that the next claim can grant comes when this claim
-    and all of the next have ended.
+    The lead is the time to the first slot: a slot before the answer to COMMIT would be missed. The
+    excess is by how much the lead may be too little. The reach is how far ahead slots are granted:
+    the first slot that the next claim can grant comes when this claim and all of the next have
+    ended.
     """
-    usual = min(round(median(durations) * MICROSECONDS), MAX_LOOKAHEAD)
+    usual_duration = min(round(median(durations) * MICROSECONDS), MAX_LOOKAHEAD)
     # A single slow claim is no reason to wait.
     long_duration = round(sorted(durations)[-2:][0] * MICROSECONDS)
     reach = round(2 * median(total_durations) * MICROSECONDS)
-    return min(reach, MAX_LOOKAHEAD), usual, max(0, long_duration - usual)
+    return min(reach, MAX_LOOKAHEAD), usual_duration, max(0, long_duration - usual_duration)
 
 
 def _find_latest_by_key(arrivals: Iterable[Arrival], ids: Collection[int]) -> dict[str, int]:
-    """Return the greatest of `ids` for each key; messages without a key are skipped."""
+    """Return the greatest of `ids` for each key; messages without a key are skipped.
+
+    The greatest id is the newest message.
+    """
     pairs = (
         (arrival.id, arrival.key)
         for arrival in arrivals

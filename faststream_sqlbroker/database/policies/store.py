@@ -79,7 +79,12 @@ class PolicyStore:
     async def claim(
         self, request: PolicyClaimRequest, position: ScanPosition
     ) -> tuple[PolicyClaim, ScanPosition]:
-        """Lease messages that the policies let start; return the result and the next position."""
+        """Lease messages that the policies let start; return the result and the next position.
+
+        Tries a compare and swap first, which needs no lock, and otherwise claims under the queue's
+        lock. The position says where the scans of this process begin; the caller passes it to its
+        next claim. If the claim fails, the old position stays valid.
+        """
         started_at = self._database.clock.monotonic()
         if (swap_result := await self._claim_by_swap(request, position)) is not None:
             return swap_result
@@ -96,8 +101,10 @@ class PolicyStore:
         try:
             result = await self._database.run(claim, Activity.CONSUME, Activity.STATE)
         except (UnknownOutcomeError, asyncio.CancelledError):
+            # The claim may have been committed, and its reports of slots with it.
             new_position.slot_use.discard_reported(new_position.reported)
             raise
+        # The claim has stored these outcomes of slots: they must not be reported again.
         new_position.slot_use.discard_reported(new_position.reported)
         if result.read is not None:
             now = self._database.clock.monotonic()
@@ -110,7 +117,8 @@ class PolicyStore:
         """Claim by compare and swap; return None, with nothing written, if a lock is needed.
 
         Reads without a lock, decides, and writes only if no other claim of the queue has written
-        since. Each queue is one write.
+        since. Each queue is one write, in a transaction of its own. So if a later queue fails, the
+        leases of the earlier queues are returned all the same.
         """
         scan = build_scan(self._dialect, request) if can_swap(request) else None
         if scan is None:
@@ -154,7 +162,8 @@ class PolicyStore:
     ) -> dict[int, tuple[once.OnceStatus, int | None]]:
         """Claim the keys of `rows` for `ttl` seconds, before their handlers start.
 
-        A repeat with the same leases changes nothing.
+        The policy `Once` needs this: only a message that has its key may be handled. A repeat with
+        the same leases changes nothing.
 
         Returns:
             By id, the status of each row and the id of the message that has its key.
@@ -170,8 +179,9 @@ class PolicyStore:
     async def claim_free_keys(self, rows: Sequence[ClaimedMessage], ttl: float) -> set[int]:
         """Claim the free keys of `rows`; return the ids of their rows.
 
-        `claim_keys` says why other keys were not claimed. Without a shorter way than `claim_keys`
-        in the database, returns an empty set and sends nothing.
+        A single statement for the usual case, that no other message has the keys. For the rows that
+        are missing in the result, the caller uses `claim_keys`, which also says why. A database
+        without such a statement returns an empty set, and nothing is sent.
         """
         query = self._dialect.build_claim_free_keys(rows, ttl, get_process_name())
         return (
@@ -181,7 +191,10 @@ class PolicyStore:
         )
 
     async def release_keys(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Release the keys that `rows` still claim."""
+        """Release the keys that `rows` still claim for the policy Once.
+
+        Called when the messages will be tried again: their next deliveries must find the keys free.
+        """
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
         await self._database.run(
@@ -199,7 +212,10 @@ class SwapClaim:
         read: ReadTime,
         position: ScanPosition,
     ) -> None:
-        """`read` is the time at which `seen` was read."""
+        """Prepare the claim, of which `seen` are the snapshots of the queues.
+
+        `read` is the time at which they were read. Only queues with due messages are in `seen`.
+        """
         self._request = request
         self._seen = seen
         self._read = read
@@ -217,7 +233,11 @@ class SwapClaim:
 
     @property
     def needs_lock(self) -> bool:
-        """True if the claim has work to do under the lock first, such as an exchange of rates."""
+        """True if the claim has work to do under the lock first.
+
+        That is to create the version of a queue that has none, to exchange rates and limits with
+        other processes, or to delay new messages.
+        """
         delayed = any(isinstance(policy, Delay) for policy in self._request.policies)
         return any(
             queue.version is None
@@ -227,7 +247,11 @@ class SwapClaim:
         )
 
     def _must_exchange(self, queue: str) -> bool:
-        """Return True if an exchange of policies, limits and rates with other processes is due."""
+        """Return True if an exchange of policies, limits and rates with other processes is due.
+
+        Only a claim under the lock notes its policies, and reads the limits and rates of others.
+        Until the next exchange is due, claims use what was read last.
+        """
         position = self._position.intake
         noted_at = position.noted_at.get(queue, float("-inf"))
         if (
@@ -249,7 +273,10 @@ class SwapClaim:
         return bool(self._rows)
 
     def build_next_swap(self) -> CompareAndSwap | None:
-        """Return the write for the next queue with messages that may start; None after the last."""
+        """Return the write for the next queue with messages that may start; None after the last.
+
+        The caller executes it and passes the result to `apply_swap`, before the next call.
+        """
         while self._remaining and len(self._rows) < self._request.limit:
             queue = self._remaining.pop(0)
             if (swap := self._build_swap(queue)) is not None:
@@ -258,13 +285,18 @@ class SwapClaim:
         return None
 
     def apply_swap(self, swap: CompareAndSwap, messages: ClaimedMessages | None) -> None:
-        """Apply the result of `swap`; None means that another claim was quicker."""
+        """Apply the result of `swap`; None means that another claim was quicker.
+
+        Then nothing was written, and the claim is repeated soon. Otherwise the leased rows get
+        their slots, the times at which throttles let them start.
+        """
         slots = self._slots
         if messages is None or slots is None:
             # The granted slots are lost with this claim: nothing of them was stored.
             self._delays.append(0.0)
             self._is_blocked = False
             return
+        # The write has stored these outcomes of slots: they must not be reported again.
         self._position.slot_use.discard_reported(self._reported)
         reject_unstartable(messages, self._request.policies)
         starting = [row for row in messages if row.outcome is None and not has_expired(row)]
@@ -280,18 +312,26 @@ class SwapClaim:
         self._rows += messages
 
     def handle_lost_answer(self) -> None:
-        """Handle a last swap whose result is unknown."""
+        """Forget the reports of a last swap whose result is unknown.
+
+        They may have been stored. Reporting the outcome of a slot twice could remove another start
+        from the log of starts, and so exceed the rate.
+        """
         self._position.slot_use.discard_reported(self._reported)
 
     def build_result(self) -> PolicyClaim:
-        """Return the total result."""
+        """Return the leases of all queues, and when to claim again."""
         next_claim_in = min(self._delays, default=None)
         return PolicyClaim(
             self._rows, next_claim_in, self._is_blocked, suspects=self._suspects, read=self._read
         )
 
     def _build_swap(self, queue: QueueSnapshot) -> CompareAndSwap | None:
-        """Return the leases of a queue to write, or None if nothing may start."""
+        """Return the leases of a queue to write, or None if nothing may start.
+
+        Decides by the snapshot of the queue alone: open Window, free leases, slots of the
+        throttles. Outcomes of earlier slots are written even if no message may start.
+        """
         request = self._request
         limit = request.limit - len(self._rows)
         starts = min(limit, max(0, request.immediate_starts - len(self._rows)))
@@ -312,8 +352,9 @@ class SwapClaim:
             self._position.swap_durations,
         )
         slots.wait_seconds = request.get_wait_seconds(len(self._rows))
-        # Slots are counted before the leased messages are known, as the same statement stores both.
-        # The slot of a message that is locked elsewhere by then is wasted.
+        # Slots (starts that the throttles allow) are counted before the leased messages are known,
+        # as the same statement stores both. The slot of a message that is locked elsewhere by then
+        # is wasted.
         selected = self._select_candidates(queue, slots.grant_slots(free_leases, starts))
         needs_key = must_reject_keyless(request.policies)
         spent_slots = sum(
@@ -335,7 +376,11 @@ class SwapClaim:
         )
 
     def _check_window(self, queue: str) -> bool:
-        """Return True if all Windows are open; otherwise close the queue until the next opens."""
+        """Return True if all Windows are open.
+
+        Otherwise no message of the queue starts before the next opening, and the next scan is then.
+        Remembers when the Windows close, for rows that wait for a worker.
+        """
         self._closes_at = None
         for policy in self._request.policies:
             if isinstance(policy, Window):
@@ -346,7 +391,10 @@ class SwapClaim:
         return True
 
     def _count_free_leases(self, queue: QueueSnapshot, limit: int, starts: int) -> int:
-        """Return how many of `limit` leases the Concurrency policies allow."""
+        """Return how many of `limit` leases the Concurrency policies allow.
+
+        By the leases that the snapshot counted, which are still right if the write succeeds.
+        """
         limits = [p for p in self._request.policies if isinstance(p, Concurrency)]
         # The lowest limit of all processes, as read by the last claim under the lock.
         _, lowest_limit = self._position.intake.limits.get((queue.queue, False), (0.0, None))
@@ -355,7 +403,11 @@ class SwapClaim:
         )
 
     def _select_candidates(self, queue: QueueSnapshot, capacity: int) -> list[Candidate]:
-        """Return the first candidates without suspects, up to `capacity`; record the suspects."""
+        """Return the first candidates without suspects, up to `capacity`; record the suspects.
+
+        A candidate is a due message of the snapshot. A suspect may have killed its process: the
+        caller claims it alone, later.
+        """
         suspect_rule = self._request.suspect_rule
         selected: list[Candidate] = []
         for candidate in queue.candidates:
@@ -369,7 +421,10 @@ class SwapClaim:
         return selected
 
     def _schedule_slot_scan(self, slots: QueueSlots, starting: int, queue: str) -> bool:
-        """Schedule the next scan if all available slots were taken; return True if so."""
+        """Schedule the next scan if all available slots were taken; return True if so.
+
+        Then no message of the queue can start before that scan, whatever arrives.
+        """
         if (at := slots.find_next_scan(starting)) is None:
             return False
         self._close_until(at, queue)
@@ -397,14 +452,21 @@ class _SwapStates:
 
 
 def can_swap(request: PolicyClaimRequest) -> bool:
-    """Return True if a compare and swap, which takes two statements, is enough for the request."""
+    """Return True if a compare and swap, which takes two statements, is enough for the request.
+
+    It reads the first due messages of each queue, the number of leases and the queue's own slots. A
+    request that must search by key or for one message needs the lock.
+    """
     # Header keys must be read first, under the lock.
     simple = request.only is None and not request.ordered and request.header is None
     return simple and all(map(_can_swap_policy, request.policies))
 
 
 def _can_swap_policy(policy: Policy) -> bool:
-    """Return True if the policy decides by due messages, leases and slots of the queue alone."""
+    """Return True if the policy decides by due messages, leases and slots of the queue alone.
+
+    The other policies read or write states of keys, or of other queues.
+    """
     if isinstance(policy, Throttle):
         return policy.gates and policy.scope is None
     if isinstance(policy, Concurrency):
@@ -413,7 +475,11 @@ def _can_swap_policy(policy: Policy) -> bool:
 
 
 def build_scan(dialect: Dialect, request: PolicyClaimRequest) -> Work[QueueSnapshots] | None:
-    """Build the statement that reads the queues for a compare and swap; None if there is none."""
+    """Build the statement that reads the queues for a compare and swap.
+
+    None if the database has no such statement: then the claim uses the lock. Leases are counted no
+    further than the greatest limit, as more would not change the decision.
+    """
     limits = [policy.limit for policy in request.policies if isinstance(policy, Concurrency)]
     throttles = sum(isinstance(policy, Throttle) for policy in request.policies)
     suspect_rule = request.suspect_rule
