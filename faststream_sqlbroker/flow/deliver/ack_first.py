@@ -54,7 +54,8 @@ class AckFirstTracker:
     async def remove(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
         """Commit the removal of `rows`; return the rows that may start.
 
-        A row that is not known to be removed does not run.
+        The transaction also notes the start of each row. A row that is not known to be removed does
+        not run, because it may be delivered again.
         """
         now = self._clock.monotonic()
         settlements = [
@@ -92,7 +93,10 @@ class AckFirstTracker:
         return started_rows
 
     def finish(self, rows: list[ClaimedMessage]) -> None:
-        """Note that the handlers of `rows` have ended, successfully or not."""
+        """Note that the handlers of `rows` have ended, successfully or not.
+
+        The noted start of each is deleted in the database some time later, together with others.
+        """
         self._ended_rows += [row for row in rows if self._running.pop(row.id, None) is not None]
         if not self._ended_rows:
             return
@@ -110,21 +114,27 @@ class AckFirstTracker:
         )
 
     async def stop(self, deadline: float) -> None:
-        """Write the ended starts by `deadline` (the event loop's time); `tick` must not follow."""
+        """Write the ended starts by `deadline` (the event loop's time); `tick` must not follow.
+
+        A start whose end is not written counts as cut off, and its message as unknown.
+        """
         self._is_stopped = True
         if not await retry_until(self.write_ended, deadline, self._clock) and self._ended_rows:
             self._log(logging.ERROR, self._format_unwritten("the stop timed out"))
 
     def drop_cut_off(self, rows: list[ClaimedMessage]) -> None:
-        """Leave the notes of `rows`, whose handlers were cancelled.
+        """Leave the noted starts of `rows`, whose handlers were cancelled, in the database.
 
-        They are listed as unknown when their lease is over.
+        They are not renewed any more. When their lease is over, `admin.unknown()` lists the
+        messages: whether the handlers have done their work is unknown.
         """
         for row in rows:
             self._running.pop(row.id, None)
 
     async def tick(self) -> float:
         """Renew running starts, write ended starts; return a twelfth of the lease as the pause.
+
+        A start is a row that says that a handler runs whose message is removed already.
 
         Raises:
             StoreError: not everything is known to be written; call again.
@@ -148,7 +158,7 @@ class AckFirstTracker:
             row.record_renewal(now)
 
     async def write_ended(self) -> None:
-        """Write which handlers have ended.
+        """Write which handlers have ended, which deletes their noted starts.
 
         Raises:
             StoreError: the ends are not known to be written; call again.

@@ -55,7 +55,8 @@ class BatchFiller:
     def _add_waiting(self, rows: list[ClaimedMessage]) -> bool:
         """Add waiting messages to `rows`; return True if the batch has capacity for more.
 
-        The bodies together stay within the prefetch limit.
+        The bodies together stay within `max_prefetch_bytes`. A message whose slot (the start that a
+        Throttle allows) has not come, and a sentinel that ends workers, stay in the buffer.
         """
         prefetch = self._inflight.prefetch
         counts = prefetch.is_counting
@@ -66,7 +67,7 @@ class BatchFiller:
                 return not counts or size + prefetch.mean_bytes <= prefetch.limit
             row = items[0]
             if row is None:
-                return False
+                return False  # the subscriber stops
             if self._get_slot_wait() > 0:
                 return self._max_wait is not None
             if counts and (size := size + len(row.payload)) > prefetch.limit:
@@ -87,6 +88,7 @@ class BatchFiller:
         with suppress(TimeoutError), self._inflight.add_pending_batch() as gathering:
             async with self._clock.timeout(max_wait):
                 while not gathering.is_finished:
+                    # Only the rows that were added since the last round.
                     if any(self._must_start_before(row, end) for row in rows[checked_count:]):
                         return
                     checked_count = len(rows)
@@ -132,9 +134,10 @@ Rows = list[ClaimedMessage]
 
 
 def split_repeated(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
-    """Split `rows` into ended rows, and parts that the handler gets again.
+    """Split `rows` of a batch into ended rows, and parts that the handler gets again.
 
-    The rows of these parts are reset to their state before the call.
+    The outcome Again means that the batch could not start as a whole, and names the part of the
+    row. The rows of these parts are reset to their state before the call.
     """
     repeated = [(row.outcome.part, row) for row in rows if isinstance(row.outcome, Again)]
     if not repeated:

@@ -42,7 +42,11 @@ class MessageCanceller:
         self._ack_first = ack_first
 
     def cancel(self, requests: Sequence[CancelRequest]) -> None:
-        """Cancel requested messages that this subscriber holds without an outcome."""
+        """Cancel requested messages that this subscriber holds without an outcome.
+
+        A waiting message is discarded at once; a running handler is cancelled. A message with an
+        outcome has ended, and a message of another subscriber is skipped.
+        """
         for request in requests:
             row = self._inflight.held.get(request.message_id)
             # With another token the request means an earlier delivery.
@@ -59,6 +63,7 @@ class MessageCanceller:
     def _discard(self, row: ClaimedMessage) -> None:
         """Discard `row`, which an operator has cancelled before the start of the handler."""
         self._inflight.remove_waiting(row)
+        # `settle` turns this release of a cancelled row into a discard.
         settlement = settle(row, Release(), self._rules, ended_after=0.0, attempted=False)
         self._inflight.queue_outcome(settlement)
         self._inflight.signals.flush_now()
@@ -77,6 +82,7 @@ class MessageCanceller:
         if not self._cancellable:
             return
         loop = asyncio.get_running_loop()
+        # Only the delivery that has the row acts on the call.
         for current_delivery in self._inflight.current_deliveries.values():
             # Not called directly: the handler itself may have sent the request, and a task that
             # cancels itself would notice at a later await, outside of its handler.
@@ -84,9 +90,10 @@ class MessageCanceller:
 
 
 def settle_cancelled(rows: Sequence[ClaimedMessage], *, not_started: bool = False) -> None:
-    """Settle `rows` after their handler was cancelled, possibly before the start.
+    """Settle `rows` after an operator's cancel has ended the handler, or prevented the start.
 
-    Other rows of the batch come again, as if they had not been delivered.
+    Cancelled messages (`row.cancelled` is the operator's text) are discarded. Other rows of the
+    batch come again, as if they had not been delivered.
     """
     for row in rows:
         text = row.cancelled

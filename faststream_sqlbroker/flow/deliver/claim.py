@@ -67,7 +67,11 @@ class ClaimResult:
         return len(self.rows) + len(self.rows.suspects)
 
     def get_yield(self, limit: int) -> ClaimYield:
-        """Return the yield of a claim of `limit` rows."""
+        """Classify a claim of up to `limit` rows; the yield decides the pause until the next claim.
+
+        Suspects (messages that may have killed their process) count, although they are not leased.
+        A `retry_in` of 0 asks for another claim at once: not everything due was read.
+        """
         if self.met_count >= limit or self.has_more or (self.met_count and self.retry_in == 0):
             return ClaimYield.FULL
         if self.retry_in == 0:
@@ -81,6 +85,7 @@ class Pace:
     def __init__(self, settings: ConsumerSettings, clock: Clock) -> None:
         """Take the minimum and the maximum pause from `settings`."""
         self._min_pause = settings.min_fetch_interval
+        # With `notify_only`: no wake-up announces when a due message that was held back may start.
         self._max_pause = MAX_SILENCE if settings.notify_only else settings.max_fetch_interval
         self._clock = clock
         self._first_pause = min(max(self._min_pause, FIRST_IDLE_WAIT), self._max_pause)
@@ -106,9 +111,10 @@ class Pace:
         self.idle_wait = self._first_pause
 
     def start_full_pause(self, *, pause: bool) -> float:
-        """Return the minimum pause while there is more to claim, which also binds wake-ups.
+        """Return the pause (`min_fetch_interval`) after a claim that left more to claim.
 
-        Without `pause` it is 0.
+        No claim starts before, even after a wake-up. Without `pause` it is 0, for a claim that was
+        kept small on purpose.
         """
         self.reset()
         interval = self._min_pause if pause else 0.0
@@ -125,11 +131,17 @@ class Pace:
         return max(self._min_pause, self._clock.add_jitter(UNREAD_SHARE * duration))
 
     def get_blocked_pause(self, retry_in: float) -> float:
-        """Return the pause if policies let no message start within `retry_in` seconds."""
+        """Return the pause if policies let no message start within `retry_in` seconds.
+
+        That time is an estimate, so the pause has a limit.
+        """
         return min(retry_in, self._max_pause)
 
     def advance_idle_pause(self) -> float:
-        """Return the pause at an empty queue, longer each time."""
+        """Return the pause at an empty queue, and make the next pause longer, up to the maximum.
+
+        `reset` starts with the shortest again, when messages may have arrived.
+        """
         wait = self.idle_wait
         self.idle_wait = min(self._max_pause, wait * IDLE_GROWTH)
         return wait
@@ -153,7 +165,8 @@ class StrideScheduler:
     def sort_queues(self, requested: Iterable[str]) -> list[str]:
         """Return the queues of the next claim: the queue that has paid least comes first.
 
-        Queues that are not requested count as empty, so that they save up no claims.
+        Each claimed message costs its queue 1 / weight, so a queue of double weight gets twice as
+        many. Queues that are not requested count as empty, so that they save up no claims.
         """
         queues = dict.fromkeys(requested)
         if queues:
@@ -176,7 +189,8 @@ class StrideScheduler:
     ) -> None:
         """Record that `rows` were claimed from the `requested` queues, in their order.
 
-        `has_more` is True if there may be messages left.
+        Each row costs its queue 1 / weight, which decides the order of the next claim. `has_more`
+        is True if there may be messages left.
         """
         queues = list(dict.fromkeys(requested))
         if not queues:
@@ -190,10 +204,14 @@ class StrideScheduler:
         for row in rows:
             self._paid[row.queue] += 1 / self._weights[row.queue]
             last_position = max(last_position, positions[row.queue])
+        # The claim went on to the queue at `last_position`, so queues before it count as empty.
         self._raise_to_min(queues[:last_position], queues[last_position:])
 
     def record_released(self, counts: Mapping[str, int]) -> None:
-        """Refund messages that were claimed and released unstarted, counted by queue."""
+        """Refund messages that were claimed and released unstarted, counted by queue.
+
+        Each had cost its queue 1 / weight; without a refund the queue would lose its turns.
+        """
         for queue, count in counts.items():
             self._paid[queue] -= count / self._weights[queue]
         self._normalize()
@@ -201,7 +219,8 @@ class StrideScheduler:
     def _raise_to_min(self, empty: Iterable[str], other_queues: Iterable[str]) -> None:
         """Raise the payments of `empty` queues to the minimum of `other_queues`.
 
-        An empty queue would otherwise stay cheap, and get all claims once it has messages again.
+        A queue pays 1 / weight for each claimed message, and the cheapest comes first. An empty
+        queue would otherwise stay cheap, and get all claims once it has messages again.
         """
         min_paid = min(self._paid[queue] for queue in other_queues)
         for queue in empty:
@@ -275,7 +294,10 @@ class Claimer:
         return bool(self._unanswered)
 
     def reset_position(self) -> None:
-        """Let the next claim read from the beginning, not from the end of the last claim."""
+        """Let the next claim read from the beginning, not from the end of the last claim.
+
+        Rows that were released have older due times, and the next claim would begin after them.
+        """
         self._cursors = Cursors()
         if self._settings.policies:
             from faststream_sqlbroker.database.policies.request import ScanPosition  # noqa: PLC0415
@@ -288,7 +310,7 @@ class Claimer:
         """Claim up to `limit` rows from `pairs` of queue and priority, by their order or weights.
 
         With `suspect_rule`, messages that may have killed their process (suspects) are not leased,
-        only reported.
+        only reported. With weights, the scheduler learns what each queue got, for the next order.
         """
         if self._scheduler is None:
             return await self._claim_in_order(pairs, limit, suspect_rule)
@@ -303,13 +325,14 @@ class Claimer:
     async def _claim_in_order(
         self, pairs: Sequence[ReadyPair], limit: int, suspect_rule: SuspectRule | None
     ) -> ClaimResult:
-        """Send a single claim for `pairs`, in the given order.
+        """Send a single claim for `pairs` of queue and priority, in the order given.
 
         Rows that must wait for a worker get the shorter prefetch lease, so that they are back soon
         if this process dies. An ordered claim has one lease for all its rows.
         """
         lease = self._settings.release_stuck_timeout
         short_lease = get_prefetch_lease(lease)
+        # So many rows find a free worker; only the rows after them wait.
         starting_count = self._count_starting()
         prefetch = (
             Prefetch(starting_count, short_lease)
@@ -336,7 +359,8 @@ class Claimer:
         """Claim from all open queues, under the subscriber's policies.
 
         With `only`, claim just the message of this id: a suspect, which may have killed its
-        process.
+        process. Slots (starts that a Throttle allows) that were missed since the last claim are
+        counted for the log, and refunded to their queues if these have weights.
         """
         from faststream_sqlbroker.database.policies.request import (  # noqa: PLC0415
             PolicyClaimRequest,
@@ -363,6 +387,7 @@ class Claimer:
                 settings.retain_in_archive_on_reject,
                 suspect_rule,
                 only,
+                # From these the claim estimates when each message would start.
                 limit if only is not None else self._count_free_capacity(),
                 settings.max_workers * settings.run_size,
                 self._inflight.times.usual_duration,
@@ -380,7 +405,11 @@ class Claimer:
         return ClaimResult(rows, self._get_retry_seconds(claim), claim.is_blocked, claim.has_more)
 
     def _get_retry_seconds(self, claim: "PolicyClaim") -> float | None:
-        """Return the seconds until the next claim, less the time that the last claim took."""
+        """Return the seconds until the next claim, less the time that the last claim took.
+
+        0 means that there is more to read at once, and None that no time is known; both are
+        returned unchanged.
+        """
         if not claim.next_claim_in or claim.read is None:
             return claim.next_claim_in
         # Not 0, which means that there is more to read.
@@ -418,7 +447,10 @@ class Claimer:
             self._logged_at = now
 
     async def claim_one(self, message_id: int) -> Sequence[ClaimedMessage]:
-        """Claim a single message, if due and free."""
+        """Claim the message of this id, if due and free; return no row otherwise.
+
+        Called for a suspect, which may have killed its process and is claimed by itself.
+        """
         settings = self._settings
         if settings.policies:
             return (await self.claim_with_policies(1, None, only=message_id)).rows
@@ -430,11 +462,18 @@ class Claimer:
             )
 
     def _count_starting(self) -> int:
-        """Return how many of the next rows start now, in free workers or waiting batches."""
+        """Return how many of the next rows start now, in free workers or waiting batches.
+
+        Rows beyond that number wait for a worker, and get a shorter lease.
+        """
         return max(0, self._count_free_capacity())
 
     def _count_free_capacity(self) -> int:
-        """Return how many more rows can start at once; negative while rows wait for a worker."""
+        """Return how many more rows can start at once; negative while rows wait for a worker.
+
+        A worker starts a message, or `run_size` messages as a batch. `missing_count` messages are
+        needed by batches that wait to be filled.
+        """
         run_size = self._settings.run_size
         inflight = self._inflight
         return self.free_workers * run_size + inflight.missing_count - inflight.waiting.qsize()
@@ -442,13 +481,17 @@ class Claimer:
     def _get_common_lease(self, limit: int) -> float:
         """Return the lease for all rows of a claim of up to `limit` rows.
 
-        It is the shorter prefetch lease if some of the rows may have to wait for a worker.
+        It is the shorter prefetch lease if some of the rows may have to wait for a worker: if this
+        process dies, rows that it had not started are soon back.
         """
         lease = self._settings.release_stuck_timeout
         return lease if self._count_starting() >= limit else get_prefetch_lease(lease)
 
     def _mark_prefetched(self, rows: Sequence[ClaimedMessage], lease: float) -> None:
-        """Mark `rows` if they have the shorter prefetch lease, so that renewals come in time."""
+        """Mark `rows` if `lease` is the shorter prefetch lease, so that renewals come in time.
+
+        Rows that may have to wait for a worker have that lease until they start.
+        """
         if lease < self._settings.release_stuck_timeout:
             for row in rows:
                 row.prefetched = True
@@ -471,6 +514,8 @@ class Claimer:
     async def release_unanswered(self) -> None:
         """Release rows that claims without an answer may have leased: no worker has such rows.
 
+        A claim is named by its lease token, which is forgotten only after a success.
+
         Raises:
             TransientStoreError: some may remain; call again.
         """
@@ -479,7 +524,11 @@ class Claimer:
             self._unanswered.pop()
 
     async def try_release_unanswered(self) -> None:
-        """Release unanswered claims, unless that has just failed; never raises a `StoreError`."""
+        """Release unanswered claims, unless that has just failed; never raises a `StoreError`.
+
+        Such a claim may have leased rows that no worker has. Called before each claim; claims go on
+        even if it fails.
+        """
         if not self._unanswered or self._clock.monotonic() < self._release_again_at:
             return
         try:

@@ -55,7 +55,11 @@ class DeliveryRunner(ABC):
         """Raise `error` of a part of a delivery if the worker is to end; otherwise log `error`."""
 
     async def deliver(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
-        """Run the handler on `rows`, which may start, and queue their settlements."""
+        """Run the handler on `rows`, which may start, and queue their settlements.
+
+        A batch that could not start as a whole is handled in parts, one after the other. A stop
+        releases the remaining parts; messages that ACK_FIRST has removed are handled even then.
+        """
         rows = await self._prepare_start(rows)
         if not rows:
             return
@@ -73,7 +77,11 @@ class DeliveryRunner(ABC):
                 await self._release_parts(parts)
 
     async def _prepare_start(self, rows: Rows) -> Rows:
-        """Commit what must be committed before the start; return the rows that may start."""
+        """Commit what must be committed before the start; return the rows that may start.
+
+        ACK_FIRST removes the messages from the queue, and policy Once claims their keys. A row for
+        which that fails does not start.
+        """
         if self._ack_first is not None:
             rows = await self._ack_first.remove(rows)
             set_no_chain_reason(rows, ACK_FIRST)
@@ -87,6 +95,7 @@ class DeliveryRunner(ABC):
         A lease may have been lost, or a time run out, while the parts before it ran; such rows are
         settled. Rows that ACK_FIRST has removed start even during a stop: they cannot be released.
         """
+        # Checked again after each round: more rows may be refused once the keys are released.
         while self._ack_first is None and (
             refused := [row for row in parts[0] if self._is_refused(row)]
         ):
@@ -95,7 +104,7 @@ class DeliveryRunner(ABC):
             ids = {row.id for row in refused}
             parts[0] = [row for row in parts[0] if row.id not in ids]
             for row in refused:
-                self._may_start(row)
+                self._may_start(row)  # settles the row
         return parts.pop(0)
 
     async def _deliver_part(
@@ -125,6 +134,7 @@ class DeliveryRunner(ABC):
             if self._policies is not None:
                 self._policies.report_slots(rows)
             if self._ack_first is not None:
+                # Their ack was written before the start.
                 self._ack_first.finish(rows)
             else:
                 self._inflight.queue_outcomes(self._settlements(rows))
@@ -132,7 +142,11 @@ class DeliveryRunner(ABC):
     def handle_early_end(
         self, rows: Rows, current_delivery: CurrentDelivery, error: BaseException
     ) -> None:
-        """Handle `error`, which ended the handler of `rows`; raise unless an operator cancelled."""
+        """Handle `error`, which ended the handler of `rows`; raise unless an operator cancelled.
+
+        FastStream turns a failure of the handler into an outcome, so this is a cancellation or an
+        error of another kind. An operator's cancel ends the handler only, not the worker.
+        """
         if current_delivery.clear_cancel(error):
             settle_cancelled(rows)
             return
@@ -143,10 +157,12 @@ class DeliveryRunner(ABC):
     async def raise_own_cancel(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
         """Raise the pending cancellation of the handler's own task.
 
-        Such a cancellation makes the acks of `rows` void: asyncio, too, counts such a task as
-        cancelled.
+        Called when the handler has returned although its task counts a cancellation, which came too
+        late to be raised inside, or was caught. A pending one makes the acks of `rows` void:
+        asyncio, too, counts such a task as cancelled.
         """
         try:
+            # A pending cancellation is raised at the next suspension.
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if self._ack_first is None and not current_delivery.must_end():
@@ -154,6 +170,7 @@ class DeliveryRunner(ABC):
                     if isinstance(row.outcome, Ack):
                         row.replace_outcome(None)
             raise
+        # The handler has caught the cancellation already, and only the task's count is left.
         current_delivery.forget_cancels()
 
     def _clear_own_cancel(
@@ -175,7 +192,11 @@ class DeliveryRunner(ABC):
             )
 
     def settle_cut_off(self, rows: Rows, error: BaseException) -> None:
-        """Settle `rows`, whose handler did not run to the end because of `error`."""
+        """Settle `rows`, whose handler did not run to the end because of `error`.
+
+        Under ACK_FIRST the messages are removed already: those of a handler that was cut off stay
+        listed as unknown.
+        """
         # If this task was not cancelled, the CancelledError is the handler's own failure: it has
         # awaited a task that was cancelled. After any other error it is unknown what the handler
         # has done, so the delivery is not counted as an attempt.
@@ -199,7 +220,10 @@ class DeliveryRunner(ABC):
             self._inflight.release(row for row in rows if not row.lease_lost)
 
     async def _run(self, rows: Rows, current_delivery: CurrentDelivery) -> Rows:
-        """Run the handler; return the rows whose outcome is not written yet."""
+        """Run the handler, inside a transaction if `transactional`.
+
+        Return the rows whose outcome is not written yet: a transaction commits acks itself.
+        """
 
         async def run(rows: Rows) -> None:
             current_delivery.delivery = rows
@@ -222,7 +246,8 @@ class DeliveryRunner(ABC):
         that came from the handler itself was cleared: it must not end the worker.
         """
         if self._ack_first is None and any(row.cancelled is not None for row in rows):
-            # An operator cancelled since the delivery began, before its handler.
+            # An operator cancelled since the delivery began, before its handler. Under ACK_FIRST
+            # the message is removed already, so nothing is left to cancel.
             settle_cancelled(rows, not_started=True)
             return
         try:
@@ -241,7 +266,11 @@ class DeliveryRunner(ABC):
                 current_delivery.clear_cancel()
 
     async def _handle_in_place(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
-        """Call the handler in the worker's task, or in a new task with `task_per_message`."""
+        """Call the handler in the worker's task, or in a new task with `task_per_message`.
+
+        In the worker's task the handler gets a copy of the context, so that its context variables
+        do not reach the next message.
+        """
         raw = tuple(rows) if self._settings.batch else rows[0]
         if self._settings.task_per_message:
             # The task starts at a later turn of the event loop.

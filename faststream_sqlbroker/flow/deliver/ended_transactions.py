@@ -44,8 +44,10 @@ class EndedTransactions:
     async def settle(self, lock: "HandlerLock", rows: Rows) -> Rows:
         """Settle `rows`, locked by `lock`, by the database's answer.
 
-        After a cancellation or a stop, the query goes on for `SHIELDED_TIMEOUT` seconds. Without an
-        answer nothing may be written, neither a success nor a retry: the leases expire.
+        Called when a handler has ended its transaction by itself, or was cut off: only the database
+        knows whether its work is committed. After a cancellation or a stop, the query goes on for
+        `SHIELDED_TIMEOUT` seconds. Without an answer nothing may be written, neither a success nor
+        a retry: the leases expire.
 
         Returns:
             The rows whose outcome is known: all or none.
@@ -76,7 +78,10 @@ class EndedTransactions:
             await wait_through_cancel(query, CLOSE_TIMEOUT)
 
     async def _query_committed(self, lock: "HandlerLock", rows: Rows) -> bool:
-        """Query whether the transaction of `rows` was committed, until the database answers."""
+        """Query whether the transaction of `rows` was committed, until the database answers.
+
+        The caller cancels this when it does not want to wait any longer.
+        """
         failures = 0
         while True:
             try:
@@ -119,7 +124,8 @@ def _is_answered(query: asyncio.Task[bool]) -> bool:
 def _settle_ended(rows: Rows, *, committed: bool) -> None:
     """Settle `rows` whose handler has ended the transaction itself, by a commit or a rollback.
 
-    After a commit, a retry would repeat the committed work, so the message is rejected.
+    After a commit, a retry would repeat the committed work, so the message is rejected. After a
+    rollback the outcomes stay, and the error says what the handler did.
     """
     for row in rows:
         if committed and not isinstance(row.outcome, Reject | Discard):

@@ -89,12 +89,18 @@ class Fetcher:
         self._horizon = max(HORIZON, settings.min_fetch_interval)
 
     def on_hint(self, queues: frozenset[str] = ALL) -> None:
-        """Handle a hint: messages may have arrived in `queues`, so claim and poll quickly again."""
+        """Handle a hint: messages may have arrived in `queues`, so claim and poll quickly again.
+
+        A hint is a wake-up without any promise, such as a publisher's; `ALL` means any queue.
+        """
         self.ready.add_hint(queues)
         self.pace.reset()
 
     def on_queues_changed(self) -> None:
-        """Release waiting rows of closed queues and poll before the next claim."""
+        """Release waiting rows of closed queues and poll before the next claim.
+
+        Called when operators have paused or resumed queues: paused ones are closed.
+        """
         self.ready.set_queues(self._registration.open_queues)
         self._inflight.release_other_queues(self._registration.open_queues)
 
@@ -110,7 +116,10 @@ class Fetcher:
 
     @property
     def is_idle(self) -> bool:
-        """True if the subscriber waits only for time to pass, for the longest interval."""
+        """True if the subscriber waits only for time to pass, for the longest interval.
+
+        Idle subscribers of a process share one poll.
+        """
         if self._settings.notify_only:
             return self.ready.has_nothing_due
         return self.ready.mode is Mode.IDLE and self.pace.is_idle
@@ -126,13 +135,16 @@ class Fetcher:
         return self.ready.polled_at
 
     def on_poll_result(self, result: ReadyPairs) -> None:
-        """Claim what another subscriber's poll has found in the open queues."""
+        """Take over what another subscriber's poll has found in the open queues.
+
+        Idle subscribers of a process share polls. The signal wakes the fetch loop, which claims.
+        """
         self.ready.apply_poll_result(result)
         self._inflight.signals.shared_poll_done()
 
     @property
     def _max_wait(self) -> float:
-        """Seconds that a row may wait behind running handlers."""
+        """Seconds that a row may wait behind running handlers, after which the row is released."""
         return MAX_PREFETCH_WAIT + self._settings.min_fetch_interval
 
     def get_window(self) -> int:
@@ -148,13 +160,15 @@ class Fetcher:
         starts = self._inflight.times.count_upcoming_starts(
             settings.max_workers, free_workers, self._horizon
         )
+        # Each start takes a message or a batch; batches that are being filled take more at once.
         rows = min(capacity, starts * run_size) + self._inflight.missing_count
         return int(min(rows, self._limiter.max_rows))
 
     def get_capacity(self, window: int) -> int:
         """Return how many rows may be claimed while `window` rows may wait for workers.
 
-        It is 0 while too many outcomes wait to be written, so that these do not pile up.
+        It is 0 while too many outcomes wait to be written, or are quarantined (repeated after a
+        failure), so that these do not pile up.
         """
         settings = self._settings
         inflight = self._inflight
@@ -168,7 +182,10 @@ class Fetcher:
         return rows if not self._limiter.is_counting else int(min(rows, self._get_byte_capacity()))
 
     def _get_byte_capacity(self) -> float:
-        """Return how many rows may be claimed so that not too many bytes wait."""
+        """Return how many rows may be claimed within `max_prefetch_bytes`.
+
+        The sizes of rows are unknown before their claim, so the mean of recent rows is used.
+        """
         inflight = self._inflight
         # Ended rows are held until the next flush, which requests more.
         ended_rows = (
@@ -186,6 +203,7 @@ class Fetcher:
             return wait
         await self._claimer.try_release_unanswered()
         if self._claimer.free_workers <= 0:
+            # All handlers take long: other processes may start the rows that wait here sooner.
             self._inflight.release_stale(self._max_wait)
         if self._registration.stopping or not self._registration.open_queues:
             return self._request_capacity()
@@ -193,7 +211,9 @@ class Fetcher:
         now = self._clock.monotonic()
         target = self._solo_runs.choose_target(is_alone=is_alone, now=now)
         if target is ClaimTarget.DRAIN:
+            # A suspect, which may have killed its process, is to run alone: give back the others.
             self._inflight.release_waiting()
+            # Their due times lie before the last claimed row, where claims would begin.
             self.ready.reset_begin()
         if target in (ClaimTarget.DRAIN, ClaimTarget.NONE):
             return self._request_capacity()
@@ -209,7 +229,8 @@ class Fetcher:
     async def claim_now(self, pairs: Sequence[ReadyPair], limit: int) -> tuple[int, float | None]:
         """Claim from `pairs` regardless of the last claim, without treating suspects apart.
 
-        Policies include all open queues.
+        For `TestSqlBroker`, which claims step by step. A suspect is a message that may have killed
+        its process. Policies include all open queues.
 
         Returns:
             The number of rows, and the seconds until the next claim if known.
@@ -239,6 +260,7 @@ class Fetcher:
             return self._request_capacity()
         suspect_rule = self._suspect_rule
         if suspect_rule is not None and target is ClaimTarget.OTHERS:
+            # Known suspects must not use up the limit of this claim.
             suspect_rule = suspect_rule.as_silent()
         metrics = self._inflight.metrics
         try:
@@ -258,7 +280,11 @@ class Fetcher:
         return 0.0 if self._solo_runs.has_waiting(self._clock.monotonic()) else wait
 
     async def _claim_ready(self, limit: int, suspect_rule: SuspectRule | None) -> ClaimResult:
-        """Claim with the method that is likely to find rows at the lowest cost, by the mode."""
+        """Claim with the method that is likely to find rows at the lowest cost, by the mode.
+
+        A poll finds which pairs of queue and priority have due rows. A claim without a poll before
+        may find nothing; a poll costs a statement of its own, or is slow (mode BLIND).
+        """
         ready = self.ready
         claimer = self._claimer
         if ready.mode is Mode.BLIND:
@@ -269,6 +295,7 @@ class Fetcher:
                 return result
         if ready.mode is not Mode.FOLLOW or ready.age >= self._poll_interval:
             if self.is_idle and self._poller.is_polling_for(self):
+                # Another subscriber's poll has these queues, too; its result wakes this loop.
                 return ClaimResult(ClaimedMessages())
             await self._scan()
         pairs = ready.list_due()
@@ -291,6 +318,7 @@ class Fetcher:
         if hint is None:
             return None
         # Without a poll in between, queues without new messages would be left out for long.
+        # An empty hint and None mean all queues.
         queues = None if self._claimer.needs_all_queues or not hint else hint
         return await self._claimer.claim(self.ready.list_known(queues), limit, suspect_rule)
 
@@ -301,14 +329,15 @@ class Fetcher:
             is_shared = self.is_idle or self._settings.notify_only
             await self.ready.scan(partial(self._poller.poll_for, self) if is_shared else None)
         finally:
-            # Also after a poll that was cut off because it was slow.
+            # Also after a poll that was cut off because it was slow: polls move to the background.
             if self.ready.mode is Mode.BLIND:
                 self._inflight.signals.scans_slow()
 
     async def _claim_suspect(self, *, is_alone: bool) -> None:
-        """Claim a suspect, which runs alone if `is_alone`.
+        """Claim a suspect, a message that may have killed a process before.
 
-        A suspect is a message that may have killed its process before, see `solo_run`.
+        With `is_alone` the process holds nothing else, and other claims wait for the suspect's end.
+        Otherwise it has waited too long for that, and runs with others.
         """
         message_id = self._solo_runs.pop_suspect(self._clock.monotonic(), is_alone=is_alone)
         rows = await self._claimer.claim_one(message_id)
@@ -317,7 +346,11 @@ class Fetcher:
             self._add(rows)
 
     def _add_fitting(self, rows: Sequence[ClaimedMessage]) -> bool:
-        """Add `rows`, and release rows beyond the byte limit; return True if all fit."""
+        """Add `rows`, and release rows beyond `max_prefetch_bytes`; return True if all fit.
+
+        A claim cannot know the sizes before. All rows are added first: a release is an outcome,
+        which is written for a held row.
+        """
         limiter = self._limiter
         limiter.record_claim(rows)
         if not limiter.is_counting:
@@ -331,6 +364,7 @@ class Fetcher:
         if surplus:
             self._inflight.release_surplus(surplus)
         if limiter.is_draining:
+            # The next message is so large that nothing else may wait: no batch will get more.
             self._inflight.finish_batches()
         return not surplus
 
@@ -344,7 +378,10 @@ class Fetcher:
         return self.pace.start_full_pause(pause=True)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Hand claimed `rows` to the workers; release rows of a queue that was paused since."""
+        """Hand claimed `rows` to the workers; release rows of a queue that was paused since.
+
+        From now on this process holds the rows, which wait in the buffer until a worker takes them.
+        """
         # The answer may have come late, as after a stall of the process: the lease counts from the
         # request.
         self._inflight.add(rows, self._holder, self._claimer.requested_at)
@@ -365,6 +402,7 @@ class Fetcher:
         window = self.get_window()
         # Claiming one row for each finished one would cost a statement per message.
         min_claim = max(1, min(settings.fetch_batch_size // 2, window - window // 2))
+        # With so few rows left, workers wake this loop.
         inflight.set_low_water(window - min_claim)
         # Where few rows wait, poll more often: more urgent messages must be seen before all of
         # these have run.
@@ -374,13 +412,19 @@ class Fetcher:
         return limit if limit >= (min_claim if has_waiting else 1) else 0
 
     def _request_capacity(self) -> float:
-        """Request a wake-up for free capacity; return the seconds until the next own check."""
+        """Request a wake-up for free capacity; return the seconds until the next own check.
+
+        Called when nothing may be claimed now, for example because workers are busy.
+        """
         # Workers and the flush wake the loop; a lost lease frees capacity without either.
         self._inflight.request_capacity()
         return self._limit_to_stale(min(NO_CAPACITY_WAIT, self._settings.max_fetch_interval))
 
     def _limit_to_stale(self, wait: float) -> float:
-        """Limit `wait` to the time when a waiting row becomes stale and must be released."""
+        """Limit `wait` to the time when a waiting row becomes stale and must be released.
+
+        A stale row has waited for busy workers so long that other processes should have it.
+        """
         stale_in = self._inflight.get_stale_wait(self._max_wait)
         return wait if stale_in is None else min(wait, max(stale_in, MIN_STALE_WAIT))
 
@@ -395,8 +439,8 @@ class Fetcher:
             return self._get_surplus_wait()
         claim_yield = result.get_yield(limit)
         if claim_yield is ClaimYield.FULL:
-            # Until a handler has ended, its duration is unknown. A fetch that is smaller for that
-            # reason has given each free worker its share, and the next one waits for a worker.
+            # Until a handler has ended, its duration is unknown, and a claim takes only as many
+            # rows as free workers need. The next claim waits for a worker anyhow: no pause.
             pause = limit >= self._settings.fetch_batch_size or bool(self._inflight.times.recent)
             return self.pace.start_full_pause(pause=pause)
         if claim_yield is ClaimYield.UNREAD:
@@ -411,7 +455,10 @@ class Fetcher:
         return self._get_idle_wait(result.retry_in)
 
     def _get_idle_wait(self, retry_in: float | None) -> float:
-        """Return the wait at an empty queue, longer each time and limited by `retry_in`."""
+        """Return the wait at an empty queue, longer each time and limited by `retry_in`.
+
+        Other limits are the next due time that a poll has found, and work to repeat soon.
+        """
         wait = self.pace.advance_idle_pause()
         if self._settings.notify_only and self.ready.has_nothing_due:
             wait = self._poller.get_notified_wait()

@@ -69,7 +69,10 @@ class Flusher:
         self._timer: Timer | None = None
 
     def on_outcome_added(self) -> None:
-        """Start the timer with the first outcome; flush a full batch at once."""
+        """Start the timer with the first outcome; flush a full batch at once.
+
+        Listener of signal `outcome_added`. While the timer runs, only a full batch is signalled.
+        """
         if len(self._inflight.queued) >= self._batch_size:
             self.flush_soon()
             return
@@ -78,18 +81,26 @@ class Flusher:
             self._timer = self._clock.call_later(self._interval, self.flush_soon)
 
     def flush_soon(self) -> None:
-        """Flush now if anything waits."""
+        """Flush now if anything waits.
+
+        Called when a batch is full, when the timer ends, and when the workers are idle. The flush
+        loop is woken, and its `tick` writes.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._inflight.set_notify_count(1)
         if self._inflight.queued:
             self._is_due = True
+            # The flush comes anyhow: outcomes until then need no signal.
             self._inflight.set_notify_count(sys.maxsize)
             self._inflight.signals.flush_due()
 
     async def tick(self) -> float | None:
-        """Write a batch if due; return None to wait for `flush_soon`."""
+        """Write a batch if due; return the seconds until the next tick.
+
+        None waits for `flush_soon`.
+        """
         if not self._is_due:
             return None
         self._is_due = False
@@ -99,10 +110,12 @@ class Flusher:
             self._timer = None
         has_progress = await self.flush_batch()
         if self._inflight.queued and not has_progress:
+            # Other sessions have locked all rows of the batch.
             self._is_due = True
             return LOCKED_PAUSE
         idle = not self._inflight.running and self._inflight.waiting.empty()
         if self._inflight.queued:
+            # More outcomes have come during the write. Idle workers will not fill the batch.
             (self.flush_soon if idle else self.on_outcome_added)()
         return 0.0 if self._is_due else None
 
@@ -131,6 +144,7 @@ class Flusher:
             # The batch is empty if all its failed messages were claimed again.
             if batch.parts and self._count_failure(error):
                 self.quarantine.quarantine(batch, error)
+                # Progress, though nothing is written: the batch no longer delays the queue.
                 return True
             self._inflight.requeue(batch, first=True)
             raise
@@ -153,6 +167,7 @@ class Flusher:
         """
         while self._inflight.queued:
             if not await self.flush_batch():
+                # Other sessions have locked all rows of the batch.
                 await self._clock.sleep(LOCKED_PAUSE)
 
     async def flush_until(self, deadline: float) -> None:
@@ -160,10 +175,11 @@ class Flusher:
         await retry_until(self.flush_all, deadline, self._clock)
 
     def _count_failure(self, error: BaseException) -> bool:
-        """Return True if the transient `error` may be the batch's own fault.
+        """Count a failed flush; return True if the transient `error` may be the batch's own fault.
 
-        The batch is then repeated apart from the queue, so that other outcomes need not wait for
-        it. While nothing else can be written, one quarantined batch is enough to find out.
+        The batch is then quarantined: repeated apart from the queue, so that other outcomes need
+        not wait for it. While nothing else can be written, one quarantined batch is enough to find
+        out.
         """
         if not isinstance(error, TransientStoreError) or isinstance(error, NotConnectedError):
             return False
@@ -171,6 +187,7 @@ class Flusher:
         settled = self._inflight.settled_count
         if self._failures < QUARANTINE_AFTER:
             return False
+        # Nothing was written since a batch was quarantined last: probably a general outage.
         if settled == self._settled_count_then and not self._can_quarantine_more():
             return False
         self._failures = 0
@@ -180,8 +197,8 @@ class Flusher:
     def _can_quarantine_more(self) -> bool:
         """Return True if another batch may be quarantined though nothing was written since.
 
-        It may be a general outage. Few quarantined batches, each a single unit, prove none; nor
-        does it matter any more once the queue has failed for long.
+        During a general outage more quarantined batches would not help. But several single outcomes
+        may be the cause: a few are allowed, and any number once the queue has failed for long.
         """
         if self._failures >= SPLIT_AFTER:
             return True

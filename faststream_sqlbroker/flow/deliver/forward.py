@@ -87,6 +87,7 @@ class ForwardHandler:
         """Return the move of `row` to the queue, and at the time, that the headers name.
 
         A missing or disallowed queue rejects the message. An unreadable time moves it immediately.
+        Rows that have no time at all are added to `undated`, and moved immediately with a warning.
         """
         headers = row.headers
         try:
@@ -115,7 +116,11 @@ class ForwardHandler:
         return Relocate(queue, delay=delay, is_hop=True, key=self._get_new_key(row), lookup=lookup)
 
     def _get_new_key(self, row: ClaimedMessage) -> str | None:
-        """Return the key of `row` in the next queue; None keeps and REMOVED_KEY removes the key."""
+        """Return the key of `row` in the next queue; None keeps the old key.
+
+        The option `forward_key` is a fixed key, or a header whose value becomes the key. Without
+        that header the key is removed (REMOVED_KEY).
+        """
         key = self._key_option
         return (key.key(row.headers) or REMOVED_KEY) if isinstance(key, Header) else key
 
@@ -145,7 +150,8 @@ class ForwardHandler:
 def _get_delay(due: datetime, row: ClaimedMessage, clock: Clock) -> float:
     """Return the seconds until `due` by the database's clock, never too few.
 
-    The database's time of the claim counts, plus what has passed here since.
+    The database's time of the claim counts, plus the time that has passed in this process since;
+    the clock of this process may be wrong. A time in the past gives 0.
     """
     elapsed = clock.monotonic() - row.claimed_monotonic
     remaining = (due - row.acquired_at).total_seconds() - elapsed

@@ -37,7 +37,10 @@ from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 
 
 def create_release(row: ClaimedMessage) -> Settlement:
-    """Create the release of a row that was not started: as before the claim, uncharged."""
+    """Create the settlement that puts back a row that was not started, as before the claim.
+
+    The delivery is not charged: it does not count towards `max_deliveries`.
+    """
     return settle(row, Release(), SettleRules(), ended_after=0.0, attempted=False)
 
 
@@ -98,10 +101,16 @@ class Inflight(Outcomes):
             for b in self.batches
         ):
             return False
+        # Then all held rows are those of quarantined outcomes. An overtaken delivery, whose message
+        # was claimed again, has an outcome but is not in `held`.
         return len(self.held) <= self.quarantined_count - len(self._overtaken)
 
     def count_stages(self) -> dict[str, int]:
-        """Count the messages by stage, for metrics."""
+        """Count the messages by stage, for metrics.
+
+        "settling" are those whose outcomes are not written yet. The counts are taken from several
+        collections, so "running" is what remains.
+        """
         waiting = self.waiting.qsize()
         settling = len(self.queued) + sum(len(batch.parts) for batch in self.batches)
         running = max(0, len(self.held) - waiting - settling)
@@ -109,7 +118,11 @@ class Inflight(Outcomes):
 
     @contextmanager
     def add_pending_batch(self) -> Iterator[PendingBatch]:
-        """Register the batch of a worker that waits for more messages."""
+        """Register the batch of a worker that waits for more messages, inside of the block.
+
+        The fetch loop then claims the missing messages, although no worker is free, and a stop can
+        end the wait.
+        """
         batch = PendingBatch(asyncio.current_task())
         self._pending_batches.append(batch)
         try:
@@ -133,7 +146,10 @@ class Inflight(Outcomes):
         )
 
     def measure_prefetched(self) -> tuple[int, int]:
-        """Return the bytes and the number of messages that wait for a worker or inside a batch."""
+        """Return the bytes and the number of messages that wait for a worker or inside a batch.
+
+        `max_prefetch_bytes` limits these bytes; a batch that is being filled has not started.
+        """
         items = self.waiting.items
         size = count_body_bytes(items)
         count = len(items)
@@ -143,7 +159,10 @@ class Inflight(Outcomes):
         return size, count
 
     def finish_batches(self) -> None:
-        """Let incomplete batches start, because no more messages will come soon."""
+        """Let incomplete batches start, because no more messages will come soon.
+
+        That is so during a stop or a pause, and while a message must wait until no other does.
+        """
         for batch in self._pending_batches:
             batch.is_finished = True
         self.waiting.interrupt()
@@ -160,14 +179,22 @@ class Inflight(Outcomes):
         self.low_water = count
 
     def on_capacity(self) -> None:
-        """Send signal `capacity_free` if the fetch loop waits for capacity."""
+        """Send signal `capacity_free` if the fetch loop waits for capacity.
+
+        Called whenever there may be capacity, by workers and after a flush; a single signal answers
+        a request.
+        """
         if self.is_capacity_requested:
             self.is_capacity_requested = False
             self.signals.capacity_free()
 
     def release(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Queue the release of unstarted rows, and flush soon. Lost rows are skipped."""
+        """Queue the release of unstarted rows, and flush soon. Lost rows are skipped.
+
+        A released row is as before its claim, so other processes should see it soon.
+        """
         for row in rows:
+            # The next claim takes back the slot, if any: the start that a Throttle had granted.
             self.slots.record_end(row)
             if not row.lease_lost:
                 self.queue_outcome(create_release(row))
@@ -175,7 +202,10 @@ class Inflight(Outcomes):
 
     @override
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Forget `rows` as `Outcomes.drop` does, and report that their slots were not used."""
+        """Forget `rows` as `Outcomes.drop` does, and report the end of their slots.
+
+        A slot is a start that a Throttle has granted; the next claim stores whether it was used.
+        """
         rows = list(rows)
         for row in rows:
             self.slots.record_end(row)
@@ -183,16 +213,23 @@ class Inflight(Outcomes):
 
     @override
     def _lose(self, rows: Sequence[ClaimedMessage], phase: str, consequence: str) -> None:
-        """Lose `rows` as `Outcomes._lose` does, and report the end of their slots."""
+        """Lose `rows` as `Outcomes._lose` does, and report the end of their slots.
+
+        A slot is a start that a Throttle has granted; the next claim stores whether it was used.
+        """
         for row in rows:
             self.slots.record_end(row)
         super()._lose(rows, phase, consequence)
 
     def _remove_waiting(self, is_removed: Callable[[ClaimedMessage], bool]) -> list[ClaimedMessage]:
-        """Remove and return the waiting rows for which `is_removed` is True."""
+        """Remove and return the waiting rows for which `is_removed` is True.
+
+        The other rows keep their order, and sentinels (None), which end workers, stay.
+        """
         items = self.waiting.items
         removed = [row for row in items if row is not None and is_removed(row)]
         if removed:
+            # By identity: rows compare by value, which is slow.
             ids = set(map(id, removed))
             retained = [row for row in items if id(row) not in ids]
             items.clear()
@@ -200,11 +237,14 @@ class Inflight(Outcomes):
         return removed
 
     def remove_waiting(self, row: ClaimedMessage) -> None:
-        """Remove `row` from the rows that wait for a worker. The outcome follows."""
+        """Remove `row` from the rows that wait for a worker; the caller queues an outcome."""
         self._remove_waiting(lambda waiting_row: waiting_row is row)
 
     def release_waiting(self) -> None:
-        """Release all rows that wait for a worker."""
+        """Release all rows that wait for a worker, before a stop or for a message that runs alone.
+
+        Workers that fill a batch start with what they have.
+        """
         self.finish_batches()
         items = self.waiting.items
         rows = [row for row in items if row is not None and not row.lease_lost]
@@ -245,7 +285,10 @@ class Inflight(Outcomes):
         return max(0.0, _get_waiting_since(first) + max_wait - self.clock.monotonic())
 
     def release_other_queues(self, queues: Container[str]) -> None:
-        """Release waiting rows of queues that are not in `queues`."""
+        """Release waiting rows of queues that are not in `queues`: of queues that are paused now.
+
+        Batches that wait for more messages start with what they have.
+        """
         self.finish_batches()
         if other_rows := self._remove_waiting(lambda row: row.queue not in queues):
             self.release([row for row in other_rows if not row.lease_lost])
@@ -283,14 +326,14 @@ class Inflight(Outcomes):
         prefetch_third = get_prefetch_lease(lease) / 3
 
         def is_old(row: ClaimedMessage) -> bool:
-            age = now - row.renewed_monotonic
+            lease_age = now - row.renewed_monotonic
             limit = prefetch_third if row.prefetched else third
             # A row that is being written is most likely done in a moment: it is renewed only if the
             # write takes long.
             return (
-                age >= limit
+                lease_age >= limit
                 and now - row.locked_monotonic >= limit / 4
-                and (age >= 2 * limit or (row.id, row.lease_token) not in being_written)
+                and (lease_age >= 2 * limit or (row.id, row.lease_token) not in being_written)
             )
 
         return [
@@ -299,6 +342,7 @@ class Inflight(Outcomes):
             if is_old(row)
             and row.held_until <= now + lease
             and (row.cancelled is None or row.outcome is not None)
+            # A handler may ask for a longer time than `max_lease` (`held_until`).
             and (
                 max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until
             )

@@ -48,7 +48,8 @@ class LeaseKeeper:
     async def tick(self) -> float:
         """Renew the due leases; return a twelfth of the prefetch lease as the pause.
 
-        Rows that wait for a worker get the shorter prefetch lease.
+        Rows that wait for a worker get the shorter prefetch lease: if this process dies, messages
+        that it had not started are soon back.
         """
         prefetch_lease_seconds = get_prefetch_lease(self._lease)
         if self._inflight.metrics.is_enabled:
@@ -66,7 +67,11 @@ class LeaseKeeper:
         return max(0.02, prefetch_lease_seconds / 12)
 
     def _record_margin(self, prefetch_lease_seconds: float) -> None:
-        """Record how soon the first lease expires, before this tick renews any."""
+        """Record how soon the first lease expires, before this tick renews any.
+
+        For metrics: a small margin tells that renewals come late. A lock by another transaction
+        keeps a lease, too, and a handler may have asked for a longer lease.
+        """
         lease = self._lease
         expirations = [
             max(
@@ -93,7 +98,8 @@ class LeaseKeeper:
         """Renew the leases of `rows` to `lease` seconds; rows that are not found are lost.
 
         Without `wait`, rows that another transaction has locked are skipped, and stay held: the
-        lock keeps others from taking them. With `wait` the statement waits for the lock.
+        lock keeps other processes from taking them. With `wait` the statement waits for the lock,
+        for a handler that must not start without its lease.
         """
         for start in range(0, len(rows), MAX_PER_STATEMENT):
             chunk = rows[start : start + MAX_PER_STATEMENT]
@@ -117,8 +123,9 @@ class LeaseKeeper:
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
         """Hold `rows` for at least `seconds` from now, regardless of `max_lease`.
 
-        Inside a handler's transaction its locks keep the leases, which are only checked. Elsewhere
-        a row that another session has locked is waited for.
+        Called by a handler that knows that it takes long. Inside of its transaction, if any, the
+        locks keep the leases, which are only checked. Elsewhere a row that another session has
+        locked is waited for.
 
         Returns:
             True if all rows are still held.
@@ -198,7 +205,11 @@ class StuckReleaser:
         self._metrics = SubscriberMetrics() if metrics is None else metrics
 
     async def tick(self) -> float:
-        """Search and release up to a batch; return 0 after a release, as there may be more."""
+        """Release up to a batch of rows with expired leases; return the pause in seconds.
+
+        The shared poll knows when the first lease ends, so a search is sent only after that. 0 is
+        returned after a release, as there may be more. Without any, due housekeeping is done.
+        """
         count = cancelled = 0
         expires_in = await self._poller.lease_expires_in(
             self._queues, notify_only=self._notify_only
@@ -231,7 +242,7 @@ class StuckReleaser:
         return max(MIN_WAIT, min(abs(expires_in), SEARCH_INTERVAL, clean_in))
 
     async def _discard_cancelled(self) -> int:
-        """Discard expired messages that operators have cancelled; return their number.
+        """Discard messages with expired leases that operators have cancelled; return the number.
 
         Called before the release, which would deliver them again.
         """

@@ -133,12 +133,15 @@ class OutcomeBatch:
         self.state = get_next_state(self.state, event)
 
     def restart(self) -> None:
-        """Send the batch again from the current state."""
+        """Set state WRITING for another try, and remember the current state as `origin`.
+
+        The origin decides what happens to the batch if this try fails, too.
+        """
         self.origin = self.state
         self.apply_event(OutcomeEvent.SENT_AGAIN)
 
     def set_parts(self, parts: list[Settlement]) -> None:
-        """Replace the outcomes by `parts`, which are left."""
+        """Replace the outcomes by `parts`, which the database has not dealt with yet."""
         self.parts = parts
 
     def schedule_retry(self, retry_at: float, settled_count: int) -> None:
@@ -162,16 +165,17 @@ def find_unit_end(parts: Sequence[Settlement], end: int) -> int:
 
 
 def split_parts(parts: list[Settlement]) -> list[list[Settlement]]:
-    """Split `parts` into two of whole units, if there are several units.
+    """Split `parts`, whose write has failed, into two of whole units, if there are several units.
 
-    The first part carries nothing of its own that may be the cause of a failure, if such outcomes
-    exist.
+    Outcomes that carry additional data, which may be the cause, are separated from plain ones
+    first; otherwise the parts are halves. A unit is a set of outcomes that are written together.
     """
     plain = [s for s in parts if not _has_extras(s)]
     if plain and len(plain) < len(parts):
         return [plain, [s for s in parts if _has_extras(s)]]
     half = find_unit_end(parts, len(parts) // 2)
     if half == len(parts):
+        # The second half is a single unit that begins before the middle: cut after the first unit.
         half = find_unit_end(parts, 1)
     return [parts[:half], parts[half:]] if half < len(parts) else [parts]
 
@@ -187,7 +191,11 @@ def _has_extras(settlement: Settlement) -> bool:
 
 
 def find_least_tried(batches: Iterable[OutcomeBatch], now: float) -> OutcomeBatch | None:
-    """Return the due quarantined batch with the fewest tries, which may not hang like the rest."""
+    """Return the due quarantined batch with the fewest tries; None if none is due at `now`.
+
+    A quarantined batch has failed before, and a write may hang for the full timeout. So batches
+    that have failed least, and then those with plain outcomes only, come first.
+    """
     due = [b for b in batches if b.state in QUARANTINE_STATES and b.due <= now]
     return min(due, key=lambda b: (b.tries, any(map(_has_extras, b.parts)), b.due), default=None)
 
@@ -196,8 +204,8 @@ def can_split(batch: OutcomeBatch, batches: Iterable[OutcomeBatch], settled_coun
     """Return True if `batch`, which has failed once more, may be split to find the culprit.
 
     During an outage every batch fails, and splitting would leave each outcome with a transaction of
-    its own. So it is split only if other batches have been written since, if there are few parts
-    yet, or if it has failed for long.
+    its own. So it is split only if other outcomes have been written since (`settled_count` counts
+    these), if there are few parts yet, or if it has failed for long.
     """
     if settled_count > batch.settled_count or batch.tries + 1 >= SPLIT_AFTER:
         return True
@@ -236,6 +244,9 @@ class LostLeaseLog:
         consequence: str,
     ) -> None:
         """Log and count `delivery`, which the database does not know any more.
+
+        After a COMMIT without an answer that is a "settle unknown": the outcome may have been
+        written. Otherwise the lease is lost: it has expired, or the message was claimed again.
 
         Args:
             delivery: The settlement that was sent, or the row that is held.
@@ -276,7 +287,10 @@ class LostLeaseLog:
 
 
 def format_broken(ids: Sequence[int], lost: Sequence[int]) -> str:
-    """Format the log text for messages that go back because their batch has lost leases."""
+    """Format the log text for messages `ids`, delivered again because `lost` have no lease.
+
+    The handler acked all of these messages in one call, so that their outcomes form a unit.
+    """
     return (
         f"messages {list(ids)} are delivered again: the handler's work is committed with all "
         f"messages that it acked or not at all, and messages {list(lost)} have lost their leases"

@@ -45,6 +45,8 @@ async def write_batch(
 ) -> WriteErrors:
     """Write `batch`; settlements without an answer of the database stay in the batch.
 
+    If the database refuses the batch, halves of it are written until each culprit is alone.
+
     Args:
         store: The store to write to.
         outcomes: Gets the database's answers, also before an error.
@@ -62,6 +64,7 @@ async def write_batch(
 
     async def settle(parts: list[Settlement]) -> None:
         answer = await store.settle(parts, skip_locked=skip_locked)
+        # Collected, because a later half may fail.
         result.settled_ids |= answer.settled_ids
         result.lost_ids |= answer.lost_ids
 
@@ -79,7 +82,8 @@ async def write_batch(
 def mark_unanswered(outcomes: Outcomes, batch: OutcomeBatch, error: BaseException) -> None:
     """Mark the rest of `batch` as possibly written after `error`.
 
-    A batch that was cancelled in the middle may have been committed too.
+    That is so if the answer to its COMMIT was lost, or if the write was cancelled in the middle.
+    After any other error nothing of that rest was committed.
     """
     if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
         outcomes.mark_unanswered(batch)
@@ -90,8 +94,10 @@ def _iterate_smaller(
 ) -> Iterator[list[Settlement]]:
     """Yield smaller parts to send instead of `parts`, which the database has refused.
 
-    A unit refused by itself is added to `write_errors`, after the parts before it were sent.
+    A unit (settlements that are written together) that is refused by itself is added to
+    `write_errors`, after the parts before it were sent.
     """
+    # An answer is a message published on ack, which may need a right that the user lacks.
     if isinstance(error, AccessError) and error.only_answers:
         # Settlements without an answer do not wait for the search among the others.
         plain, parts = _split_by_answer(parts)
@@ -105,7 +111,10 @@ def _iterate_smaller(
 
 
 def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
-    """Split `parts` into settlements without and with messages published on ack."""
+    """Split `parts` into settlements without and with messages published on ack.
+
+    Called if the database refuses only such messages: a right to publish is missing.
+    """
     plain = [s for s in parts if s.unit is None or not s.unit.on_ack]
     answering = [s for s in parts if s.unit is not None and s.unit.on_ack]
     return plain, answering
@@ -172,7 +181,11 @@ class QuarantineWriter:
 
     @property
     def healthy(self) -> bool:
-        """True if nothing is quarantined, or an outcome was written since the last failure."""
+        """True if nothing is quarantined, or an outcome was written since the last failure.
+
+        Quarantined outcomes have failed and are repeated apart from the queue. A single bad outcome
+        does not make the subscriber unhealthy while the others are written.
+        """
         return (
             not self._inflight.quarantined_count
             or self._inflight.settled_count != self._settled_count_at_failure
@@ -181,7 +194,8 @@ class QuarantineWriter:
     def add_refused(self, batch: OutcomeBatch, write_errors: WriteErrors) -> None:
         """Quarantine the `write_errors` units of `batch`: repeat each apart from the queue.
 
-        If a right is missing for plain outcomes, the subscriber stops claiming until this is over.
+        A unit is a single outcome, or all that must be written together. If a right is missing for
+        plain outcomes, the subscriber stops claiming until this is over.
         """
         write_errors = self._nack_denied_answers(batch, write_errors)
         if not write_errors:
@@ -199,7 +213,8 @@ class QuarantineWriter:
     def _nack_denied_answers(self, batch: OutcomeBatch, write_errors: WriteErrors) -> WriteErrors:
         """Nack units that were refused for their answer alone; return the other refused units.
 
-        No repetition could write such a unit without a GRANT.
+        An answer is a message published on ack, for which the database user lacks a right. No
+        repetition could write such a unit without a GRANT, so the attempts of its messages fail.
         """
         denied = {
             s.unit: error
@@ -224,7 +239,10 @@ class QuarantineWriter:
         return [(s, error) for s, error in write_errors if s.unit not in denied]
 
     def quarantine(self, batch: OutcomeBatch, error: BaseException) -> None:
-        """Quarantine `batch`, which fails again and again for a transient reason."""
+        """Quarantine `batch`, which fails again and again for a transient reason.
+
+        It is repeated unchanged, apart from the queue: other outcomes need not wait for it.
+        """
         parts = list(batch.parts)
         self._inflight.quarantine(batch)
         self._log_kept(logging.WARNING, parts, "could not be written", error)
@@ -251,11 +269,16 @@ class QuarantineWriter:
             await self._send(batch)
         due = self._inflight.get_next_due()
         if due is None:
+            # Nothing is refused any more, so the subscriber may claim again.
             self._on_denied(False)
         return None if due is None else max(0.0, due - self._inflight.clock.monotonic())
 
     async def _send(self, batch: OutcomeBatch) -> None:
-        """Send a quarantined batch again; schedule what is left for a later try."""
+        """Send a quarantined batch again; schedule what is left for a later try.
+
+        With `has_failed` that try comes after a longer pause, and a batch that fails for a
+        transient reason may be split.
+        """
         inflight = self._inflight
         try:
             if batch.origin is DeliveryState.REFUSED:
@@ -268,6 +291,7 @@ class QuarantineWriter:
             self._settled_count_at_failure = inflight.settled_count
             if batch.parts and is_logged(batch.tries):
                 self._log_kept(logging.WARNING, batch.parts, "could not be written", error)
+            # Tries of a refused outcome count refusals, and this was none.
             inflight.retry_later(batch, has_failed=batch.origin is not DeliveryState.REFUSED)
         except BaseException:
             inflight.retry_later(batch, has_failed=True)
@@ -295,6 +319,7 @@ class QuarantineWriter:
             if result.settled_ids and reduction:
                 self._log_reduced(version, batch.tries)
             elif result.settled_ids and parts[0].unit is None:
+                # A plain outcome was written as it is: no right is missing any more.
                 self._on_denied(False)
             return False
         return True
@@ -302,7 +327,11 @@ class QuarantineWriter:
     async def _try_settle(
         self, batch: OutcomeBatch, version: Sequence[Settlement]
     ) -> SettleResult | None:
-        """Write `version` of `batch`; return None after a refusal."""
+        """Write `version` of `batch`, which may leave out a part; return None after a refusal.
+
+        The caller then tries the next version. A transient failure says nothing about the version,
+        and is raised. Locked rows are skipped, and are in neither set of the result.
+        """
         try:
             return await self._store.settle(version, skip_locked=True)
         except BaseException as error:

@@ -113,6 +113,8 @@ class Outcomes:
 
         An outcome is quarantined when it was set apart after transient failures, or refused.
         """
+        # While a batch is sent again its state is WRITING; only `origin`, the state before that,
+        # shows that it was quarantined.
         return sum(
             [
                 len(b.parts)
@@ -129,7 +131,10 @@ class Outcomes:
         )
 
     def get_writing(self) -> set[DeliveryKey]:
-        """Return the keys of the deliveries in state WRITING."""
+        """Return the keys (id and lease token) of the deliveries in state WRITING.
+
+        Their outcomes were sent, and the database has not answered yet.
+        """
         return {
             key for b in self.batches if b.state is DeliveryState.WRITING for key in b.delivery_keys
         }
@@ -139,7 +144,11 @@ class Outcomes:
         return self.find_state(row) in (DeliveryState.WAITING, DeliveryState.RUNNING)
 
     def find_state(self, row: ClaimedMessage) -> DeliveryState:
-        """Return the state of `row`; too slow to be called for each message."""
+        """Return the state of `row`; too slow to be called for each message.
+
+        No object stores the state of a plain message: the collection that holds the row, or its
+        outcome, tells it.
+        """
         key = row.id, row.lease_token
         for batch in self.batches:
             if key in batch.delivery_keys:
@@ -148,6 +157,7 @@ class Outcomes:
             return DeliveryState.LOST
         if any((s.id, s.lease_token) == key for s in self.queued):
             return DeliveryState.QUEUED
+        # Compared by identity: a newer delivery of the same message has the same id.
         if self.held.get(row.id) is not row:
             return DeliveryState.WRITTEN
         return (
@@ -166,8 +176,8 @@ class Outcomes:
     ) -> None:
         """Add freshly claimed rows, which wait for a worker.
 
-        `holder` is given to each row, for the requests of its handler. The claim was sent at
-        `requested_at` (monotonic seconds; None: now).
+        `holder` is given to each row, for the requests of its handler, such as a longer lease. The
+        leases count from `requested_at`, when the claim was sent (monotonic seconds; None: now).
         """
         record_claim(rows, self.clock.monotonic(), holder, requested_at)
         self._hold_rows(rows)
@@ -177,8 +187,8 @@ class Outcomes:
         """Hold `rows`; older deliveries of the same messages are lost.
 
         A message may be claimed again by its own process, for example after its lease expired. An
-        older delivery that is being written is kept: that very write may have made the row
-        claimable, so the database's answer decides.
+        older delivery that is being written is kept as overtaken: that very write may have made
+        the row claimable, so the database's answer decides whether it was written or lost.
         """
         older = []
         for row in rows:
@@ -200,11 +210,17 @@ class Outcomes:
             self.debug.log_claimed(rows)
 
     def set_notify_count(self, count: int) -> None:
-        """Send signal `outcome_added` when `count` outcomes wait, and for each later outcome."""
+        """Send signal `outcome_added` when `count` outcomes wait, and for each later outcome.
+
+        The flusher asks for the first outcome, to start its timer, and then only for a full batch.
+        """
         self._notify_count = count
 
     def queue_outcome(self, settlement: Settlement) -> None:
-        """Queue a settlement for the flush."""
+        """Queue a settlement, the outcome in the form to be written, for the next flush.
+
+        The flusher is signalled only once as many wait as `set_notify_count` says.
+        """
         if self.debug is not None:
             self.debug.log_settled((settlement,))
         self.queued.append(settlement)
@@ -212,7 +228,10 @@ class Outcomes:
             self.signals.outcome_added()
 
     def queue_outcomes(self, settlements: Sequence[Settlement]) -> None:
-        """Queue settlements that belong together."""
+        """Queue the settlements of a handler call, which stay next to each other in the queue.
+
+        The flusher is signalled at most once for all, see `set_notify_count`.
+        """
         if self.debug is not None:
             self.debug.log_settled(settlements)
         self.queued += settlements
@@ -224,7 +243,8 @@ class Outcomes:
     def start_batch(self, size: int) -> OutcomeBatch:
         """Move the first `size` outcomes of the queue to a new batch in state WRITING.
 
-        The batch may be larger, so that units stay whole.
+        The batch may be larger, so that units stay whole: outcomes that one transaction must write
+        together, with the messages published on ack.
         """
         parts = self.queued[: find_unit_end(self.queued, size)]
         del self.queued[: len(parts)]
@@ -237,7 +257,11 @@ class Outcomes:
         return batch
 
     def start_due_batch(self, now: float) -> OutcomeBatch | None:
-        """Restart the due quarantined batch with the fewest tries, the least likely to hang."""
+        """Restart the due quarantined batch with the fewest tries; return None if none is due.
+
+        A quarantined batch has failed or was refused, and is written apart from the queue. The
+        batch with the fewest failures is the least likely to hang again.
+        """
         batch = find_least_tried(self.batches, now)
         if batch is None:
             return None
@@ -250,9 +274,10 @@ class Outcomes:
 
     @contextmanager
     def track_writing(self, settlements: Sequence[Settlement]) -> Iterator[OutcomeBatch]:
-        """Track outcomes that a worker writes itself.
+        """Track outcomes that a worker writes itself, inside of the block.
 
-        Outcomes without an answer at the end are in the worker's hands again.
+        In the block they are in state WRITING, so that no renewal or new claim counts them as lost.
+        Outcomes without an answer at the end are RUNNING again, in the worker's hands.
         """
         batch = OutcomeBatch(
             list(settlements),
@@ -269,9 +294,10 @@ class Outcomes:
             self._finish_writing(batch, OutcomeEvent.ROLLED_BACK)
 
     def mark_unanswered(self, batch: OutcomeBatch) -> None:
-        """Mark the rest of `batch` as possibly written.
+        """Mark the rest of `batch` as possibly written, because the COMMIT got no answer.
 
-        If its rows are not found later, that does not count as a lost lease.
+        If its rows are not found later, they may have been written: that is logged as "settle
+        unknown", and does not count as a lost lease.
         """
         self.lost_leases.unanswered |= batch.delivery_keys
 
@@ -286,6 +312,9 @@ class Outcomes:
     ) -> None:
         """Apply the database's answer to `batch`; rows in neither set of `result` stay.
 
+        Such rows were not sent, or were skipped because another session had locked them: their
+        outcomes are not written yet.
+
         Args:
             batch: The batch; each row occurs once.
             result: The ids that were settled, and those whose lease was lost.
@@ -299,6 +328,7 @@ class Outcomes:
             self.metrics.record_settled(parts, result.settled_ids, self.held)
         if self.ended is not None and result.settled_ids:
             self.ended.record_settled(parts, result.settled_ids, self.held)
+        # The shortcut for acks does not look at marks of unanswered COMMITs, so there must be none.
         if len(result.settled_ids) == len(parts) and not self.lost_leases.unanswered:
             parts = self._remove_written_acks(parts)
         done = result.settled_ids | result.lost_ids
@@ -316,7 +346,11 @@ class Outcomes:
             self.signals.chained(changed_queues)
 
     def _remove_written(self, settlements: Sequence[Settlement]) -> set[str]:
-        """Remove written outcomes; return the queues in which messages are due since."""
+        """Remove written outcomes; return the queues in which new messages are due.
+
+        The same write has moved messages there, or inserted messages published on ack. Subscribers
+        of these queues are woken.
+        """
         filled = set[str]()
         for settlement in settlements:
             self._remove_held(settlement)
@@ -331,8 +365,8 @@ class Outcomes:
     ) -> None:
         """Remove the deliveries of `batch` that the database no longer has, and break their units.
 
-        A unit is the set of outcomes that are written together with the messages published on ack:
-        if one row has lost its lease, the others are sent back.
+        A unit is the set of outcomes that are written together with the messages published on ack.
+        If one row has lost its lease, the others are sent back: their messages are delivered again.
         """
         units: Units = {}
         for settlement in lost_settlements:
@@ -349,7 +383,8 @@ class Outcomes:
     def _remove_written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:
         """Remove the plain acks of `batch`, which was written completely; return the rest.
 
-        A shortcut for the most frequent outcome: an ack that publishes and moves nothing.
+        A shortcut for the most frequent outcome: an ack that publishes and moves nothing. A row
+        that is no longer the held delivery of its message is left to the full procedure.
         """
         other_settlements = []
         held_rows = self.held
@@ -358,9 +393,11 @@ class Outcomes:
             if (
                 settlement.__class__ is AckSettlement
                 and row is not None
+                # The ack has the token object of its own row; comparing UUIDs would be slow.
                 and row.lease_token is settlement.lease_token
             ):
                 continue
+            # Removed too early, to save a look-up in the usual case.
             if row is not None:
                 held_rows[row.id] = row
             other_settlements.append(settlement)
@@ -368,13 +405,20 @@ class Outcomes:
         return other_settlements
 
     def requeue(self, batch: OutcomeBatch, *, first: bool) -> None:
-        """Queue the rest of `batch` again, `first` or last, after a failure or for locked rows."""
+        """Queue the rest of `batch` again, `first` or last, after a failure or for locked rows.
+
+        After a failure the order is kept. Locked rows go last, so that the next batch has others.
+        """
         self._finish_writing(batch, OutcomeEvent.PUT_BACK)
         position = 0 if first else len(self.queued)
         self.queued[position:position] = batch.parts
 
     def quarantine(self, batch: OutcomeBatch) -> None:
-        """Quarantine `batch`, which has failed again and again for a transient reason."""
+        """Quarantine `batch`, which has failed again and again for a transient reason.
+
+        It is written apart from the queue, so that other outcomes need not wait for it, and in two
+        parts if it has several units: a single message may be the cause.
+        """
         self._finish_writing(batch, OutcomeEvent.FAILED)
         for part in split_parts(batch.parts):
             self._add_quarantined(OutcomeBatch(part, batch.state, DeliveryState.QUEUED))
@@ -385,6 +429,7 @@ class Outcomes:
         A unit is the set of outcomes that are written together with the messages published on ack,
         or a single outcome.
         """
+        # The outcome of a message that was claimed again must not be sent a second time.
         self._drop_overtaken(batch)
         ids = {s.id for s in settlements}
         refused_settlements = [s for s in batch.parts if s.id in ids]
@@ -414,6 +459,7 @@ class Outcomes:
             OutcomeEvent.REFUSED if batch.origin is DeliveryState.REFUSED else OutcomeEvent.FAILED,
         )
         parts = split_parts(batch.parts) if is_split else [batch.parts]
+        # A new, smaller part begins with no tries, and so with a short pause.
         for part in parts:
             self._add_quarantined(
                 OutcomeBatch(
@@ -423,7 +469,11 @@ class Outcomes:
             )
 
     def _add_quarantined(self, batch: OutcomeBatch, *, has_failed: bool = True) -> None:
-        """Keep `batch` apart from the queue, to be written again after a growing pause."""
+        """Keep `batch` apart from the queue, to be written again after a growing pause.
+
+        Without `has_failed` the pause does not grow: the batch is here again only because its rows
+        were locked or the try said nothing about it.
+        """
         if not batch.parts:
             return
         batch.tries += has_failed
@@ -435,7 +485,8 @@ class Outcomes:
     def _finish_writing(self, batch: OutcomeBatch, event: OutcomeEvent) -> None:
         """End state WRITING of `batch`; `event` determines the next state.
 
-        No effect if the batch was written completely.
+        No effect if the batch was written completely: `apply_result` has removed it. The caller
+        decides where the outcomes left in `batch.parts` go.
         """
         if batch in self.batches:
             self._drop_overtaken(batch)
@@ -446,6 +497,8 @@ class Outcomes:
 
     def lose(self, rows: Iterable[ClaimedMessage], phase: str, consequence: str) -> None:
         """Lose the leases of `rows`, except rows that are no longer held or are being written.
+
+        The answer to the write decides whether a row that is being written is lost.
 
         Args:
             rows: Deliveries.
@@ -463,7 +516,8 @@ class Outcomes:
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
         """Forget `rows`, which are with a worker: their outcomes must not be written any more.
 
-        The caller has logged why.
+        If the rows are still leased, they are delivered again when the leases expire. The caller
+        has logged why.
         """
         for row in rows:
             row.mark_lease_lost()
@@ -472,7 +526,11 @@ class Outcomes:
                 del self.held[row.id]
 
     def _lose(self, rows: Sequence[ClaimedMessage], phase: str, consequence: str) -> None:
-        """Report the loss of `rows`, and remove the rows with their outcomes."""
+        """Report the loss of `rows`, and remove the rows with their outcomes.
+
+        Called with rows whose lease has gone, or that this process has claimed again. An outcome
+        that still waits would match no row in the database.
+        """
         if not rows:
             return
         if self.debug is not None:
@@ -486,7 +544,8 @@ class Outcomes:
     def _remove_outcomes(self, keys: set[DeliveryKey]) -> None:
         """Remove the outcomes of lost deliveries from the queue and the quarantine.
 
-        Other outcomes of the same units are sent back.
+        A unit (outcomes that are written together) must not be written without them, so its other
+        messages are delivered again.
         """
         quarantined = [b for b in self.batches if b.state in QUARANTINE_STATES]
         units: Units = {}
@@ -522,13 +581,17 @@ class Outcomes:
         """
         broken = [s for s in batch.parts if s.unit in units]
         if broken and batch.origin is not DeliveryState.RUNNING:
+            # Raises an error unless the transition exists.
             get_next_state(batch.state, OutcomeEvent.BROKEN)
             batch.set_parts([s for s in batch.parts if s.unit not in units])
             self.lost_leases.report_broken(broken, units)
             self.queue_outcomes([build_fallback_settlement(s) for s in broken])
 
     def _break_queued(self, units: Units) -> None:
-        """Replace queued outcomes of `units` that have lost rows, for another delivery."""
+        """Replace queued outcomes of `units` that have lost rows, for another delivery.
+
+        A unit is written as a whole or not at all. The replacement charges no attempt.
+        """
         broken = [s for s in self.queued if s.unit in units]
         if broken:
             self.lost_leases.report_broken(broken, units)
@@ -537,7 +600,11 @@ class Outcomes:
             ]
 
     def _remove_held(self, settlement: Settlement) -> ClaimedMessage | None:
-        """Remove and return the delivery of `settlement`."""
+        """Remove and return the delivery of `settlement`; None if this process has lost the row.
+
+        A newer delivery of the same message, which has another token, stays.
+        """
+        # The message was claimed again during the write: `held` has the newer delivery.
         if self._overtaken:
             row = self._overtaken.pop((settlement.id, settlement.lease_token), None)
             if row is not None:
@@ -550,7 +617,10 @@ class Outcomes:
     def _record_lost(
         self, settlement: Settlement, phase: str, consequence: str, units: Units
     ) -> None:
-        """Remove and report the lost delivery of `settlement`; add the unit, if any, to `units`."""
+        """Remove and report the lost delivery of `settlement`; add the unit, if any, to `units`.
+
+        The caller then breaks `units`: the other outcomes of each must not be written without this.
+        """
         row = self._remove_held(settlement)
         self.lost_leases.report(settlement, row, phase, consequence)
         if row is not None:
@@ -559,7 +629,11 @@ class Outcomes:
 
 
 def _remove_marked(parts: list[Settlement], keys: set[DeliveryKey], units: Units) -> None:
-    """Remove the outcomes of the deliveries `keys` from `parts`; add their units to `units`."""
+    """Remove the outcomes of the deliveries `keys` from `parts`; add their units to `units`.
+
+    `parts` is changed in place, as it is the queue or belongs to a batch. A unit is a set of
+    outcomes that are written together; without the removed ones the caller breaks it.
+    """
     lost_settlements = [s for s in parts if (s.id, s.lease_token) in keys]
     for settlement in lost_settlements:
         add_unit(units, settlement)

@@ -62,12 +62,15 @@ class KeyClaimer:
     async def claim(self, rows: Sequence[ClaimedMessage]) -> OnceStatuses | StoreError:
         """Claim the keys of `rows`; return the verdicts or the error.
 
-        Do not cancel this call: other workers wait for the transaction that it sends.
+        A call during another transaction waits, and either gets its answer from the call that sends
+        the next one, or is the first of the waiting calls and sends that itself. Do not cancel this
+        call: other workers wait for the transaction that it sends.
         """
         new_request = _ClaimRequest(rows, asyncio.get_running_loop().create_future())
         self._waiting.append(new_request)
         if self._is_sending and (result := await new_request.result) is not None:
             return result
+        # None: it is this request's turn to send.
         self._is_sending = True
         # Other workers that have become free together with this one add their requests in the same
         # turn of the loop.
@@ -84,6 +87,7 @@ class KeyClaimer:
         finally:
             self._is_sending = bool(self._waiting)
             if self._waiting:
+                # The first of the requests that came since sends the next transaction.
                 self._waiting[0].result.set_result(None)
         for request, result in zip(requests, results, strict=True):
             if request is not new_request:
@@ -91,7 +95,7 @@ class KeyClaimer:
         return results[requests.index(new_request)]
 
     async def _send(self, requests: Sequence[_ClaimRequest]) -> list[OnceStatuses | StoreError]:
-        """Claim the keys of all `requests`; return an answer per request.
+        """Claim the keys of all `requests`; return an answer for each request.
 
         A first statement claims free keys of single rows, the usual case. The rest needs a verdict
         per row: duplicate, lost, or unknown.
@@ -101,13 +105,17 @@ class KeyClaimer:
             return [claimed_ids] * len(requests)
         remaining = [request for request in requests if request.rows[0].id not in claimed_ids]
         results = dict(zip(map(id, remaining), await self._send_remaining(remaining), strict=True))
+        # The first statement has claimed the key of a request without an entry, which may start.
         return [
             results.get(id(request)) or {row.id: (OnceStatus.START, row.id) for row in request.rows}
             for request in requests
         ]
 
     async def _claim_free(self, requests: Sequence[_ClaimRequest]) -> set[int] | StoreError:
-        """Claim free keys, the usual case; return the ids of their messages or an error."""
+        """Claim free keys, the usual case; return the ids of their messages or an error.
+
+        Keys of other rows may be claimed by other messages; the next statement decides those.
+        """
         # Single rows only: if the other keys of a batch cannot be claimed, the batch does not
         # start, and none of its keys may stay claimed.
         single = [request.rows[0] for request in requests if len(request.rows) == 1]
@@ -173,7 +181,10 @@ def has_missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
 
 
 def _can_run_again(row: ClaimedMessage) -> bool:
-    """Return True if the key of `row` is free again: nothing was done, or the handler says so."""
+    """Return True if the key of `row` is free again: nothing was done, or the handler says so.
+
+    Under policy Once the handler runs once for each key, so the key otherwise stays claimed.
+    """
     outcome = row.outcome
     if isinstance(outcome, Relocate):
         # In its own queue it would find its own key claimed; in another queue it has another key.
@@ -227,6 +238,7 @@ class PolicyRunner:
         if (wait := get_slot_wait(row, self._clock)) <= 0:
             return
         self._inflight.metrics.record_policy_wait("slot", wait)
+        # Until then, the fetch loop must not take this worker for one that is stuck.
         self._inflight.times.record_start(self._clock.monotonic() + wait)
         with self._mark_busy():
             try:
@@ -250,7 +262,7 @@ class PolicyRunner:
     async def claim_keys(self, rows: Rows) -> Rows:
         """Claim the keys of messages that may run once; return the rows that may start.
 
-        The other rows are settled.
+        The other rows are settled. During the claim the worker counts as busy.
         """
         with self._mark_busy():
             return await self._claim_keys(rows)
@@ -268,8 +280,9 @@ class PolicyRunner:
     def use_slots(self, rows: Sequence[ClaimedMessage], *, must: bool = False) -> bool:
         """Use the slots of `rows`, whose handler starts now; return False if a slot was missed.
 
-        If it is too late for one slot, none is used and the rows are released. Rows without a slot
-        start, and with `must` all of them.
+        A slot is a start that a Throttle allows, until a deadline. If it is too late for a single
+        row, no slot is used and all rows are released. Rows without a slot start, and with `must`
+        all of them.
         """
         slots = self._inflight.slots
         if must or not any(has_missed_slot(row, self._clock) for row in rows):
@@ -283,14 +296,18 @@ class PolicyRunner:
         return False
 
     def report_slots(self, rows: Rows) -> None:
-        """Report whether the handler of `rows` has started, and when."""
+        """Report whether the handler of `rows` has started, and when.
+
+        The next claim stores that, so that a start that a Throttle granted in vain can be reused.
+        """
         for row in rows:
             self._inflight.slots.record_end(row)
 
     def retain_keys(self, rows: Rows) -> None:
         """Keep the keys of the other rows of a batch that an operator has cancelled.
 
-        It is unknown what the handler did for them, so it does not run for their keys again.
+        It is unknown what the handler did for them, so it does not run for their keys again: the
+        key of an abandoned message stays claimed.
         """
         for row in self._filter_keyed(rows):
             if row.cancelled is None:
@@ -303,11 +320,15 @@ class PolicyRunner:
     async def _claim_keys(self, rows: Rows) -> Rows:
         """Claim the keys of `rows` under policy Once; settle rows whose handler must not run again.
 
+        Return the rows that may start. The verdict on a row says that its lease is lost, that
+        another message has claimed the key, or that the outcome of an earlier handler is unknown.
         If the keys could not be claimed, no row starts.
         """
         keyed_rows = self._filter_keyed(rows)
         if self._keys is None or not keyed_rows:
             return rows
+        # Shielded from the worker's cancellation: a claim that is cut off may leave keys claimed,
+        # which would end the next delivery, although no handler has run.
         claim = self._claim_with_retry(self._keys, keyed_rows)
         verdicts = await self._shielded.run(
             claim, lambda: self._release_unstarted(rows, keyed_rows)
@@ -365,7 +386,10 @@ class PolicyRunner:
         self._inflight.release(row for row in rows if not row.lease_lost)
 
     async def _handle_claim_error(self, rows: Rows, error: StoreError) -> None:
-        """Release `rows`: nothing runs whose key is not known to be claimed."""
+        """Release `rows` after a pause: nothing runs whose key is not known to be claimed.
+
+        While it pauses, the worker takes no other row, which would meet the same error.
+        """
         self._failures += 1
         pause = backoff(self._failures, self._clock)
         if is_logged(self._failures):
@@ -380,12 +404,17 @@ class PolicyRunner:
         finally:
             for row in rows:
                 if isinstance(error, UnknownOutcomeError):
-                    self._inflight.drop([row])  # the next delivery finds out
+                    # Its key may be claimed: the next delivery, after the lease, finds out.
+                    self._inflight.drop([row])
                 else:
                     self._finish(row, Release())
 
     async def handle_ended(self, rows: Rows) -> None:
-        """Rest after a failure, and release the keys of `rows` that may be tried again."""
+        """Rest after a failure, and release the keys of `rows` that may be tried again.
+
+        The rest (policy BlockingWait) keeps the worker from the next message; a stop ends it. A key
+        that is not released keeps later deliveries from running the handler (policy Once).
+        """
         try:
             if self._rest_seconds and any(isinstance(row.outcome, Nack) for row in rows):
                 self._inflight.metrics.record_policy_wait("rest", self._rest_seconds)
@@ -399,9 +428,9 @@ class PolicyRunner:
     def reject_failed_once(self, rows: Rows) -> Rows:
         """Reject failed rows that may run once; return the rows whose keys are to be released.
 
-        The result includes rows that end in a Release. Their handler has not started: its
-        transaction could not begin, or did not find its lease, or a stop came first. Nor has the
-        handler of an invalid body.
+        A row that may run once has a key of policy Once, and gets no retry. The result includes
+        rows that end in a Release. Their handler has not started: its transaction could not begin,
+        or did not find its lease, or a stop came first. Nor has the handler of an invalid body.
         """
         retry_rows: Rows = []
         if self._keys is None:
@@ -414,7 +443,10 @@ class PolicyRunner:
         return retry_rows
 
     async def _release_keys(self, rows: Rows) -> bool:
-        """Release keys, repeated after transient errors until a stop; return True if done."""
+        """Release keys, repeated after transient errors until a stop; return True if done.
+
+        Keys that stay claimed are logged, as the handlers of their messages do not run again.
+        """
         failures = 0
         while rows:
             try:

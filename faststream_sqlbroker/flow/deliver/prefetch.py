@@ -52,7 +52,7 @@ class HandlerTimes:
         self.ended_at = now
 
     def record_start(self, at: float) -> None:
-        """Record that a worker waits until `at` to start a run.
+        """Record that a worker waits until `at` to start a run, as a Throttle demands.
 
         If no run ends before that time, that does not mean that handlers are stuck.
         """
@@ -61,8 +61,9 @@ class HandlerTimes:
     def count_upcoming_starts(self, workers: int, free: int, horizon: float = HORIZON) -> int:
         """Return how many runs the `workers` will start within `horizon` seconds; `free` are idle.
 
-        The estimate uses the 90th percentile of the remembered durations. Without any, or while no
-        run has ended for `horizon` though all workers are busy, only free workers count.
+        So many rows (or batches) are worth claiming now. The estimate uses the 90th percentile of
+        the remembered durations. Without any, or while no run has ended for `horizon` though all
+        workers are busy (handlers are stuck), only free workers count.
         """
         active_at = max(self.ended_at, self.starts_at)
         is_stuck = free <= 0 and self._clock.monotonic() - active_at > horizon
@@ -78,12 +79,19 @@ class HandlerTimes:
 
 
 def get_prefetch_lease(lease: float) -> float:
-    """Return the lease of a row that waits, for a subscriber whose leases last `lease` seconds."""
+    """Return the lease of a row that waits, for a subscriber whose leases last `lease` seconds.
+
+    It is shorter, so that rows that a dead process had not started are back soon.
+    """
     return min(lease, PREFETCH_LEASE)
 
 
 def get_min_remaining(lease: float) -> float:
-    """Return the seconds that must remain of the prefetch lease when a row starts."""
+    """Return the seconds that must remain of the prefetch lease when a row starts.
+
+    With less, the lease is renewed before the start. The prefetch lease is the shorter lease of
+    rows that wait for a worker.
+    """
     return min(MIN_REMAINING_LEASE, get_prefetch_lease(lease) / 2)
 
 
@@ -130,7 +138,11 @@ class PrefetchLimiter:
         return max(1, self.limit // max(1.0, self.mean_bytes)) if self.is_counting else inf
 
     def get_capacity(self, held: Sequence[int]) -> float:
-        """Return how many rows of the mean size may be claimed; `held` is (bytes, rows)."""
+        """Return how many rows of the mean size may be claimed; `held` is (bytes, rows).
+
+        `held` measures what waits for a worker already. A message that is too large to wait
+        together with others is claimed when none waits; until then (`is_draining`) the result is 0.
+        """
         size, count = held
         if not count:
             self.is_draining = False
@@ -138,7 +150,10 @@ class PrefetchLimiter:
         return 0 if self.is_draining else (self.limit - size) // max(1.0, self.mean_bytes)
 
     def record_claim(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Record the sizes of claimed `rows`."""
+        """Record the sizes of claimed `rows`, from which the next claim's size is estimated.
+
+        Older sizes count for less with each claim. As long as no body is large, nothing is counted.
+        """
         sizes = [len(row.payload) for row in rows]
         if not sizes:
             return
@@ -148,11 +163,16 @@ class PrefetchLimiter:
         self.is_counting = self.is_counting or max(sizes) * self._max_waiting_rows > self.limit
 
     def count_fitting(self, rows: Sequence[ClaimedMessage], held: Sequence[int]) -> int:
-        """Return how many of `rows` fit into the limit, at least 1 if nothing is held."""
+        """Return how many of `rows` fit into the limit, at least 1 if nothing is held.
+
+        `held` is (bytes, rows) of what waits for a worker already. A message over the limit could
+        never start otherwise, so it may wait alone.
+        """
         size, count = held
         for position, row in enumerate(rows):
             size += len(row.payload)
             if size > self.limit and position + count:
+                # Not even the first one fits: claim nothing more until no other row waits.
                 self.is_draining = not position
                 return position
         return len(rows)
@@ -218,6 +238,7 @@ class Buffer(Generic[T]):
 
     async def get(self) -> T:
         """Wait for an item; remove and return that item."""
+        # Another task may have taken the item before this one runs.
         while not self.items:
             await self._wait_among(self._getters)
         return self.items.popleft()
@@ -234,8 +255,8 @@ class Buffer(Generic[T]):
     async def _wait_among(self, waiters: "deque[asyncio.Future[None]]") -> None:
         """Wait among `waiters` until woken.
 
-        A task that is cancelled after its wake-up passes that on; else an item would lie there
-        unseen.
+        A task that is cancelled after its wake-up passes that on to the next task; else an item
+        would lie in the buffer although a task waits for items.
         """
         waiter = asyncio.get_running_loop().create_future()
         waiters.append(waiter)
@@ -243,7 +264,7 @@ class Buffer(Generic[T]):
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and self.items:
-                self._wake(1)  # pass this task's wake-up on to the next one
+                self._wake(1)
             raise
 
     def _wake(self, count: int) -> None:
@@ -251,7 +272,10 @@ class Buffer(Generic[T]):
 
     @staticmethod
     def _wake_waiters(waiters: "deque[asyncio.Future[None]]", count: int) -> int:
-        """Wake up to `count` of `waiters`; return how many wake-ups are left for other waiters."""
+        """Wake up to `count` of `waiters`; return how many wake-ups are left for other waiters.
+
+        A wake-up gives no item: the task takes one when it runs, or waits again.
+        """
         while count and waiters:
             waiter = waiters.popleft()
             # A task of a closed event loop has ended with it, and waking it would fail.

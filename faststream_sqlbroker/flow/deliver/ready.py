@@ -151,7 +151,7 @@ class ReadyTracker:
         """Record a wake-up: messages may have arrived in `queues`.
 
         In mode GUESS the next claim tries these queues without a poll; wake-ups until then are
-        merged.
+        merged, and count from the first. In any other mode the next claim looks at all queues.
         """
         previous = self._hint if self.mode is Mode.GUESS else None
         self.apply_event(self._wake_up_event)
@@ -160,13 +160,14 @@ class ReadyTracker:
         if previous is None:
             self._hint = PendingHint(queues, self._clock.monotonic())
         else:
-            is_all = not previous.queues or not queues
+            is_all = not previous.queues or not queues  # `ALL` is empty
             self._hint = PendingHint(ALL if is_all else previous.queues | queues, previous.at)
 
     def take_hint(self, max_age: float) -> frozenset[str] | None:
         """Return and clear the queues of the wake-ups since the last claim.
 
-        None if the first wake-up is older than `max_age` seconds, or if there was none.
+        None if the first wake-up is older than `max_age` seconds, or if there was none. After this
+        guess the next claim polls, because only a poll finds new priorities.
         """
         hint, self._hint = self._hint, None
         self.apply_event(ModeEvent.GUESSED)
@@ -175,7 +176,11 @@ class ReadyTracker:
         return hint.queues
 
     def record_fewer(self) -> None:
-        """Record that a claim found fewer rows than requested."""
+        """Record that a claim found fewer rows than requested.
+
+        The pairs of the last poll are used up then, so the next claim polls first, unless a wake-up
+        comes before.
+        """
         self.apply_event(ModeEvent.FEWER)
 
     @property
@@ -189,13 +194,18 @@ class ReadyTracker:
         return self.mode is Mode.IDLE and all(pair.due_in > 0 for pair in self._polled_pairs)
 
     def apply_poll_result(self, result: ReadyPairs) -> None:
-        """Apply the result of another subscriber's poll, which has just covered `queues`."""
+        """Apply the result of another subscriber's poll, which has just covered `queues`.
+
+        The next claim then needs no poll of its own.
+        """
         self.apply_event(ModeEvent.POLLED)
         self.polled_at = self._clock.monotonic()
         self._update_pairs(result, self._restriction_count)
 
     async def scan(self, poll: Poll | None = None) -> None:
-        """Poll all queues, with `poll` if given.
+        """Poll all queues for pairs of queue and priority with rows; the result is stored.
+
+        Call `poll` if given: it shares its result with other subscribers of the process.
 
         Raises:
             StoreError: as `Store.find_ready_pairs`.
@@ -206,8 +216,9 @@ class ReadyTracker:
     def _update_pairs(self, result: ReadyPairs, restriction_count: int) -> None:
         """Store the `result` of a poll, and choose the mode by the poll's duration.
 
-        If the open queues have changed since the poll was sent (`restriction_count` is an old one),
-        pairs of closed queues are removed, and the poll sets no begin for claims.
+        `restriction_count` counts changes of the open queues. If it is an old number, the poll was
+        sent before such a change: pairs of closed queues are removed, and the poll does not set
+        where claims begin to read.
         """
         self._polled_pairs = result
         self._poll_duration = result.duration
@@ -226,6 +237,7 @@ class ReadyTracker:
     async def _query(self, poll: Poll | None) -> ReadyPairs:
         """Send a poll and record the time; a failure changes the mode, and is raised."""
         started_at = self._clock.monotonic()
+        # Before the poll: a wake-up that comes during the poll then changes the mode again.
         self.apply_event(ModeEvent.POLLED)
         try:
             result = await (self._store.find_ready_pairs(self._queues) if poll is None else poll())
@@ -253,12 +265,14 @@ class ReadyTracker:
         first = {(pair.queue, pair.priority): pair.due_at for pair in result}
         for pair in self._known_pairs:
             begin = min(first.get(pair) or at, at - LATE_COMMITS)
+            # An earlier begin stays until a claim has read the rows after it.
             self._begin_at[pair] = min(begin, self._begin_at.get(pair, begin))
 
     async def scan_in_background(self) -> float | None:
         """Poll while claims do without, if a poll is due; return the seconds until the next poll.
 
-        None means that no background poll is needed.
+        Claims do without in mode BLIND, because polls are slow. Otherwise claims poll themselves,
+        and None is returned: no background poll is needed.
 
         Raises:
             StoreError: as `Store.find_ready_pairs`.
@@ -268,17 +282,27 @@ class ReadyTracker:
         return max(0.0, self._get_poll_wait()) if self.mode is Mode.BLIND else None
 
     def scan_soon(self) -> None:
-        """Make the next background poll due, because old rows may be claimable again."""
+        """Let the next background poll come within a second: old rows may be claimable again.
+
+        While polls are slow, claims begin at the last claimed row, so only a poll finds older rows.
+        """
         self._poll_duration = 0.0
 
     def _get_poll_wait(self) -> float:
-        """Return the seconds until the next background poll; a slow poll has a long pause."""
+        """Return the seconds until the next background poll; a slow poll has a long pause.
+
+        So polls keep the server busy for a twentieth of the time only. But the pause is limited,
+        because only a poll finds new priorities.
+        """
         return (
             min(max(SCAN_INTERVAL, SLOW_SHARE * self._poll_duration), MAX_SCAN_INTERVAL) - self.age
         )
 
     def list_due(self) -> list[ReadyPair]:
-        """Return the pairs that had due rows at the last poll, queues in rotation."""
+        """Return the pairs of queue and priority that had due rows at the last poll.
+
+        Each call begins with another queue, so that none is always last.
+        """
         return [pair for pair in self._sort_in_turn(self._polled_pairs) if pair.due_in <= 0]
 
     def list_known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
@@ -291,14 +315,17 @@ class ReadyTracker:
         return self._sort_in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in pairs])
 
     def rotate_queues(self) -> list[str]:
-        """Return the queues, each time starting with another."""
+        """Return the queues, each time starting with another, so that none is always last."""
         self._turn = (self._turn + 1) % max(1, len(self._queues))
         return [*self._queues[self._turn :], *self._queues[: self._turn]]
 
     def list_next_due(self) -> list[float]:
-        """Return the waits until rows become due that were not due at the last poll (seconds)."""
-        age = self.age
-        waits = [pair.due_in - age for pair in self._polled_pairs if pair.due_in > 0]
+        """Return the waits until rows become due that were not due at the last poll (seconds).
+
+        The fetch loop wakes for the shortest wait.
+        """
+        poll_age = self.age
+        waits = [pair.due_in - poll_age for pair in self._polled_pairs if pair.due_in > 0]
         # While polls are rare, rows that have become due since were there for the last claim.
         return (
             [wait for wait in waits if wait > 0]
@@ -322,7 +349,11 @@ class ReadyTracker:
                 self._begin_at[pair] = last_rows[pair].next_attempt_at - LATE_COMMITS
 
     def set_queues(self, queues: Sequence[str]) -> None:
-        """Set the queues from which the subscriber claims from now on."""
+        """Set the queues from which the subscriber claims from now on.
+
+        Called when operators pause or resume queues. The next claim polls. A higher count tells a
+        poll in progress that its result is for other queues.
+        """
         self._hint = None
         self.apply_event(ModeEvent.CHANGED)
         known_queues = {queue for queue, _ in self._known_pairs}
@@ -344,7 +375,10 @@ class ReadyTracker:
         self._begin_at.clear()
 
     def _add_known(self, pair: Pair) -> None:
-        """Remember `pair` as the latest; forget the oldest pairs beyond the maximum."""
+        """Remember `pair` as the latest; forget the oldest pairs beyond the maximum.
+
+        Claims without a poll name every known pair, and producers may use any number of priorities.
+        """
         self._known_pairs.pop(pair, None)
         self._known_pairs[pair] = None
         while len(self._known_pairs) > max(
@@ -362,5 +396,6 @@ class ReadyTracker:
         if len(self._queues) <= 1:
             return sorted(pairs, key=lambda p: -p.priority)
         self._turn = (self._turn + 1) % len(self._queues)
+        # The queue whose turn it is has rank 0.
         rank = {q: (n - self._turn) % len(self._queues) for n, q in enumerate(self._queues)}
         return sorted(pairs, key=lambda p: (rank[p.queue], -p.priority))

@@ -30,16 +30,18 @@ def get_refusal(
 ) -> Outcome | None:
     """Return the outcome of `row` if no handler may start, else None.
 
-    Unreadable and expired messages must not start, nor those delivered or attempted too often.
+    Unreadable, cancelled and expired messages must not start, nor those delivered or attempted too
+    often. A worker calls this right before the handler, because a row may have waited for long.
     """
     if row.cancelled is not None:
         return Discard(CANCELLED, text=row.cancelled)
     if row.outcome is not None:
         return row.outcome  # unreadable, or decided by a policy
+    # Deliveries that ended without an attempt, such as lost leases, and this delivery.
     if row.deliveries_count - row.attempts_count > max_deliveries:
         return Reject(MAX_DELIVERIES)
-    attempts = get_strategy_limit(rules.retry_strategy)
-    if attempts is not None and row.attempts_count >= attempts:
+    max_attempts = get_strategy_limit(rules.retry_strategy)
+    if max_attempts is not None and row.attempts_count >= max_attempts:
         return Reject(MAX_ATTEMPTS)
     if row.expires_at is not None:
         # The database's clock: its time of the claim plus the time that has passed here since.
@@ -50,7 +52,10 @@ def get_refusal(
 
 
 def format_refusal(row: ClaimedMessage, outcome: Reject) -> str:
-    """Format the log line for a refused message."""
+    """Format the log line for a message whose handler may not start.
+
+    `outcome` is a reject that `get_refusal` has returned.
+    """
     if outcome.error is not None:
         return (
             f"message {row.id} of queue {row.queue!r} cannot be read and is rejected: "
@@ -80,12 +85,13 @@ class Settlements:
         self._clock = clock or Clock()
 
     def __call__(self, rows: list[ClaimedMessage]) -> list[Settlement]:
-        """Return the settlements for the outcomes of a handler call.
+        """Return the settlements, which the database writes, for the outcomes of a handler call.
 
         Messages published on ack are written with all rows that the handler acked or moved, which
-        form a unit; if one of them has lost its lease, the others go back. Other rows are settled
-        one by one.
+        form a unit; if one of them has lost its lease, the others are delivered again. Other rows
+        are settled one by one. Rows without a lease get no settlement.
         """
+        # The messages that the handler publishes with its ack wait on the first row.
         on_ack = rows[0].chained if rows else ()
         # The usual case: every row is acked, and nothing is published on ack.
         if not on_ack and all(type(row.outcome) is Ack for row in rows):
@@ -101,12 +107,16 @@ class Settlements:
     def _settle_mixed(
         self, rows: Sequence[ClaimedMessage], on_ack: Sequence[NewMessage]
     ) -> list[Settlement]:
-        """Return the settlements of `rows` of which not all are plain acks."""
+        """Return the settlements of `rows` of which not all are plain acks.
+
+        The rows written in one transaction with the messages `on_ack`, the unit, come first.
+        """
         unit = self._find_unit_rows(rows) if on_ack else []
         settlements = self._build_unit(unit, on_ack) if unit else []
         joined_ids = {row.id for row in unit}
         for row in rows:
             if not row.lease_lost and row.id not in joined_ids:
+                # A release or an abandoned delivery is no fault of the handler.
                 attempted = not isinstance(row.outcome, Release | Abandon)
                 settlements.append(self.settle_row(row, row.outcome, attempted=attempted))
         return settlements
@@ -125,8 +135,12 @@ class Settlements:
     def _build_unit(
         self, rows: Sequence[ClaimedMessage], on_ack: Sequence[NewMessage]
     ) -> list[Settlement]:
-        """Return the settlements of `rows` as a unit with the messages `on_ack`: all or nothing."""
+        """Return the settlements of `rows` as a unit with the messages `on_ack`: all or nothing.
+
+        The unit knows how to build nacks of its rows, in case the database refuses `on_ack`.
+        """
         settlements = [self.settle_row(row, row.outcome, attempted=True) for row in rows]
+        # Stored, because the nacks would be built later and must have the times of these ends.
         end_times = [settlement.ended_after for settlement in settlements]
         unit = Unit(on_ack, partial(self._build_fallback, rows, end_times))
         for settlement in settlements:
@@ -137,7 +151,8 @@ class Settlements:
         """Return the acked and moved rows of a call that has published on ack.
 
         They are written together with these messages. If one has lost its lease, nothing is
-        returned, and the others are abandoned, so that they are delivered again.
+        returned, and the others are abandoned (their outcomes replaced), so that they are delivered
+        again.
         """
         unit = [row for row in rows if isinstance(row.outcome, Ack | Relocate)]
         lost_ids = [row.id for row in unit if row.lease_lost]
@@ -175,6 +190,10 @@ class Settlements:
     def settle_row(
         self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool
     ) -> Settlement:
-        """Return the settlement for `outcome` of `row`, which ends now."""
+        """Return the settlement, which the database writes, for `outcome` of `row`.
+
+        The delivery ends now. `attempted` is False if no attempt is to be charged, as when the
+        handler has not started. None as the outcome is a handler that forgot to settle.
+        """
         ended_after = self._clock.monotonic() - row.claimed_monotonic
         return settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)

@@ -64,8 +64,9 @@ class SoloScheduler:
     def _check_running_suspect(self, *, is_alone: bool, now: float) -> bool:
         """Return True while a running suspect keeps other messages from being claimed.
 
-        After it has ended, or after `MAX_SOLO_TIME` seconds, other messages get at least as much
-        time.
+        A suspect is a message that may have killed its process. After it has ended (`is_alone`: the
+        process holds nothing), or after `MAX_SOLO_TIME` seconds, other messages get at least as
+        much time.
         """
         if self._started_at is None:
             return False
@@ -77,7 +78,11 @@ class SoloScheduler:
         return False
 
     def choose_target(self, *, is_alone: bool, now: float) -> ClaimTarget:
-        """Return the purpose of the next claim; `is_alone` is True if the process holds nothing."""
+        """Return the purpose of the next claim; `is_alone` is True if the process holds nothing.
+
+        A suspect, a message that may have killed its process, runs while nothing else does. For
+        that, claims stop for some seconds (DRAIN). If that was in vain, other messages get time.
+        """
         if self._check_running_suspect(is_alone=is_alone, now=now):
             return ClaimTarget.NONE
         if not self._suspects:
@@ -88,6 +93,7 @@ class SoloScheduler:
             self._drain_until = None
             return ClaimTarget.SUSPECT
         if self._drain_until is None:
+            # An old suspect, which still may not run with others, is on its last delivery.
             self._drain_seconds = 2 * self._drain_seconds if self._list_old(now) else SOLO_WAIT
             self._drain_until = now + self._drain_seconds
         if now < self._drain_until:
@@ -97,14 +103,17 @@ class SoloScheduler:
         return ClaimTarget.OTHERS
 
     def has_waiting(self, now: float) -> bool:
-        """Return True if a suspect waits, and other messages have had their time."""
+        """Return True if a suspect waits, and other messages have had their time.
+
+        A suspect is a message that may have killed its process. The next claim then comes at once.
+        """
         return bool(self._suspects) and now >= self._others_until
 
     def pop_suspect(self, now: float, *, is_alone: bool) -> int:
         """Remove the next suspect and return the message id.
 
-        Suspects that have waited for `SOLO_LIMIT` seconds come first, then those with the fewest
-        lost leases.
+        A suspect (a message that may have killed its process) is claimed by itself. Suspects that
+        have waited for `SOLO_LIMIT` seconds come first, then those with the fewest lost leases.
         """
         candidates = (
             (self._list_old(now) or self._suspects) if is_alone else self._list_overdue(now)
@@ -114,13 +123,19 @@ class SoloScheduler:
         return message_id
 
     def record_start(self, *, is_alone: bool, now: float) -> None:
-        """Record that a suspect was claimed, which blocks other claims if `is_alone`."""
+        """Record that a suspect was claimed, which blocks other claims if `is_alone`.
+
+        A suspect is a message that may have killed its process. Otherwise it runs with others.
+        """
         if is_alone:
             self._started_at = now
             self._drain_seconds = SOLO_WAIT
 
     def add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> None:
-        """Add the `suspects` of a claim: messages that may kill their process, left unclaimed."""
+        """Add the `suspects` of a claim: messages that may kill their process, left unclaimed.
+
+        A suspect that is reported again keeps the time since when it waits.
+        """
         for message_id, suspect in suspects.items():
             _, first_seen = self._suspects.get(message_id, (suspect, now))
             self._suspects[message_id] = (suspect, first_seen)
@@ -130,7 +145,10 @@ class SoloScheduler:
         self._others_until = now
 
     def _list_old(self, now: float) -> list[int]:
-        """Return the suspects that have waited for `SOLO_LIMIT` seconds."""
+        """Return the suspects that have waited for `SOLO_LIMIT` seconds to run alone.
+
+        Not all may run with other messages now, see `_list_overdue`.
+        """
         return [
             i for i, (_, first_seen) in self._suspects.items() if now - first_seen >= SOLO_LIMIT
         ]

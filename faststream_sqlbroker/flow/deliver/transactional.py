@@ -111,6 +111,7 @@ class TransactionalDeliveries:
             await self._handle_failure(block, error)
             raise
         unwritten_rows = block.unwritten_rows
+        # Not proven: the handler may have ended its transaction by itself, even with a commit.
         if unwritten_rows and not transaction.proven:
             unwritten_rows = await self._ended_transactions.settle(
                 transaction.locked, unwritten_rows
@@ -177,10 +178,15 @@ class TransactionalDeliveries:
             current_transaction.reset(token)
         for row in block.rows:
             if isinstance(row.outcome, Nack | Reject) and row.outcome.error is not None:
+                # Evicts the connection from the pool if the error says that it is stale.
                 transaction.handle_error(row.outcome.error)
 
     async def _lock(self, block: "_TransactionRun", transaction: "HandlerTransaction") -> None:
-        """Lock the rows whose lease is still held; the other rows do not start."""
+        """Lock the rows whose lease is still held; the other rows do not start.
+
+        The lock keeps the lease while the handler runs, because renewals and releases skip locked
+        rows.
+        """
         rows = block.rows
         locked_ids = await transaction.lock(
             [(row.id, row.lease_token) for row in rows], self._lease
@@ -189,6 +195,7 @@ class TransactionalDeliveries:
         block.lost_rows = [row for row in rows if row.id not in locked_ids]
         self._report_lost(block.lost_rows)
         for row in block.lost_rows:
+            # This is not written, but lets policy Once release the key of the message.
             row.replace_outcome(Release())
         block.is_started = True
         self._failures = 0
@@ -231,11 +238,16 @@ class TransactionalDeliveries:
         rows: Rows,
         settlements: Callable[[Rows], list[Settlement]],
     ) -> Rows:
-        """Commit if the handler acked; return the rows whose outcome the flush writes."""
+        """Commit if the handler acked; return the rows whose outcome the flush writes.
+
+        Without an ack or a move, or if a row has lost its lease, everything is rolled back.
+        """
         if not rows:
             return []
+        # Tasks that the handler has left behind must not publish into the COMMIT.
         await transaction.stop_publishing()
         if not any(map(_is_committing, rows)):
+            # A rollback undoes all, unless the handler has ended the transaction by itself.
             await transaction.prove()
             return rows
         if any(row.lease_lost for row in rows):
@@ -245,6 +257,7 @@ class TransactionalDeliveries:
         try:
             with self._inflight.track_writing(batch) as writing:
                 result = await transaction.commit(batch)
+                # With a lost lease nothing was committed.
                 if not result.lost_ids:
                     self._inflight.apply_result(writing, result)
         except Exception as error:  # noqa: BLE001 - a constraint, checked at the session's flush
@@ -262,9 +275,14 @@ class TransactionalDeliveries:
     def _handle_failed_commit(
         self, transaction: "HandlerTransaction", rows: Rows, error: Exception
     ) -> Rows:
-        """Settle `rows` after a failed COMMIT; return the rows whose outcome the flush writes."""
+        """Settle `rows` after a failed COMMIT; return the rows whose outcome the flush writes.
+
+        Without an answer nothing may be written. A transient failure is not the handler's fault,
+        and the message is delivered again. Any other error fails the attempt.
+        """
         if isinstance(error, UnknownOutcomeError):
             self._lose_unknown(rows, error)
+            # The worker was cancelled while it waited for the answer.
             if isinstance(error.__cause__, asyncio.CancelledError):
                 raise error.__cause__ from None
             return []
@@ -278,7 +296,10 @@ class TransactionalDeliveries:
         return self._retry_later(rows, error)
 
     async def _resolve_cut_off(self, transaction: "HandlerTransaction | None", rows: Rows) -> None:
-        """Find out whether the handler, which was cut off, committed the transaction before."""
+        """Find out whether the handler, which was cut off, committed the transaction before.
+
+        Its rows are settled by the answer: after a commit, a retry would repeat the work.
+        """
         held_rows = [row for row in rows if not row.lease_lost]
         if held_rows and transaction is not None and not transaction.proven:
             await self._ended_transactions.settle(transaction.locked, held_rows)
@@ -308,6 +329,7 @@ class TransactionalDeliveries:
         if self._has_once_policy and any(row.policy_key is not None for row in rows):
             return _nack_committing(rows, error)
         deliveries = max(row.deliveries_count for row in rows)
+        # Twice as long with each delivery.
         pause = backoff(FIRST_PAUSE + deliveries - 1, self._clock)
         for row in rows:
             if row.outcome is None or _is_committing(row):
@@ -330,22 +352,22 @@ class TransactionalDeliveries:
 
     def _log_abandoned(self, rows: Rows) -> None:
         """Log acked rows that are delivered again, because their COMMIT failed transiently."""
-        cut_off = [
+        abandoned = [
             (row.id, row.outcome)
             for row in rows
             if isinstance(row.outcome, Abandon)
             and row.outcome.error is not None
             and not row.lease_lost
         ]
-        if not cut_off:
+        if not abandoned:
             return
-        first, outcome = cut_off[0]
+        first_id, outcome = abandoned[0]
         self._log(
             logging.WARNING,
-            f"the handler's work for messages {[i for i, _ in cut_off]} could not be committed "
+            f"the handler's work for messages {[i for i, _ in abandoned]} could not be committed "
             f"and is rolled back; they are delivered again in {outcome.delay:.1f} s: "
             f"{outcome.error}",
-            message_id=first,
+            message_id=first_id,
         )
 
     def _lose_unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
@@ -357,12 +379,12 @@ class TransactionalDeliveries:
 
 
 def _is_committing(row: ClaimedMessage) -> bool:
-    """Return True if the outcome of `row` commits the transaction."""
+    """Return True if the outcome of `row` commits the transaction: an ack or a move."""
     return isinstance(row.outcome, Ack | Relocate)
 
 
 def _is_final(row: ClaimedMessage) -> bool:
-    """Return True if the outcome of `row` is final."""
+    """Return True if the outcome of `row` is final: an ack, a move, or an end without a retry."""
     return isinstance(row.outcome, Ack | Relocate | Reject | Discard)
 
 

@@ -137,21 +137,29 @@ class Worker(DeliveryRunner):
             try:
                 now = await step(row, current_delivery)
             except BaseException:
+                # `release_current` then finds the rows; the plain step does not note its row.
                 self._current_rows = self._current_rows or (row,)
                 raise
             if now >= turn_ends:
+                # A handler may have left a cancellation counted, which looks like the worker's end.
                 current_delivery.forget_cancels()
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN_SECONDS
 
     def release_current(self, error: BaseException) -> None:
-        """Release the rows of the current delivery after `error` has ended the worker."""
+        """Release the rows of the current delivery after `error` has ended the worker.
+
+        Called from outside, before a new worker replaces this one.
+        """
         unsettled = [row for row in self._current_rows if self._inflight.has_no_outcome(row)]
         if unsettled:
             self._handle_error(unsettled, error)
 
     async def run_one(self) -> None:
-        """Deliver the first waiting row, and the rest of the batch. At least 1 row must wait."""
+        """Deliver the first waiting row, and the rest of the batch. At least 1 row must wait.
+
+        For `TestSqlBroker`, which delivers step by step in place of `run`.
+        """
         current_delivery = self._create_current_delivery()
         row = self._inflight.waiting.get_nowait()
         try:
@@ -162,7 +170,11 @@ class Worker(DeliveryRunner):
             self._inflight.current_deliveries.pop(current_delivery.worker, None)
 
     def _create_current_delivery(self) -> CurrentDelivery:
-        """Create and register the current delivery of this task."""
+        """Create and register the current delivery of this task, the same object for all messages.
+
+        By it a publish finds the message that is being handled, and a cancel finds the handler's
+        task.
+        """
         delivery = CurrentDelivery(self._store, self._must_end)
         if self._policies is not None:
             delivery.use_slots = partial(self._policies.use_slots, must=self._ack_first is not None)
@@ -176,7 +188,11 @@ class Worker(DeliveryRunner):
     async def _deliver_from(
         self, first: ClaimedMessage, current_delivery: CurrentDelivery
     ) -> float:
-        """Run the handler on `first`, or on a batch that begins there; return the end time."""
+        """Run the handler on `first`, or on a batch that begins there; return the end time.
+
+        Before that the worker waits for a slot (a start that a Throttle allows), fills the batch,
+        renews old leases, and settles rows that must not start.
+        """
         # Counted from here: while `first` waits for its slot, the worker is busy.
         self._inflight.busy += 1
         self._current_rows = [first]
@@ -205,7 +221,8 @@ class Worker(DeliveryRunner):
         """Run the handler on a single message, in the plain case that needs no other step.
 
         The same steps as in `_deliver_from`, but without any call, list or coroutine that a message
-        can do without. Returns the end time (monotonic seconds).
+        can do without, because nearly all messages come here. Returns the end time (monotonic
+        seconds).
         """
         inflight = self._inflight
         monotonic = self._clock.monotonic
@@ -243,6 +260,7 @@ class Worker(DeliveryRunner):
                 inflight.slots.record_end(row)
                 now = monotonic()
                 inflight.times.record_end(started_at, now)
+                # The usual ack is queued without the checks of `Settlements`.
                 if (
                     row.outcome.__class__ is Ack
                     and not row.chained
@@ -263,6 +281,7 @@ class Worker(DeliveryRunner):
     async def _get_next(self) -> ClaimedMessage | None:
         """Return the next row, or the sentinel None; request more rows where few are left.
 
+        The sentinel ends the worker. Few are `low_water` rows, a number that the fetch loop sets.
         With no row left, outcomes are flushed at once: no further one will fill the batch soon.
         """
         waiting = self._inflight.waiting
@@ -276,9 +295,12 @@ class Worker(DeliveryRunner):
         return row
 
     async def _renew_old(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Renew rows whose lease is almost over; return the rows that may start."""
-        # Short leases have one length, and a blocked event loop may outlast any of them: check
-        # every row.
+        """Renew rows whose lease is almost over; return the rows that may start.
+
+        Rows wait in this process for a worker, and the lease must last beyond the start. A row
+        whose renewal failed is released, one whose lease has gone is dropped.
+        """
+        # Not only the first row of a batch: after a stall of the event loop any lease may be old.
         now = self._clock.monotonic()
         max_prefetch_wait = self._max_prefetch_wait
         max_wait = self._max_full_wait
@@ -312,7 +334,10 @@ class Worker(DeliveryRunner):
 
     @override
     def _may_start(self, row: ClaimedMessage) -> bool:
-        """Return True if the handler of `row` may start; settle the row otherwise."""
+        """Return True if the handler of `row` may start; settle the row otherwise.
+
+        The first check is a shortcut without a call for most rows; `_check_start` decides the rest.
+        """
         if (
             row.outcome is None
             and not row.attempts_count
@@ -331,7 +356,11 @@ class Worker(DeliveryRunner):
             return False
 
     def _handle_error(self, rows: list[ClaimedMessage], error: BaseException) -> None:
-        """Release unsettled rows for a later delivery, after an error around the handler."""
+        """Release unsettled rows for a later delivery, after an error around the handler.
+
+        The handler's own errors have become outcomes before this; `error` is a bug, or has ended
+        the worker. The delivery is charged (Abandon), and the message comes back after a pause.
+        """
         unsettled = [row for row in rows if self._inflight.has_no_outcome(row)]
         if isinstance(error, asyncio.CancelledError) and not unsettled:
             return  # the handler cancelled itself, which is its failure
@@ -348,7 +377,10 @@ class Worker(DeliveryRunner):
         )
 
     def _check_start(self, row: ClaimedMessage) -> bool:
-        """Return True if no limit refuses `row`; else settle the row, which does not start."""
+        """Return True if no limit refuses `row`; else settle the row, which does not start.
+
+        A row whose lease was lost is not settled: another process may have the message.
+        """
         if row.lease_lost:
             return False
         outcome = self._get_refusal(row)
@@ -366,7 +398,11 @@ class Worker(DeliveryRunner):
         return False
 
     def _get_refusal(self, row: ClaimedMessage) -> Outcome | None:
-        """Return the outcome of `row` if the handler must not start, else None."""
+        """Return the outcome of `row` if the handler must not start, else None.
+
+        Besides the limits of the function `get_refusal`, a stop and a missed slot (the start that a
+        Throttle allowed is over) release the row.
+        """
         if self._stopping():
             return Release()
         outcome = get_refusal(row, self._rules, self._max_deliveries, self._clock)
@@ -378,12 +414,18 @@ class Worker(DeliveryRunner):
 
 
 def _is_single_message(settings: ConsumerSettings) -> bool:
-    """Return True if the handler gets a single message, and the call needs nothing else."""
+    """Return True if the handler gets a single message, and the call needs nothing else.
+
+    Such a message can take the shortest path, `Worker._deliver_plain`.
+    """
     return settings.handler_timeout is None and not (
         settings.batch or settings.transactional or settings.task_per_message
     )
 
 
 def _must_raise(error: BaseException) -> bool:
-    """Return True if `error`, or the cancellation of the worker's task, ends the worker."""
+    """Return True if `error`, or the cancellation of the worker's task, ends the worker.
+
+    After any other error the worker goes on with the next message.
+    """
     return isinstance(error, KeyboardInterrupt | SystemExit) or is_task_cancelled()

@@ -52,7 +52,11 @@ class WorkerShutdown:
         self._ack_first = ack_first
 
     async def stop(self, workers: Sequence[asyncio.Task[None]], timeout: float | None) -> Workers:
-        """Stop `workers`, whose handlers get `timeout` seconds; return the abandoned workers."""
+        """Stop `workers`, whose handlers get `timeout` seconds; return the abandoned workers.
+
+        A handler that runs on is cancelled, and abandoned if it goes on all the same: its outcome
+        is not written any more. A handler in a thread cannot be cancelled, so it is abandoned.
+        """
         # Workers of a closed event loop have ended with it.
         workers = [worker for worker in workers if not worker.get_loop().is_closed()]
         if not workers:
@@ -60,7 +64,7 @@ class WorkerShutdown:
         _, running = await asyncio.wait(workers, timeout=timeout)
         cancelled: Workers = set()
         for _ in range(2):  # some leave their thread while others are cancelled
-            # Messages that a thread works on must not be released.
+            # Messages that a thread works on must not be released, so its worker is not cancelled.
             pending = {worker for worker in running - cancelled if not worker.done()}
             if cancellable := {w for w in pending if self._find_thread_function(w) is None}:
                 await self._cancel(cancellable, timeout)
@@ -71,9 +75,10 @@ class WorkerShutdown:
         return unfinished_workers
 
     async def close_abandoned(self, workers: Workers) -> None:
-        """Let handlers of unfinished `workers` clean up, and close any that go on for longer.
+        """Let handlers of unfinished `workers` clean up; close a handler that goes on for longer.
 
-        A worker that waits for a thread, or has a transaction open, is closed immediately.
+        To close a coroutine raises GeneratorExit where it waits. A worker that waits for a thread,
+        or has a transaction open, is closed immediately.
         """
         at_once = {worker for worker in workers if self._find_thread_function(worker) is not None}
         if self._transactional:
@@ -88,7 +93,10 @@ class WorkerShutdown:
             await asyncio.wait(workers, timeout=CANCEL_GRACE)
 
     def _close(self, worker: "asyncio.Task[None]") -> None:
-        """Close the coroutine in which `worker`, or the handler's own task, still waits."""
+        """Close the coroutine in which `worker`, or the handler's own task, still waits.
+
+        A handler that swallows its cancellation would otherwise run on after the stop.
+        """
         current_delivery = self._inflight.current_deliveries.get(worker)
         for task in {
             worker,
@@ -99,7 +107,10 @@ class WorkerShutdown:
             abandon_task(task)
 
     def _find_thread_function(self, worker: "asyncio.Task[None]") -> str | None:
-        """Return the name of the function that `worker` waits for, if that runs in a thread."""
+        """Return the name of the function that `worker` waits for, if that runs in a thread.
+
+        None if the handler runs in the event loop, where it can be cancelled.
+        """
         current_delivery = self._inflight.current_deliveries.get(worker)
         return (
             current_delivery.threads[-1]
@@ -123,7 +134,10 @@ class WorkerShutdown:
         await asyncio.wait(running, timeout=CANCEL_GRACE + shielded)
 
     def _abandon(self, worker: "asyncio.Task[None]") -> None:
-        """Abandon `worker`, whose messages are treated as if the process had died."""
+        """Abandon `worker`, whose messages are treated as if the process had died.
+
+        Their outcomes are not written, so they are delivered again when their leases expire.
+        """
         current_delivery = self._inflight.current_deliveries.get(worker)
         self._log_abandoned(current_delivery, self._find_thread_function(worker))
         self._cancelled.add(worker)
