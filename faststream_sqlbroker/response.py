@@ -286,7 +286,7 @@ def _match_responses(
 def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Sequence[Any]") -> bool:
     """Return True if bodies only moved, were added or removed, and no options are lost.
 
-    `aligned` has for each new body the response of the identical old body, or UNMATCHED. Equal
+    `aligned` has for each new body the response of the identical old body, or `_UNMATCHED`. Equal
     numbers and texts may be the same object, so a new body may look like another body that has
     moved. All bodies may swap between False and True, as `not` produces them.
     """
@@ -299,12 +299,12 @@ def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Seque
 def _is_in_place(aligned: "list[Any]", responses: "list[Any]") -> bool:
     """Return True if no body has moved: each is replaced or still at the same position.
 
-    `aligned` has for each new body the response of the identical old body, or UNMATCHED. The
+    `aligned` has for each new body the response of the identical old body, or `_UNMATCHED`. The
     options of a replaced body stay at its position.
     """
     pairs = zip(aligned, responses, strict=False)
     return len(aligned) == len(responses) and all(
-        aligned_response in {OTHER_OPTIONS, response} for aligned_response, response in pairs
+        aligned_response in {_UNMATCHED, response} for aligned_response, response in pairs
     )
 
 
