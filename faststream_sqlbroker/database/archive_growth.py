@@ -112,20 +112,21 @@ class ArchiveGrowth:
     def _count_between(self, connection: Connection, first: int, last: int) -> int:
         """Estimate how many ids in (`first`, `last`] are in the archive.
 
-        A range of a day may have millions of ids. So the archived ids are counted in
-        `SAMPLE_RANGES` short ranges, spread evenly, and extrapolated.
+        Not each id is in the archive: messages may be live, or were never archived. A range of a
+        day may have millions of ids. So the archived ids are counted in `SAMPLE_RANGES` short
+        ranges, spread evenly, and extrapolated.
         """
-        drawn = last - first
-        width = min(SAMPLE_RANGE_IDS, max(drawn // SAMPLE_RANGES, 1))
+        id_count = last - first
+        width = min(SAMPLE_RANGE_IDS, max(id_count // SAMPLE_RANGES, 1))
         c = self._archive.c
         # One range of the primary key per statement, so that every server reads only these ids.
         count = self._dialect.add_index_hint(select(func.count(c.id)), self._archive, None)
         total = 0
         for number in range(SAMPLE_RANGES):
-            start = first + drawn * number // SAMPLE_RANGES
+            start = first + id_count * number // SAMPLE_RANGES
             ids = c.id.between(start + 1, start + width)
             total += connection.execute(count.where(ids)).scalar_one()
-        return drawn * total // (SAMPLE_RANGES * width)
+        return id_count * total // (SAMPLE_RANGES * width)
 
     def _read_size(self, connection: Connection) -> "ArchiveSize | None":
         """Read the archive's size and growth, or return None if either is unknown.
@@ -150,6 +151,7 @@ class ArchiveGrowth:
             bytes_per_day=rows_per_day * disk_use.row_bytes,
             free=disk_use.free,
             grows_for=grows_for,
+            # An archive that has never lost a message begins with one of the first ids.
             is_whole=is_behind or first_id <= COMPLETE_DAYS * rows_per_day,
             is_behind=is_behind,
         )

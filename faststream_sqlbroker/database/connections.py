@@ -70,12 +70,19 @@ class Checkouts:
             self._file.watch(engine.sync_engine)
 
     def evict_if_spoiled(self, error: BaseException) -> None:
-        """Evict all connections opened so far if `error` came from a read-only server."""
+        """Evict all connections opened so far if `error` came from a read-only server.
+
+        Evicted connections are closed at their next checkout or return. The others of the pool may
+        lead to the same server, and would stay read-only even after it is writable again.
+        """
         if self.errors.spoils_connection(error):
             self._evicted_before = monotonic()
 
     def is_evicted(self, connection: AsyncConnection) -> bool:
-        """Return True if `connection` must not be used again."""
+        """Return True if `connection` must not be used again.
+
+        Opened before an answer from a read-only server, it may lead to that server.
+        """
         return _get_opened_at(connection) < self._evicted_before
 
     @asynccontextmanager
@@ -103,8 +110,8 @@ class Checkouts:
         watchdog = None
         driver_connection = None
         try:
-            fairy: Any = connection.sync_connection and connection.sync_connection.connection
-            driver_connection = fairy.driver_connection
+            pooled: Any = connection.sync_connection and connection.sync_connection.connection
+            driver_connection = pooled.driver_connection
             if limit is not None:
                 watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
             yield connection
@@ -112,6 +119,7 @@ class Checkouts:
             self.evict_if_spoiled(error)
             raise
         finally:
+            # The return to the pool may send a ROLLBACK, and must not wait for ever either.
             watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)
             try:
                 await _wait_until_closed(self._close(connection), watchdog.when() + GRACE)
@@ -198,7 +206,11 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
 
 
 def _end_statements(driver: Any) -> None:
-    """Close the cursors of aiosqlite's `driver`, then roll back. Runs in the driver's thread."""
+    """Close the cursors of aiosqlite's `driver`, then roll back. Runs in the driver's thread.
+
+    A cursor with unread rows would keep the connection's locks, even after the connection is
+    closed.
+    """
     connection: sqlite3.Connection = driver._conn  # noqa: SLF001
     # A cancelled task may not have received the cursor that it created; then only the garbage
     # collector knows the cursor.
@@ -212,6 +224,7 @@ def _end_statements(driver: Any) -> None:
 def _close_unrestored(_dbapi_connection: Any, record: Any) -> None:
     """Close a connection that returns to the pool with settings that were not restored.
 
+    The application shares the pool, and must not get a session with the broker's limits.
     `_restore_session` does not see such a connection if a handler closed it itself.
     """
     if UNRESTORED in record.info:
@@ -312,12 +325,19 @@ class DatabaseFile:
 
     @staticmethod
     def is_other(connection: AsyncConnection, identity: Identity | None) -> bool:
-        """Return True if `connection` has opened another file than that of `identity`."""
+        """Return True if `connection` has opened another file than that of `identity`.
+
+        The file that SQLite has opened may have been replaced since; writes to it would be lost.
+        """
         sync: Any = connection.sync_connection
         return identity is not None and sync.info.get(_OPENED_FILE, identity) != identity
 
     def _record_file(self, dbapi_connection: Any, record: Any) -> None:
-        """Remember the file's path at the first connect, and mark each connection with the file."""
+        """Remember the file's path at the first connect, and mark each connection with the file.
+
+        A listener of the engine's "connect". Later, `is_other` compares the mark with the file that
+        then has the name.
+        """
         # A database in memory has no file, whatever name the connection reports.
         if not self._path and os.path.exists(path := _read_path(dbapi_connection)):  # noqa: PTH110
             self._path = path
@@ -399,7 +419,10 @@ class LoopPools:
         """
 
     def watch(self, engine: Engine) -> None:
-        """Record in which event loop connections of `engine` are opened."""
+        """Record in which event loop connections of `engine` are opened.
+
+        Drivers can read and close a connection only in that loop.
+        """
         self._engines.append(engine)
         # A NullPool keeps no connection, and connections of aiosqlite work in every event loop, so
         # the application may open them in any loop.

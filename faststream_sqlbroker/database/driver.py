@@ -63,7 +63,9 @@ class DriverShortcut:
     def _on_connect(self, _dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
         """Record from the connect options if the shortcut is possible (listener of `do_connect`).
 
-        It is not with a custom connect function, or without asyncpg's cache of prepared statements.
+        The shortcut sends statements on asyncpg's own connection, past SQLAlchemy. It is not
+        possible with a custom connect function, which may return anything, or with options against
+        prepared statements, which suggest a pooler such as PgBouncer.
         """
         plain = not {"async_creator_fn", "prepared_statement_name_func"} & options.keys()
         self.is_possible = plain and int(options.get("statement_cache_size", 1)) > 0
@@ -96,9 +98,9 @@ class DriverShortcut:
     async def get_autocommit_driver(self, connection: AsyncConnection) -> Any | None:
         """Return asyncpg's connection for a statement that commits by itself, or None.
 
-        None also if the connection is in a transaction, or if its sessions start with an isolation
-        level other than READ COMMITTED, which the broker's statements rely on. The level is read
-        once for each connection.
+        None if statements need SQLAlchemy (`get_driver`), if the connection is in a transaction, or
+        if its sessions start with an isolation level other than READ COMMITTED, which the broker's
+        statements rely on. The level is read once for each connection.
         """
         sync = connection.sync_connection
         if sync is None or (driver := self.get_driver(sync)) is None or driver.is_in_transaction():
@@ -203,7 +205,7 @@ def _get_statement_lock(connection: Connection) -> asyncio.Lock | None:
 def _has_listeners(engine: Engine) -> bool:
     """Return True if the statements of `engine` are logged or have listeners.
 
-    The shortcut would bypass both, so it must not be used then.
+    Statements sent on asyncpg's own connection (the shortcut) would bypass both.
     """
     if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
         return True

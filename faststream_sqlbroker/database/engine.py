@@ -89,7 +89,8 @@ class Database:
             activity_source: Replaces `activities`; a function is called only after a refusal, when
                 `work` has run, so that it can depend on what `work` was doing.
             retry_lock_timeout: Repeat the transaction also if it waited too long for a lock.
-            replan: Several statements use no cached query plan of the session.
+            replan: The session makes new query plans: a cached plan may be for the table as it was
+                earlier, for example almost empty.
             connection_slots: Acquire one of these for each attempt instead of the database's.
 
         Raises:
@@ -135,7 +136,7 @@ class Database:
         """Return True if repeating the transaction at once would not help after `error`.
 
         `replaced` says that an attempt has already used a new connection because of its
-        predecessor's error.
+        predecessor's error. Then the fault is not one old connection of the pool.
         """
         if self.errors.needs_new_connection(error):
             # A connection may have broken or become stale in the pool, so the next attempt uses a
@@ -161,6 +162,7 @@ class Database:
         """
         has_sent_commit = False
         write = begin is not None
+        # A result here means that the COMMIT was answered, whatever fails after it.
         results = []
         clock = asyncio.get_running_loop().time
 

@@ -140,9 +140,14 @@ class ErrorClasses:
         return None if store_error is None else NotConnectedError(str(store_error))
 
     def to_store_error(self, error: BaseException) -> StoreError | None:
-        """Return `error` as a StoreError, None if not from the database or the driver."""
+        """Return `error` as a StoreError, None if not from the database or the driver.
+
+        A TransientStoreError says that a repeat may succeed, an AccessError that a right or a table
+        is missing.
+        """
         if isinstance(error, PoolTimeout):
             return TransientStoreError(f"no free connection in the pool: {error}")
+        # asyncio's own timeouts have no text; those of sockets have.
         if isinstance(error, TimeoutError) and not str(error):
             return TransientStoreError(f"no answer within {self._statement_timeout} seconds")
         if getattr(error, "connection_invalidated", False) or self._is_transient(error):
@@ -210,7 +215,10 @@ class ErrorClasses:
         return any(self.dialect.is_lock_timeout(cause) for cause in _iter_causes(error))
 
     def needs_new_connection(self, error: BaseException) -> bool:
-        """Return True if the connection is broken or stale, so that a new connection may work."""
+        """Return True if the connection is broken or stale, so that a new connection may work.
+
+        Not if the error came from connecting itself: then a new connection would fail, too.
+        """
         cause = error.__cause__
         if isinstance(error, NotConnectedError) or not isinstance(cause, DBAPIError):
             return False
@@ -221,7 +229,10 @@ class ErrorClasses:
         )
 
     def _is_transient(self, error: BaseException) -> bool:
-        """Return True if a later attempt may succeed: a network error, a deadlock, a full disk."""
+        """Return True if a later attempt may succeed: a network error, a deadlock, a full disk.
+
+        The driver's own error, which SQLAlchemy's error wraps, has the code that decides.
+        """
         return any(
             isinstance(cause, OSError)
             or self.dialect.is_transient(cause)

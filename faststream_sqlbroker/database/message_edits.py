@@ -53,7 +53,10 @@ class MessageEdits:
         self._dialect = database.dialect
 
     async def publish(self, row: NewMessage, by: str) -> int | None:
-        """Insert `row`, and record the operator; return the id, None if the dedup_id exists."""
+        """Insert `row` for an operator, and record that in the audit; return the id.
+
+        None, and no entry in the audit, if the queue has a message with the same dedup_id.
+        """
 
         def insert(connection: Connection) -> int | None:
             [message_id] = insert_mirrored(self._dialect, connection, [row])
@@ -108,6 +111,7 @@ class MessageEdits:
         """
         prepend_error(connection, self._dialect, [row.id], request.text)
         settlement = cancel_requests.create_settlement(request, archive=self._dialect.has_archive)
+        # The row has its error already, with the reason in front.
         settlement.error = None
         self._dialect.settle(connection, [settlement])
 

@@ -77,8 +77,9 @@ class MirrorStore:
     ) -> int:
         """Replace the info of messages with this lookup value; return the count.
 
-        With `message_id`, only that message is changed. Unless `by` is None, the audit names the
-        operator.
+        A mirror record is the row that stores the lookup value and the info of a message, and the
+        message's id as its counter. With `message_id`, only that message is changed. Unless `by` is
+        None, the audit names the operator.
         """
         state = self._dialect.tables.policy_state
         message = self._dialect.tables.message.c
@@ -135,7 +136,10 @@ def _compare_text(dialect: DialectOperations, column: Any, text: str) -> Any:
 
 
 def _to_mirrored_message(row: Any) -> MirroredMessage:
-    """Convert the joined row of a live message and a mirror record."""
+    """Convert the joined row of a live message and a mirror record.
+
+    A mirror record is the row that stores the message's lookup value (in the scope) and info.
+    """
     return MirroredMessage(
         id=row.id,
         queue=row.queue,

@@ -63,7 +63,10 @@ class MultiStatementDialect(Dialect):
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
     def get_insert_statement(self, count: int, tail: str = "") -> TextClause:
-        """Return the INSERT of `count` rows with `tail`, such as a RETURNING; built once."""
+        """Return the INSERT of `count` rows with `tail`, such as a RETURNING; built once.
+
+        Each row has its own binds, with the row's number at the end of their names.
+        """
         statement = self._inserts.get((count, tail))
         if statement is None:
             key = self.names["key_column"]
@@ -78,7 +81,10 @@ class MultiStatementDialect(Dialect):
         return statement
 
     def build_insert_binds(self, rows: Sequence[NewMessage]) -> dict[str, Any]:
-        """Build the binds of the INSERT of `rows`."""
+        """Build the binds of the INSERT of `rows`; each name ends with the row's number.
+
+        Durations are in microseconds.
+        """
         binds: dict[str, Any] = {}
         for n, r in enumerate(rows):
             binds[f"queue_{n}"] = r.queue
@@ -119,8 +125,8 @@ class MultiStatementDialect(Dialect):
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows` in order, several per statement; return the ids, None for duplicates.
 
-        A row with a dedup_id is inserted alone, because only then it shows which row is a
-        duplicate.
+        A row with a dedup_id is inserted alone: the result of a shared statement does not say which
+        of its rows is a duplicate.
         """
         limit = self.get_size_limit(connection)
         limit.check(rows)
@@ -136,6 +142,8 @@ class MultiStatementDialect(Dialect):
                 end += 1
             plain = rows[start:end]
             while plain:
+                # The largest of a few sizes that fits: each size is a statement to compile and
+                # cache.
                 sizes = [s for s in ROWS_PER_INSERT if s <= len(plain)]
                 size = next(s for s in sizes if s == 1 or limit.can_share_statement(plain[:s]))
                 ids.extend(self.insert_plain(connection, plain[:size]))
@@ -148,8 +156,8 @@ class MultiStatementDialect(Dialect):
     ) -> ReadyPairs:
         """Find the pairs in a single statement: a few index searches per queue, however many rows.
 
-        SQLite also reports whether a pair has an invalid due time: it counts as due, and the claim
-        repairs it.
+        A pair is a queue and a priority with waiting messages. SQLite also reports whether a pair
+        has an invalid due time: it counts as due, and the claim repairs it.
         """
         statement = self.sql["open_pairs" if only_open else "ready_pairs"]
         rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
@@ -207,7 +215,11 @@ class MultiStatementDialect(Dialect):
         *,
         suspect_rule: SuspectRule | None = None,
     ) -> ClaimedMessages:
-        """Lease the unlocked rows of `ids` that are due in `queues`, in any order."""
+        """Lease the unlocked rows of `ids` that are due in `queues`, in any order.
+
+        Locks (SQLite: leases) the rows in chunks first, because a statement takes a limited number
+        of binds. The transaction then leases all locked rows.
+        """
         messages = ClaimedMessages()
         for part in iter_chunks(sorted(ids)):
             for names in iter_chunks(queues):
@@ -327,14 +339,20 @@ def build_lease_binds(lease: float, token: UUID) -> dict[str, Any]:
 
 
 def mark_prefetched(rows: Sequence[ClaimedMessage], prefetch: Prefetch) -> Sequence[ClaimedMessage]:
-    """Mark the claimed rows that wait for a worker as prefetched; return the first rows."""
+    """Mark the claimed rows that wait for a worker as prefetched; return the rows that start now.
+
+    `prefetch.start_count` says for how many rows a worker is free.
+    """
     for row in rows[prefetch.start_count :]:
         row.prefetched = True
     return rows[: prefetch.start_count]
 
 
 def dump_settlements(settlements: Sequence[Settlement]) -> str:
-    """Return the settlements as a JSON bind: an array for each, in the order that the SQL reads."""
+    """Return the settlements as a JSON bind: an array for each, in the order that the SQL reads.
+
+    Times are in microseconds. A delivery that is uncharged is not counted, so its charge is -1.
+    """
     return json.dumps(
         [
             [
@@ -382,8 +400,9 @@ class MarkedLocks(HandlerLocks):
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
         """Lock the rows by setting the flag, and open the savepoint.
 
-        If a lease is lost, fewer rows are flagged than expected; then the rows still held are
-        looked up.
+        The savepoint is gone if the handler ends its transaction. The flag is committed only if it
+        does so without the settlement, which removes the flag. If a lease is lost, fewer rows are
+        flagged than expected; then the rows still held are looked up.
         """
         self._dialect.begin(connection, idle_limit)
         flagged = 0
@@ -400,7 +419,9 @@ class MarkedLocks(HandlerLocks):
         return HandlerLock(leases, held_ids)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:  # noqa: ARG002
-        """Release the savepoint, including savepoints that the handler has left open.
+        """Release the savepoint of `lock`, including savepoints that the handler has left open.
+
+        Only the transaction that locked the rows has it.
 
         Raises:
             TransactionEndedError: the savepoint is gone, so the handler has ended the transaction.
@@ -417,9 +438,10 @@ class MarkedLocks(HandlerLocks):
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
     ) -> SettleResult:
-        """Prove the transaction, then settle as the flush does.
+        """Prove that this is the transaction with the row locks, then settle as the flush does.
 
-        The lock knows the rows that are still held, so they need no search.
+        The flush is the task that writes the outcomes of other handlers. Here the rows are locked
+        already, so their leases need no check.
         """
         self.prove(connection, lock)
         return settle_units(self._dialect, connection, settlements, settle=self._settle_locked)
@@ -434,6 +456,7 @@ class MarkedLocks(HandlerLocks):
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
         """Return True if rows still have the flag: the handler's transaction was committed.
 
-        The settlement would have removed it.
+        `lock` has set the flag in the transaction, and a rollback or the settlement would have
+        removed it.
         """
         return bool(self._dialect.select_held_pairs(connection, "joined", lock.leases))

@@ -135,8 +135,9 @@ class DialectOperations(ClaimedRows, ABC):
     ) -> AnySelect:
         """Add a hint to `statement` to read `table` by `index` (None: the primary key).
 
-        The hint is for MySQL and MariaDB; with `on_sqlite` also for SQLite, where the index must
-        serve the statement.
+        Without it, old statistics may make the server read a whole table. The hint is for MySQL and
+        MariaDB; with `on_sqlite` also for SQLite, which refuses the statement if the index cannot
+        serve it.
         """
         name = self.names[index] if index else "PRIMARY"
         if self.name in MYSQL:

@@ -142,7 +142,7 @@ class QueueOverviews:
         names = fleet.names if queue is None else [queue]
         overviews: list[QueueOverview] = []
         for part in iter_chunks(names, MAX_QUEUES_TOGETHER):
-
+            # The default value keeps this round's `part`.
             def read_part(
                 connection: Connection, part: Sequence[str] = part
             ) -> list[QueueOverview]:
@@ -155,7 +155,10 @@ class QueueOverviews:
         return overviews
 
     async def count_jobs(self, queues: Sequence[str]) -> list[JobCounts]:
-        """Count the jobs by state in each of `queues` of pull consumers."""
+        """Count the jobs by state in each of `queues` of pull consumers.
+
+        Several transactions of a few queues each, so that none lasts long.
+        """
         counts: list[JobCounts] = []
         for part in iter_chunks(queues, MAX_QUEUES_TOGETHER):
             count_part = partial(count_jobs, dialect=self._dialect, queues=part)
@@ -208,7 +211,11 @@ class QueueOverviews:
         return queues, rows[-1].key if len(rows) == limit else None
 
     def _read_fleet(self, connection: Connection, *, list_queues: bool) -> _Fleet:
-        """Read the state that the overviews of all queues share, in a single transaction."""
+        """Read the state that the overviews of all queues share, in a single transaction.
+
+        `pulled` are queues read over HTTP, whose readers are no live subscribers. Without
+        `list_queues`, the queues that have messages are not searched.
+        """
         # Read all queues at once, so that their rates are those of the same minute.
         live = read_live_queues(connection, self._dialect, walk=list_queues)
         paused = connection.execute(select_pauses(self._table))
@@ -224,7 +231,10 @@ class QueueOverviews:
     def _build_overview(
         self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts
     ) -> QueueOverview:
-        """Combine the message counts of `queue` with the rates, subscribers and pause."""
+        """Combine the message counts of `queue` with the rates, subscribers and pause.
+
+        `fleet` was read once for all queues.
+        """
         return QueueOverview(
             queue=queue,
             **vars(counts),
@@ -239,7 +249,10 @@ class QueueOverviews:
         )
 
     def _is_archived(self, connection: Connection, queue: str) -> bool:
-        """Return True if a message of `queue` is in the archive."""
+        """Return True if a message of `queue` is in the archive.
+
+        Shows that an empty queue was used, and is not a misspelling.
+        """
         archive = self._database.tables.archive
         if archive is None:
             return False
@@ -353,7 +366,6 @@ def _read_estimate(database: str, row: Any, min_count: int) -> Count:
 
     Statistics may be old, and `min_count` rows were seen. SQLite counts instead, up to a limit.
     """
-    # Statistics may be old, so the estimate may be lower than the number already counted.
     value = max(min_count, _parse_row_count(database, row))
     precision: CountKind = "about"
     if database == "sqlite":
@@ -376,8 +388,9 @@ def _parse_row_count(database: str, row: Any) -> int:
 def read_rates(connection: Connection, dialect: DialectOperations) -> QueueRates:
     """Read the rates of messages published and ended in each queue, in the last minute.
 
-    The rates are per minute. Only the newest `MAX_RATED` messages are read; if these cover less
-    than a minute, the rates are those of that shorter time.
+    For overviews of all queues, without a count of whole tables: only the newest `MAX_RATED`
+    messages are read. If these cover less than a minute, the rates (per minute) are those of that
+    shorter time.
     """
     rates = QueueRates()
     c = dialect.tables.message.c
@@ -501,6 +514,9 @@ def _split_total(
 ) -> FinishedJobCounts:
     """Split an estimated `total` of finished jobs into delivered and dead jobs.
 
+    For a queue with too many jobs to count. The share of dead jobs comes from a search of failed
+    messages or, if that was cut off, from the newest jobs.
+
     Args:
         total: The estimated number of jobs.
         sampled: Number of the newest jobs that were read.
@@ -508,7 +524,6 @@ def _split_total(
         dead_counted: Number of dead jobs that a separate search of failed messages found.
         complete: True if that search found all dead jobs.
     """
-    # Extrapolate from the messages that were read.
     value = dead_counted if complete else max(dead_counted, total.share(dead_sampled, sampled))
     dead = Count(value) if complete else Count(value, "about")
     # An estimate can be below the number counted.
@@ -536,7 +551,10 @@ def _count_dead(
 
 
 def _select_failed(dialect: DialectOperations, state: MessageState) -> Select[Any]:
-    """Select the number of messages in `state` by queue, among the last `MAX_DEAD` + 1."""
+    """Select the number of messages in `state` by queue, among the last `MAX_DEAD` + 1.
+
+    The additional message shows that older messages were not counted.
+    """
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has checked
     a = archive.c

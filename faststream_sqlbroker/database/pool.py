@@ -41,7 +41,10 @@ def refuse_shared_connection(engine: AsyncEngine) -> None:
 
 
 def get_size(engine: AsyncEngine) -> int:
-    """Return the number of connections that the pool keeps open."""
+    """Return the number of connections that the pool keeps open.
+
+    A pool without a size (NullPool) counts as `DEFAULT_SIZE`.
+    """
     method: Any = getattr(engine.pool, "size", None)
     return int(method()) if callable(method) else DEFAULT_SIZE
 

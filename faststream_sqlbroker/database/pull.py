@@ -83,7 +83,10 @@ class PullJobStore:
 
     @property
     def claims_without_lock(self) -> bool:
-        """True if a job may be claimed while the consumer's type changes, and a little later."""
+        """True if a job may be claimed while the consumer's type changes, and a little later.
+
+        A claim in a transaction locks the consumer's row; a single statement does not.
+        """
         return self._dialect.single_statement_jobs is not None
 
     async def list_queued(
@@ -91,8 +94,8 @@ class PullJobStore:
     ) -> JobsPage:
         """List a page of due jobs; with `include_expired`, also jobs that expired long ago.
 
-        The caller then discards those. The first page takes a single statement where the database
-        can.
+        The caller then discards the expired jobs (`end_expired`). The first page takes a single
+        statement where the database can.
 
         Raises:
             InvalidCursorError: `after` is not a cursor of this list.
@@ -139,7 +142,11 @@ class PullJobStore:
         return await self._database.run(work, *CONSUMING)
 
     async def release_all(self, queue: str) -> None:
-        """Release all jobs that are in flight; jobs cancelled by an operator end."""
+        """Release all jobs that are in flight; jobs cancelled by an operator end.
+
+        Called after a consumer's change from pull to push, for jobs that a late claim has leased:
+        its clients can no longer end the jobs.
+        """
         await self._database.run(
             lambda c: pull_job_rows.release_leases(c, self._dialect, queue, ended=False), *CONSUMING
         )
@@ -147,13 +154,12 @@ class PullJobStore:
     async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
         """Discard the waiting jobs of `ids` whose lifetime has expired.
 
-        Claims them first: a dead job that was restarted since is no longer expired, and is released
-        again.
+        Called with the expired jobs of a page, which was read in another transaction. Claims the
+        jobs first: a dead job that was restarted since is no longer expired, and is released again.
         """
         token = uuid4()
 
         def work(connection: Connection) -> None:
-            # Claim the jobs, so that a job that died and was restarted since is not discarded.
             rows = self._dialect.claim_ids(connection, ids, [queue], 1.0, token)
             settlements = [
                 _build_expiry(row) or settle(row, Release(), _RULES, ended_after=0.0)
@@ -172,7 +178,6 @@ class PullJobStore:
         answer it is repeated: the token, drawn once, shows whether this request has already claimed
         the job.
         """
-        # Draw the token once: a repeated transaction then recognises its own lease.
         token = uuid4()
         query = self._build_quick_change(request, token)
         if query is not None:
@@ -218,8 +223,8 @@ class PullJobStore:
     def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> ChangeResult:
         """Lock the job, check the request against the state, and make the change.
 
-        Returns "over" if the job's lease or lifetime is over. The caller then ends expired leases
-        and requests the change again.
+        Returns "push" if the queue has no pull consumer. Returns "over" if the job's lease or
+        lifetime is over: the caller then ends expired leases and requests the change again.
         """
         # Lock the consumer before the job, in the same order as a change of the consumer's type.
         starts = request.target is PullJobState.INFLIGHT
@@ -278,7 +283,10 @@ class PullJobStore:
         return ChangeResult("done", job.state, token, rows[0])
 
     def _restore_from_archive(self, connection: Connection, job_id: int) -> None:
-        """Move the dead job back to the message table, due now and without an expiry."""
+        """Move the dead job from the archive to the message table, due now and without an expiry.
+
+        A consumer may start a dead job again; the start then leases the restored row.
+        """
         archive = self._dialect.tables.archive
         assert archive is not None  # noqa: S101 - it was found there
         new_values = {
@@ -293,14 +301,18 @@ class PullJobStore:
             "expires_at": None,
             "dedup_id": None,
         }
-        # The row is already locked, and a prune of its window may wait for it. The database then
-        # ends one of the two transactions with a transient error.
+        # The records count the rows of an export's windows. A prune locks a record before the rows,
+        # so it may wait for this row and hold the record: the database then ends one of the two
+        # transactions with a transient error.
         records = lock_records(connection, self._dialect, [job_id])
         restore_messages(connection, self._dialect, [job_id], new_values, records)
 
 
 def _build_expiry(row: ClaimedMessage) -> Settlement | None:
-    """Build the end of a job that had expired before the claim, None for other jobs."""
+    """Build the end of a job that had expired before the claim, None for other jobs.
+
+    The claim itself does not check the expiry; `acquired_at` is the time of the claim.
+    """
     if row.expires_at is None or row.expires_at > row.acquired_at:
         return None
     return settle(row, Discard(EXPIRED), _RULES, ended_after=0.0, attempted=False)

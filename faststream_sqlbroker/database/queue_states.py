@@ -73,6 +73,7 @@ def read_states(
     ready = Counter[str]()
     delayed = Counter[str]()
     standing = Counter[str]()
+    # Seconds since a claim should have checked the first standby message.
     overdue = dict[str, float]()
     oldest = dict[str, float]()
     for pair in dialect.find_ready_pairs(connection, queues):
@@ -87,11 +88,11 @@ def read_states(
             "most_standing": MAX_COUNTED - standing[queue],
         }
         counts = connection.execute(dialect.sql["count_waiting"], binds).one()
-        due, later, standing_by, since = counts
+        due, later, standing_by, overdue_seconds = counts
         ready[queue] += due
         delayed[queue] += later
         standing[queue] += standing_by
-        overdue[queue] = max(overdue.get(queue, 0.0), float(since or 0.0))
+        overdue[queue] = max(overdue.get(queue, 0.0), float(overdue_seconds or 0.0))
     states = []
     for queue in queues:
         binds = {"queue": queue, "most": MAX_COUNTED}

@@ -96,6 +96,7 @@ class AccessChecks:
 
         limit = self._database.timeout if timeout is None else timeout
         deadline = asyncio.get_running_loop().time() + limit
+        # A connection slot of its own: a check must not wait for the broker's other transactions.
         try:
             return await self._database.run(
                 has_tables, write=False, deadline=deadline, connection_slots=asyncio.Semaphore()
@@ -107,7 +108,7 @@ class AccessChecks:
         """Commit a write that leaves nothing behind, to see that the server is not read-only.
 
         A user without the right to write proves that, too, because a read-only server refuses
-        first.
+        first. Uses a connection slot of its own, so as not to wait for other transactions.
 
         Raises:
             TransientStoreError, StoreError: the database accepts no writes.
@@ -179,7 +180,7 @@ class AccessChecks:
         return (str(schema), True) if exists else None
 
     def _read_user(self, connection: Connection) -> tuple[str, str]:
-        """Return the database user's name for a sentence, and quoted for a GRANT."""
+        """Return the database user's name for a sentence of an error, and quoted for a GRANT."""
         if self._dialect.name == "sqlite":
             return "the account of this process", ""
         user = str(connection.execute(select(func.current_user())).scalar_one())
@@ -241,7 +242,10 @@ class AccessChecks:
 
 
 def _build_statement(connection: Connection, right: Right) -> str:
-    """Build the statement that needs exactly `right`, and reads or writes no row."""
+    """Build the statement that needs exactly `right`, and reads or writes no row.
+
+    The database checks rights even if no row matches, so a refusal shows a missing right.
+    """
     preparer = connection.dialect.identifier_preparer
     table = preparer.format_table(right.table)
     names = [preparer.quote(column) for column in right.columns]

@@ -37,10 +37,12 @@ class ReplyStore:
     async def read_replies(self, queue: str) -> list[ClaimedMessage]:
         """Read up to `MAX_REPLIES` replies in `queue`, without a lease.
 
-        The replies stay in the queue.
+        Only this process reads the queue, so no lease is needed. The replies stay there until they
+        are removed.
         """
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
+            # The rows are not leased: the token only fills the field of the message.
             return self._dialect.to_messages(rows, _NO_TOKEN)
 
         query = Query(self._dialect.sql["replies"], {"queue": queue}, read_rows)
@@ -66,7 +68,8 @@ class ReplyStore:
     async def clear_queue(self, queue: str, *, unregister: bool) -> None:
         """Delete all replies in `queue`; with `unregister`, also the record of the queue.
 
-        Called when no more replies are expected.
+        Called when this process reads no more replies. Without `unregister` the queue stays
+        registered for a while, so that a heartbeat removes late replies.
         """
         c = self._table.c
 

@@ -84,7 +84,10 @@ class ArchivePartitions:
 def add_partition(
     connection: Connection, dialect: Dialect, config: SqlBrokerSchemaConfig, by: str | None
 ) -> str | None:
-    """Add the next missing partition; unless `by` is None, the audit names the operator."""
+    """Add the next missing partition; unless `by` is None, the audit names the operator.
+
+    Returns the name, None if no partition is missing.
+    """
     name = partitions.add_partition(connection, config)
     if name is not None and by is not None:
         record_action(connection, dialect, "add_partition", by, {"partition": name})
@@ -135,8 +138,9 @@ class ArchiveRetention:
     ) -> PruneStep:
         """Remove the next messages of `state` after `after` that were archived before `before`.
 
-        One short transaction of up to `BATCH` messages, oldest first. Repeated after an unknown
-        outcome it goes on: removed messages are not found again.
+        One short transaction of up to `BATCH` messages, oldest first. The result has the position
+        of the last message, from which the next call continues. A repeat after an unknown outcome
+        goes on: removed messages are not found again.
         """
 
         def remove(connection: Connection) -> PruneStep:
@@ -159,7 +163,10 @@ class ArchiveRetention:
     async def count(
         self, state: MessageState, before: datetime, after: PrunePosition | None
     ) -> PruneStep:
-        """Count up to `MAX_SCANNED_ROWS` messages that `remove` would remove, for a dry run."""
+        """Count up to `MAX_SCANNED_ROWS` messages that `remove` would remove, for a dry run.
+
+        The result has the position of the last message, from which the next call continues.
+        """
 
         def count(connection: Connection) -> PruneStep:
             rows = connection.execute(
@@ -209,7 +216,10 @@ class ArchiveRetention:
     def _skip_newest(
         self, connection: Connection, *, number: int, position: PrunePosition | None
     ) -> PrunePosition | None:
-        """Find the last of the `number` newest rows before `position`; None if fewer exist."""
+        """Find the last of the `number` newest rows before `position`; None if fewer exist.
+
+        The next step continues there, so that no statement skips too many rows.
+        """
         c = get_archive(self._dialect).c
         statement = select(c.archived_at, c.id)
         if position is not None:
@@ -218,6 +228,7 @@ class ArchiveRetention:
                     c.archived_at < position.at,
                     and_(c.archived_at == position.at, c.id < position.id),
                 ),
+                # Implied by the OR, but a range that the index can use.
                 c.archived_at <= position.at,
             )
         latest = statement.order_by(c.archived_at.desc(), c.id.desc())
@@ -239,7 +250,10 @@ class ArchiveRetention:
         return await self._database.run(add_job, Activity.OPERATE)
 
     async def record_prune_end(self, job: Job, result: Pruned) -> None:
-        """Complete the audit entry `job` with the number of removed messages."""
+        """Complete the audit entry `job` with the number of removed messages.
+
+        Without this the entry says that the prune has not ended. Dropped partitions are named.
+        """
 
         def end_job(connection: Connection) -> None:
             dropped = {"partitions": result.partitions} if result.partitions else {}
@@ -325,7 +339,10 @@ class Pruner:
                 result.partitions.append(name)
 
     def _reset(self) -> None:
-        """Start at the oldest row again, to find rows that earlier passes have missed."""
+        """Start at the oldest row again, to find rows that earlier passes have missed.
+
+        A pass misses a row whose transaction commits after the pass has read later rows.
+        """
         self._positions.clear()
         if self._loaded_pruner is not None:
             self._loaded_pruner.reset()

@@ -136,7 +136,7 @@ _REQUIRED_RIGHTS: Mapping[Activity, Sequence[RequiredRight]] = {
 def list_required_rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
     """List the rights that the statements of `activities` need, merged by table and verb.
 
-    `AccessChecks` rehearses them with the rights of the database user.
+    `AccessChecks` tries each on no rows, to find the rights that the database user lacks.
 
     Args:
         tables: The broker's tables.
@@ -179,7 +179,6 @@ def _list_columns(required: RequiredRight, table: Table, database: str) -> Seque
     `claimable` is a generated column that only MySQL and MariaDB have, for the index of waiting
     messages. SQLAlchemy's table does not list it.
     """
-    # The generated column of the ready index in MySQL and MariaDB.
     claimable = ["claimable"] if required.table == "message" and database in MYSQL else []
     if not isinstance(required.columns, AllColumnsExcept):
         return [name for name in required.columns if name != "claimable" or claimable]

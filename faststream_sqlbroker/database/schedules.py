@@ -82,7 +82,10 @@ class ScheduleStore:
     async def read_snapshots(
         self, names: Sequence[str]
     ) -> tuple[datetime, dict[str, ScheduleSnapshot]]:
-        """Return the database's time, and the existing schedules among `names`."""
+        """Return the database's time, and the existing schedules among `names`.
+
+        Read before a claim: the states show if a schedule is due, or how long to sleep.
+        """
         c = self._table.c
         statement = select(c.key, c.info, c.lease_expires_at)
         statement = statement.where(c.scope == SCHEDULE, c.key.in_(names))
@@ -185,7 +188,10 @@ class ScheduleStore:
         return await self._database.run(remove, Activity.OPERATE)
 
     async def request_run(self, name: str, by: str) -> ScheduleState | None:
-        """Request an extra run unless the schedule is paused; return the state before, or None."""
+        """Request an extra run unless the schedule is paused; return the state before.
+
+        None if the schedule does not exist. An earlier request that still waits is kept.
+        """
 
         def request(state: ScheduleState, now: datetime) -> ScheduleState | None:
             if state.paused_at is not None:
@@ -195,7 +201,10 @@ class ScheduleStore:
         return await self._change_by_operator("run_schedule", name, by, request)
 
     async def pause(self, name: str, by: str) -> ScheduleState | None:
-        """Pause a schedule, and record the operator; return the state before, or None."""
+        """Pause a schedule, and record the operator; return the state before.
+
+        None if the schedule does not exist. A schedule that is paused already keeps its pause.
+        """
 
         def pause(state: ScheduleState, now: datetime) -> ScheduleState | None:
             return None if state.paused_at is not None else state.pause(now, by)
@@ -203,7 +212,10 @@ class ScheduleStore:
         return await self._change_by_operator("pause_schedule", name, by, pause)
 
     async def resume(self, name: str, by: str) -> ScheduleState | None:
-        """Resume a paused schedule, and record the operator; return the state before, or None."""
+        """Resume a paused schedule, and record the operator; return the state before.
+
+        None if the schedule does not exist. A schedule that is not paused stays unchanged.
+        """
 
         def resume(state: ScheduleState, now: datetime) -> ScheduleState | None:
             return None if state.paused_at is None else state.resume(now)
@@ -286,7 +298,10 @@ class ScheduleStore:
         token: UUID | None,
         lease_ends_at: Any,
     ) -> None:
-        """Write the state and the lease of a schedule whose row the transaction has locked."""
+        """Write the state and the lease of a schedule whose row the transaction has locked.
+
+        A token of None releases the schedule: no process is publishing its messages.
+        """
         values = {"info": state.dump(), "lease_token": token, "lease_expires_at": lease_ends_at}
         connection.execute(update(self._table).where(self._match_name(name)).values(values))
 
@@ -294,7 +309,11 @@ class ScheduleStore:
         return and_(self._table.c.scope == SCHEDULE, self._table.c.key == name)
 
     async def _update_held(self, name: str, token: UUID, **values: Any) -> bool:
-        """Set columns of the row; return False, without a change, if `token` lost the schedule."""
+        """Set columns of the row; return False, without a change, if `token` lost the schedule.
+
+        `token` is that of this process's claim. Another claim, or an operator's change, replaces
+        it.
+        """
         held_row = update(self._table).where(
             self._match_name(name), self._table.c.lease_token == token
         )

@@ -132,7 +132,10 @@ def _read_postgresql(connection: Connection, dialect: DialectOperations) -> "Dat
 
 
 def _read_mysql(connection: Connection, dialect: DialectOperations) -> "DatabaseHealth":
-    """Read the health of MySQL or MariaDB: long transactions, and the purge backlog."""
+    """Read the health of MySQL or MariaDB: long transactions, and the purge backlog.
+
+    The backlog is InnoDB's history of old row versions, which grows while such a transaction lasts.
+    """
     from faststream_sqlbroker.core.health import DatabaseHealth, sort_by_age  # noqa: PLC0415
 
     name = "MariaDB" if is_mariadb(connection.dialect) else "MySQL"
@@ -153,7 +156,10 @@ def _read_mysql(connection: Connection, dialect: DialectOperations) -> "Database
 def _iter_transactions(
     connection: Connection, statement: TextClause
 ) -> "Iterator[OpenTransaction]":
-    """Yield the open transactions of a health statement, whose columns are the fields."""
+    """Yield the open transactions that `statement` finds.
+
+    Its columns are the fields of `OpenTransaction`.
+    """
     from faststream_sqlbroker.core.health import OpenTransaction  # noqa: PLC0415
 
     for row in connection.execute(statement):

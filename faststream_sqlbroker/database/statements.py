@@ -107,7 +107,11 @@ class Statements(dict[str, TextClause]):
         return self[variant if self.has(variant) else name]
 
     def _build(self, source: Source, variant: str) -> TextClause:
-        """Build the statement of a file's variant, with the names and the types of binds."""
+        """Build the statement of a file's variant, with the names and the types of binds.
+
+        Names in braces become tables, columns and constants. A variant "by_header" uses the key
+        that was read from a header.
+        """
         names = self._names
         if BY_HEADER in variant:
             names = {**names, "key_column": "policy_key", "key_index": names["policy_key_index"]}
@@ -139,7 +143,11 @@ def read_sources(database: str) -> dict[str, tuple[Source, str]]:
 
 
 def _parse_source(content: str) -> Source:
-    """Parse the content of a file: types of binds, lines with conditions, variants."""
+    """Parse the content of a file: types of binds, lines with conditions, variants.
+
+    A variant is another statement made of the same file: it has the lines without a condition, and
+    the lines whose condition (after `--?`) names a word of the variant.
+    """
     types = dict[str, str]()
     variants = list[str]()
     lines = list[tuple[str, str]]()
@@ -155,7 +163,11 @@ def _parse_source(content: str) -> Source:
 
 
 def _is_included(condition: str, variant: str) -> bool:
-    """Return True if a line with this condition belongs to the variant."""
+    """Return True if a line with this condition belongs to the variant.
+
+    Each word of the condition must be one of the variant's words; `a|b` is either, `!a` its
+    absence.
+    """
     return all(
         any(_has_word(variant, word) for word in part.split("|")) for part in condition.split()
     )

@@ -92,7 +92,8 @@ class _LazyAttribute:
     def __get__(self, store: Any, owner: type | None = None) -> Any:
         """Import the class, create the instance, and store the instance in the attribute.
 
-        Later accesses find the instance there, and no longer come here.
+        Later accesses find the instance in the store's `__dict__` and no longer come here. Each
+        class gets the database first, then the named attributes of the store.
         """
         if store is None:
             return self
@@ -167,7 +168,7 @@ class Store:
         """Check the engine, and prepare the statements; no connection is made.
 
         LISTEN uses `listen_engine` if it is set, otherwise `engine`. With `pgbouncer`, `engine`
-        cannot LISTEN.
+        cannot LISTEN, because PgBouncer lends a server's session for one transaction only.
         """
         self.engine = engine
         self.tables = tables
@@ -237,7 +238,8 @@ class Store:
     async def run_read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a read-only transaction and return the result.
 
-        `work` may run several times.
+        `work` may run several times, because a transaction that the database rolled back is
+        repeated.
         """
         return await self._database.run(work, write=False)
 
@@ -246,7 +248,7 @@ class Store:
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows` in a transaction of the broker; return their ids.
 
-        The id is None where the dedup_id exists already.
+        The id is None where the queue has a message with the same dedup_id already.
         """
         return await self._inserts.insert(rows)
 
@@ -276,7 +278,10 @@ class Store:
     # -- consuming -----------------------------------------------------------------------------
 
     async def find_ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
-        """Find the (queue, priority) pairs of `queues` with claimable rows and their due times."""
+        """Find the (queue, priority) pairs of `queues` with claimable rows and their due times.
+
+        A claimable row waits in its queue, due or not, and has no lease.
+        """
         return await self._database.run(
             self.dialect.build_scan(queues), Activity.CONSUME, write=False
         )
@@ -286,8 +291,9 @@ class Store:
     ) -> PollResult:
         """Find the ready pairs of `queues`, and when the first lease in the queues `leased` ends.
 
-        A ready pair is a (queue, priority) with claimable messages. With `sign`, also write a
-        heartbeat of this process's subscribers.
+        A ready pair is a (queue, priority) with claimable messages. Called regularly, and after
+        wake-ups, once for all subscribers of the process. With `sign`, also write their heartbeat,
+        by which other processes see that they are alive.
         """
         work = self.dialect.build_poll(queues, leased, sign)
         extra_activities = () if sign is None else (Activity.STATE,)
@@ -309,9 +315,10 @@ class Store:
     ) -> ClaimedMessages:
         """Lease up to `limit` due rows of `pairs` for `lease` seconds.
 
-        The rows are ordered by pair, due time and id. With `prefetch`, only its first rows get
-        `lease`; the others wait for a worker and get `prefetch.lease`. With `suspect_rule`,
-        messages that may have killed their process (suspects) are skipped: they must run alone.
+        `token` marks the rows as leased by this claim: a settlement must name it. The rows are
+        ordered by pair, due time and id. With `prefetch`, only the first rows get `lease`; the
+        others wait for a worker and get `prefetch.lease`. With `suspect_rule`, messages that may
+        have killed their process (suspects) are skipped: they must run alone.
         """
         if not pairs or limit < 1:
             return ClaimedMessages()
@@ -379,7 +386,8 @@ class Store:
     async def renew(self, leases: Leases, lease: float) -> set[int]:
         """Extend `leases` to `lease` seconds from now; return the ids still held.
 
-        No lease is shortened. Waits for rows that another transaction has locked.
+        A lease that was lost (the row has another token, or is gone) is missing in the result. No
+        lease is shortened. Waits for rows that another transaction has locked.
         """
         if not leases:
             return set()
@@ -455,7 +463,10 @@ class Store:
         return await self._database.run(work, activity_source=lambda: frozenset(activities))
 
     async def get_seconds_to_next_job(self) -> float | None:
-        """Return the seconds until the next batch of a bulk action is due, None without a batch."""
+        """Return the seconds until the next batch of a bulk action is due, None without a batch.
+
+        A bulk action changes many messages for an operator, batch by batch; any process runs them.
+        """
         return await self._database.run(
             lambda c: audit.get_due_in(c, self.dialect), Activity.OPERATE, write=False
         )
@@ -486,7 +497,10 @@ class Store:
         return await self._database.run(work, Activity.CONSUME, Activity.STATE)
 
     async def get_seconds_to_lease_end(self, queues: Sequence[str]) -> float | None:
-        """Return the seconds until the first lease in `queues` ends, None if there is no lease."""
+        """Return the seconds until the first lease in `queues` ends, None if there is no lease.
+
+        Then the lease may have to be released, because its process has died.
+        """
         return await self._database.run(
             lambda c: self.dialect.get_seconds_to_lease_end(c, queues),
             Activity.CONSUME,
@@ -505,7 +519,10 @@ class Store:
     # -- connections ---------------------------------------------------------------------------
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
-        """Send a wake-up for `queues` to other processes (PostgreSQL)."""
+        """Send a wake-up for `queues` to other processes (PostgreSQL).
+
+        A wake-up makes them poll sooner. None of them relies on it.
+        """
         query = self.dialect.build_notify(channel, queues)  # type: ignore[attr-defined]
         await self._inserts.run(query)
 
@@ -520,6 +537,7 @@ class Store:
     async def close(self) -> None:
         """Return the connection kept for publishing to the pool; the store stays usable."""
         await self._inserts.close()
+        # Drop connections of an earlier, closed event loop: nothing can close them in this loop.
         self._checkouts.pools.acquire()
 
     @property

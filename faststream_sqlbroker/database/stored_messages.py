@@ -73,7 +73,10 @@ class _DeadLetterCounts:
     queues: Counter[str] = field(default_factory=Counter)
 
     def add_row(self, row: Any) -> None:
-        """Add the counts of messages of the group that have the same reason and queue."""
+        """Add the counts of messages of the group that have the same reason and queue.
+
+        `row` is the sum of one step of the scan.
+        """
         self.first_at = min(self.first_at, row.first_at)
         if row.last_at > self.last_at:
             self.last_at = row.last_at
@@ -129,7 +132,9 @@ class StoredMessages:
     ) -> tuple[list[Any], str | None, datetime | None]:
         """List up to `limit` matching rows, from several index ranges in turn.
 
-        At most `MAX_SCANNED` rows are read, however few of them match.
+        A range is a part of a table in the order of an index, such as a priority of a queue; the
+        cursor names the range and the last row. At most `MAX_SCANNED` rows are read, however few of
+        them match.
 
         Returns:
             The rows; the cursor to continue from, None at the end; and the time of the last scanned
@@ -182,7 +187,11 @@ class StoredMessages:
         return await self._run_read(read_message, with_hidden=with_hidden)
 
     def _to_messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
-        """Convert rows to messages; a leased message gets the name of the holding worker."""
+        """Convert rows to messages; a leased message gets the name of the holding worker.
+
+        The worker is found by the lease token, which begins with bytes of its subscriber. An ended
+        subscriber counts, too: its leases may not have expired yet.
+        """
         subscribers = list[LiveSubscriber]()
         if any(getattr(row, "lease_token", None) is not None for row in rows):
             subscribers = read_subscribers(connection, self._table, ended=True)
@@ -236,7 +245,8 @@ class StoredMessages:
     def _count_by_group(self, connection: Connection, rows: Any) -> Iterator[Any]:
         """Count the matching messages of a step of the scan by fingerprint, reason and queue.
 
-        `rows` builds a select of the given columns over the step.
+        A fingerprint is equal for errors of one type from the same place in the code. `rows` builds
+        a select of the given columns over the step.
         """
         table = self._dialect.tables.archive
         assert table is not None  # noqa: S101 - the store has checked
@@ -263,7 +273,10 @@ class StoredMessages:
         return {row.id: row.last_error for row in rows}
 
     async def record_progress(self, message_id: int, token: UUID, info: dict[str, Any]) -> bool:
-        """Write a delivery's progress; return False, without a change, after a lost lease."""
+        """Write a delivery's progress; return False, without a change, after a lost lease.
+
+        `info` is the fraction and the text that the handler has reported.
+        """
 
         def record(connection: Connection) -> bool:
             # A worker that has lost its lease must not overwrite the next worker's progress.
@@ -279,7 +292,10 @@ class StoredMessages:
         return await self._database.run(record, Activity.CONSUME, Activity.STATE)
 
     async def find_progress(self, message_id: int) -> Progress | None:
-        """Read the progress of the delivery that holds the lease, None without a report."""
+        """Read the progress of the delivery that holds the lease, None without a report.
+
+        A handler may report its progress (a fraction and a text) while it runs.
+        """
 
         def read_progress(connection: Connection) -> Progress | None:
             message = self._dialect.tables.message.c
@@ -305,7 +321,10 @@ class StoredMessages:
 
 
 def _list_columns(table: Table | None, *, with_hidden: bool) -> list[str]:
-    """List the columns of `table` that are read; empty without an archive."""
+    """List the columns of `table` that are read; empty for an archive that does not exist.
+
+    Body and headers are hidden: an operator needs a separate right to read them.
+    """
     visible = (
         []
         if table is None
@@ -315,7 +334,10 @@ def _list_columns(table: Table | None, *, with_hidden: bool) -> list[str]:
 
 
 def _to_message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessage:
-    """Convert a row to a message; `subscribers` tell which worker holds the lease token."""
+    """Convert a row to a message; `subscribers` tell which worker holds the lease token.
+
+    The message has a body and headers only if the row was read with these hidden columns.
+    """
     fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
     token = fields.pop("lease_token", None)
     payload = fields.pop("payload", None)
@@ -335,7 +357,8 @@ def _to_message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessag
 def _skip_ranges(walks: list[IndexRange], name: str | None) -> list[IndexRange]:
     """Return the ranges from `name`, where the last page ended, on.
 
-    The range of a priority disappears with its last message. Then the ranges of lower priorities
+    A range is a part of the table in the order of an index, such as "ready 5" for a priority. The
+    range of a priority disappears with its last message. Then the ranges of lower priorities
     follow.
 
     Raises:

@@ -87,7 +87,10 @@ class LiveSubscribers:
         return orders
 
     def _remove_expired(self, connection: Connection) -> None:
-        """Remove some expired pauses, and some subscribers that ended long ago."""
+        """Remove some expired pauses, and some subscribers that ended long ago.
+
+        Called by a heartbeat now and then. Neither has any effect any more.
+        """
         table = self._table
         is_expired = table.c.expires_at < clock()
         for scope in (PAUSED, SUBSCRIBER):
@@ -109,7 +112,10 @@ class LiveSubscribers:
         )
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove the registrations of ended subscribers."""
+        """Remove the registrations of ended subscribers.
+
+        Otherwise other processes would count them as live until their leases expire.
+        """
         table = self._table
 
         def remove(connection: Connection) -> None:
@@ -159,7 +165,10 @@ class LiveSubscribers:
         return await self._database.run(pause, Activity.OPERATE)
 
     async def resume(self, queue: str, channel: str, by: str = "") -> tuple[bool, frozenset[str]]:
-        """Resume `queue`; return True after a pause, and the queues still paused."""
+        """Resume `queue`, and notify `channel`; return True after a pause, and the paused queues.
+
+        The caller applies the latter to the subscribers of its own process at once.
+        """
         table = self._table
         condition = match_pause(table, queue)
 
@@ -187,7 +196,7 @@ class LiveSubscribers:
             The names that changed, and the queues that are paused.
         """
         action = "drain" if drained else "undrain"
-
+        # In the row of a subscriber, `counter` is 1 while it is drained.
         c = self._table.c
 
         def drain(connection: Connection) -> tuple[set[str], frozenset[str]]:
@@ -206,7 +215,10 @@ class LiveSubscribers:
         return await self._database.run(drain, Activity.OPERATE)
 
     async def list_drained(self, limit: int) -> list[str]:
-        """List the names of the first `limit` live subscribers that are drained."""
+        """List the names of the first `limit` live subscribers that are drained.
+
+        A drained subscriber claims no more messages; its `counter` is 1.
+        """
         c = self._table.c
         statement = select(c.key).where(c.scope == SUBSCRIBER, c.counter > 0)
         statement = statement.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
@@ -264,9 +276,9 @@ class LiveSubscribers:
     async def release(self, subscriber: LiveSubscriber, limit: int, by: str = "") -> int:
         """Release up to `limit` messages leased by `subscriber`, for an operator; return the count.
 
-        The delivery is charged, as for an expired lease. Messages with a cancel request are
-        discarded instead. Rows that a handler's transaction has locked are skipped. A call that has
-        released some adds an audit entry.
+        For a worker that hangs or has vanished. The delivery is charged (stays counted), as for an
+        expired lease. Messages with a cancel request are discarded instead. Rows that a handler's
+        transaction has locked are skipped. A call that has released some adds an audit entry.
         """
 
         def release(connection: Connection) -> int:

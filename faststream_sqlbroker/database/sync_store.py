@@ -106,7 +106,10 @@ class SyncStore:
         return engine
 
     def _get_dialect(self, connection: Connection) -> Dialect:
-        """Return the dialect of the connection's database, created on first use."""
+        """Return the dialect of the connection's database, created on first use.
+
+        With Django the database is known only from a connection.
+        """
         name = connection.dialect.name
         if name not in self._dialects:
             self._dialects[name] = create_dialect(connection.dialect, self._tables)

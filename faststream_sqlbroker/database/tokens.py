@@ -53,7 +53,10 @@ class TokenStore:
         self._table = database.tables.policy_state
 
     async def find(self, channel: str, *consumer: str) -> list[RegisteredEndpoint | None]:
-        """Find the channel, and the consumer if named, in a single query."""
+        """Find the channel, and the consumer if named, in a single query.
+
+        Returns an entry for each, None for an entry that does not exist.
+        """
         row_keys = [get_consumer_key(channel, consumer_id) for consumer_id in consumer]
         return await self._find(get_channel_key(channel), *row_keys)
 
@@ -66,7 +69,7 @@ class TokenStore:
         return await self._database.run(query, Activity.STATE, write=False)
 
     async def list_consumers(self, channel: str) -> list[RegisteredEndpoint]:
-        """List the consumers of a channel, by id."""
+        """List the consumers of a channel, by id; at most `MAX_CONSUMERS`."""
         c = self._table.c
         of_channel = select(c.key, c.info).where(c.scope == CONSUMER + channel)
         statement = of_channel.order_by(c.key).limit(MAX_CONSUMERS)
@@ -92,7 +95,11 @@ class TokenStore:
         token: str | None = None,
         rotate: bool = False,
     ) -> RegisteredEndpoint:
-        """Create or replace the queue's token for `role`."""
+        """Create or replace the queue's token for `role`.
+
+        A role is what a client may do with the queue: publish or consume. The entry has a new token
+        only if the token was drawn here.
+        """
 
         def work(connection: Connection) -> RegisteredEndpoint:
             entry = self._set_entry(connection, get_role_key(queue, role), {}, token, rotate)
@@ -211,7 +218,7 @@ class TokenStore:
         by: str,
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add an audit entry, if the entry was created or changed."""
+        """Add an audit entry, if the channel, consumer or queue `entry` was created or changed."""
         if entry.changed:
             job = Job(action=action, by=by, arguments=arguments, state="ended", expected=1, done=1)
             audit.add_job(connection, self._table, job, self._dialect.now(connection))

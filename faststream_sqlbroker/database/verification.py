@@ -135,7 +135,7 @@ class Verifier:
     def _scan_batch(
         self, connection: Connection, *, part: str, position: Position | None, lease_over: float
     ) -> ScanBatch:
-        """Scan the part's next batch."""
+        """Scan the next batch of `part`: live messages, archive, jobs or windows of exports."""
         if part == "live":
             return _check_live(connection, self._dialect, position, lease_over)
         if part == "archive":
@@ -198,6 +198,7 @@ def _find_ownerless(
     holders: dict[int, str] = {}
     for part in iter_chunks(list(ids)):
         rows = connection.execute(select(c.id, c.lease_token).where(c.id.in_(part), condition))
+        # Each subscriber draws its lease tokens with a prefix of its own, the holder.
         holders.update((row.id, row.lease_token.bytes[:HOLDER_BYTES].hex()) for row in rows)
     subscribers = read_subscribers(connection, dialect.tables.policy_state)
     live_holders = {subscriber.worker.rpartition(":")[2] for subscriber in subscribers}
@@ -208,7 +209,10 @@ def _find_ownerless(
 def _check_archive(
     connection: Connection, dialect: DialectOperations, after: Position | None
 ) -> ScanBatch:
-    """Check the next batch of archived messages, by end time: states, times, duplicates."""
+    """Check the next batch of archived messages, by end time: states, times, duplicates.
+
+    `after` is the position (time and id) where the batch before ended.
+    """
     table = dialect.tables.archive
     if table is None:
         return ScanBatch((), 0, None)
@@ -236,7 +240,8 @@ def _scan_range(
 ) -> ScanBatch:
     """Read the rows of the next step of a range that meet any of `conditions`; report each match.
 
-    `conditions` are by kind of damage. Valid rows are not sent to the client.
+    A step is a fixed number of rows in the order of an index. `conditions` are by kind of damage.
+    Valid rows are not sent to the client.
     """
     part = RangeReader(dialect, index_range, position, Filters(), [or_(*conditions.values())])
     # Read the first batch only: the next batch needs a transaction of its own.
@@ -263,7 +268,7 @@ def _to_json_value(value: Any) -> Any:
 def _check_jobs(connection: Connection, table: Table, after: Position | None) -> ScanBatch:
     """Report running jobs of operators without a time for their next batch, by id.
 
-    No process would ever continue them.
+    A job changes many messages batch by batch. No process would ever continue them.
     """
     c = table.c
     last_key = "" if after is None else str(after[0])
@@ -300,6 +305,7 @@ def _check_windows(
     if after is not None:
         scope, key = after
         is_after = or_(c.scope > scope, and_(c.scope == scope, c.key > key))
+        # The first condition is implied, but a range that the primary key serves.
         statement = statement.where(c.scope >= scope, is_after)
     row = connection.execute(statement.order_by(c.scope, c.key).limit(1)).first()
     if row is None:
@@ -312,6 +318,7 @@ def _check_windows(
     if row.due_at is None:
         # All rows of the window have been removed.
         return ScanBatch((), 1, position)
+    # Continue inside the window: version, last row (time and id), and the sums so far.
     return ScanBatch((), 1, [*position, row.counter, None, None, 0, "0"])
 
 
@@ -380,7 +387,10 @@ def _format_window_name(lake: str, window: str) -> str:
 
 
 def _find_next(part: str, after: Position | None) -> tuple[str, Position | None]:
-    """Return the part and position to continue from; the part is empty at the end."""
+    """Return the part and position to continue from; the part is empty at the end.
+
+    The parts are scanned one after the other; a part whose `after` is None has ended.
+    """
     if after is not None:
         return part, after
     index = PARTS.index(part) + 1

@@ -74,6 +74,7 @@ class LoadedWindows:
         )
         if after is not None:
             end, name = after
+            # The second condition is implied, but a range that the index can use.
             statement = statement.where(
                 or_(c.due_at > end, and_(c.due_at == end, c.key > name)), c.due_at >= end
             )
@@ -82,7 +83,10 @@ class LoadedWindows:
         return [parse_window(*row) for row in rows]
 
     async def has_any(self, window: LoadedWindow, states: Collection[MessageState]) -> bool:
-        """Return True if the archive has a row of the window in any of `states`."""
+        """Return True if the archive has a row of the window in any of `states`.
+
+        A quick check before all rows of the window are summed.
+        """
         c = get_archive(self._dialect).c
         names = [state.name for state in states]
         statement = select(c.id).where(
@@ -94,7 +98,10 @@ class LoadedWindows:
         )
 
     async def read_next_page(self, window: LoadedWindow, after: PrunePosition | None) -> WindowPage:
-        """Read the window's next rows."""
+        """Read the window's next rows, their number and the sum of their ids.
+
+        The sums of all pages must equal the export's record before a row is removed.
+        """
         return await self._run_read(lambda c: read_page(c, self._dialect, window, after))
 
     async def remove(
@@ -102,8 +109,9 @@ class LoadedWindows:
     ) -> LoadedWindow | None:
         """Remove the page's rows in `states`, and lower the counts in the window's record.
 
-        Both are one transaction, which locks the record first and reads the page again: it was
-        compared in another transaction, and must still be the same.
+        A window is an hour or a day of `archived_at`; its record says how many rows an export has
+        loaded. Both are one transaction, which locks the record first and reads the page again: it
+        was compared in another transaction, and must still be the same.
 
         Returns:
             The window's new record. None, and nothing is removed, if the record or the page has
@@ -140,8 +148,9 @@ class LoadedWindows:
     async def quarantine(self, lake: str, window: LoadedWindow, actual: RowSum) -> bool:
         """Record that the window's rows differ from the export; return True the first time.
 
-        No row of the window is removed until an export has recorded it again. False also if the
-        record has changed since it was compared.
+        The record moves to another scope, where prunes do not find it. No row of the window is
+        removed until an export has recorded it again. False also if the record has changed since it
+        was compared.
         """
 
         def note(connection: Connection) -> bool:
@@ -172,7 +181,10 @@ class LoadedWindows:
         return update(self._table).where(c.scope == LOADED_SCOPE + lake, c.key == window.name)
 
     def _lock(self, connection: Connection, lake: str, window: LoadedWindow) -> bool:
-        """Lock the window's record; return True if the record still matches `window`."""
+        """Lock the window's record; return True if the record still matches `window`.
+
+        Each change raises the version: an export, a prune or a redrive may have changed the record.
+        """
         c = self._table.c
         record = select(c.counter).where(c.scope == LOADED_SCOPE + lake, c.key == window.name)
         return connection.execute(record.with_for_update()).scalar() == window.version
@@ -192,7 +204,7 @@ class LoadedPruner:
         self._pruned_states: dict[str, set[MessageState]] = {}
 
     def reset(self) -> None:
-        """Check each window again, also windows without old rows."""
+        """Check each window again, also windows whose old rows an earlier pass has removed."""
         self._pruned_states.clear()
 
     async def prune(
@@ -217,6 +229,7 @@ class LoadedPruner:
             for window in windows:
                 position = window.end, window.name
                 due_states = {state for state, limit in limits.items() if window.end <= limit}
+                # An earlier pass of this process has dealt with the rows in these states.
                 due_states -= self._pruned_states.get(window.name, set())
                 if due_states and not await self._prune_window(
                     window, due_states, result, dry_run=dry_run, keep_going=keep_going
@@ -234,9 +247,9 @@ class LoadedPruner:
     ) -> bool:
         """Compare a window with the record, then remove the rows in `due_states`.
 
-        A window that differs is quarantined, and nothing of it is removed. Returns False if this
-        process must stop, or if a page has changed in the meantime; the next pass compares the
-        window again.
+        A window that differs is quarantined: nothing of it is removed until an export records it
+        again. Returns False if this process must stop, or if a page has changed in the meantime;
+        the next pass compares the window again.
         """
         if await self._loaded.has_any(window, due_states):
             pages = await self._read_pages(window, keep_going)
@@ -260,7 +273,8 @@ class LoadedPruner:
     ) -> list[WindowPage] | None:
         """Sum the window's rows page by page, with a rest after each; return None to stop.
 
-        Each page is a short transaction, because a window may have millions of rows.
+        A window is all rows archived in an hour or a day. Each page is a short transaction, because
+        a window may have millions of rows.
         """
         pages: list[WindowPage] = []
         while not pages or pages[-1].last is not None:

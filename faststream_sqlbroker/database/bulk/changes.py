@@ -68,6 +68,7 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
     discard(connection, dialect, rows, str(job.arguments["text"]))
     archive = dialect.tables.archive
     if archive is None:
+        # The messages are deleted: the notes only say that they were visited.
         return {row.id: {} for row in rows}
     flags = {row.id: {"policy_marks": row.policy_marks} for row in rows}
     query = select(archive.c.id, archive.c.archived_at).where(archive.c.id.in_(flags))
@@ -93,7 +94,7 @@ def retry_now(
 def move(
     connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> ChangeNotes:
-    """Move the messages to the job's queue, due now, with new counters."""
+    """Move the messages to the job's queue, due now, with new counters; return undo notes."""
     rows = lock_matching(connection, dialect, job, ids, _list_columns(dialect.tables.message))
     return _update(connection, dialect, rows, {**MOVED_VALUES, "queue": job.arguments["to"]})
 
@@ -103,8 +104,9 @@ def redrive(
 ) -> ChangeNotes:
     """Restore messages of the archive to the message table under their ids, due now.
 
-    Their counters start again. The records of their export windows are locked before the messages
-    and lowered: a prune compares the archive with them.
+    Their counters start again. An export records how many rows of an hour or a day (its window) it
+    has loaded, and a prune compares the archive with that record. So the records are lowered; they
+    are locked before the messages, in the order of the prune.
     """
     records = brought_back.lock_records(connection, dialect, ids)
     archive = dialect.tables.archive
@@ -140,7 +142,10 @@ def _update(
     rows: Sequence[Any],
     values: Mapping[str, Any],
 ) -> ChangeNotes:
-    """Set `values` in the locked `rows`, and return the notes for an undo."""
+    """Set `values` in the locked `rows`, and return the notes for an undo.
+
+    A note has the columns of a message before (from `rows`) and after the change.
+    """
     table = dialect.tables.message
     if rows:
         condition = table.c.id.in_([row.id for row in rows])
@@ -153,8 +158,9 @@ def _build_notes(
 ) -> ChangeNotes:
     """Return the notes of changed messages: the old columns, and the state that the job has left.
 
-    Reads the messages back, because the database's clock has set some of the times. An undo
-    compares `after` with the message, to see that nothing has touched it.
+    `rows` were read before the change. Reads the messages back, because the database's clock has
+    set some of the times. An undo compares `after` with the message, to see that nothing has
+    touched it.
     """
     if not rows:
         return {}
@@ -196,8 +202,9 @@ them.
 def undo_change(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Undo a retry or a move: restore the noted columns of untouched messages; return their ids.
 
-    A moved message takes part in bursts again. Its `dedup_id` stays removed: another message may
-    have it now.
+    A message is untouched if it still waits as the job left it. A moved message takes part in
+    bursts (messages of a key that Debounce joins) again. Its `dedup_id` stays removed: another
+    message may have it now.
     """
     untouched = _lock_untouched(connection, dialect, notes)
     for names, message_ids in _group_by_columns(notes, untouched).items():
@@ -221,8 +228,9 @@ def undo_change(connection: Connection, dialect: DialectOperations, notes: Notes
 def undo_redrive(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Put untouched messages back into the archive with their old values, but archived now.
 
-    Readers of the archive have passed the time at which a message was first archived, and would
-    never see the row there. The header `ARCHIVED_BEFORE` has that time. Returns the ids.
+    A message is untouched if it still waits as the redrive left it. Readers of the archive have
+    passed the time at which a message was first archived, and would never see the row there. The
+    header `ARCHIVED_BEFORE` has that time. Returns the ids.
     """
     untouched = _lock_untouched(connection, dialect, notes)
     message = dialect.tables.message
@@ -259,8 +267,8 @@ def undo_redrive(connection: Connection, dialect: DialectOperations, notes: Note
 def _build_archive_values(before: Mapping[str, Any], stored: Any) -> dict[str, Any]:
     """Return the columns to set in the archive; `stored` are the headers as selected.
 
-    The header `ARCHIVED_BEFORE` gets the time at which the message ended, unless an earlier undo
-    has stored it for the same end.
+    Called to undo a redrive, which archives the message at a new time. The header `ARCHIVED_BEFORE`
+    keeps the time of its real end, and the `publish_count` that tells this end from others.
     """
     old = {name: value for name, value in before.items() if name != "archived_at"}
     headers = load_headers(stored)
@@ -279,7 +287,8 @@ def undo_cancel(connection: Connection, dialect: DialectOperations, notes: Notes
     """Bring messages that the job discarded back to their queues; return their ids.
 
     They wait again, with their attempts and due times, but without a `dedup_id`, and take part in
-    bursts again. Only messages that the job has archived, by the noted time, are restored.
+    bursts (messages of a key that Debounce joins) again. Only messages that the job has archived,
+    by the noted time, are restored.
     """
     archive = dialect.tables.archive
     if archive is None:
@@ -316,7 +325,8 @@ def undo_cancel(connection: Connection, dialect: DialectOperations, notes: Notes
 def undo_replay(connection: Connection, dialect: DialectOperations, notes: Notes) -> set[int]:
     """Delete untouched copies that the replay has published; return the ids of their originals.
 
-    The caller removes the marks of these, so that they can be replayed again.
+    A copy is untouched if it still waits as it was published. The caller removes the marks of the
+    originals, which would keep them from being replayed again.
     """
     copies = {note["message"]: note for note in notes.values() if "message" in note}
     # Copies are found by their own ids; the notes are stored by the ids of the originals.
@@ -350,7 +360,10 @@ def _lock_untouched(connection: Connection, dialect: DialectOperations, notes: N
 
 
 def _is_unchanged(row: Any, after: Mapping[str, Any]) -> bool:
-    """Return True if the message is still as the job left the row, by the note `after`."""
+    """Return True if the message is still as the job left the row, by the note `after`.
+
+    An undo must not revert a later change: a delivery, a move, or an edit by an operator.
+    """
     due: datetime = row.next_attempt_at
     current = {"queue": row.queue, "due": to_microseconds(due), "deliveries": row.deliveries_count}
     # Jobs of an earlier version have no notes of these.
@@ -367,10 +380,11 @@ def _remove_burst_flags(before: Mapping[str, Any]) -> int:
 
 
 def _build_restored_values(note: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the column values to restore.
+    """Return the column values that undo a change of a message.
 
-    In its old queue, a message must not stand by again for another that may be gone: it gets its
-    plain due time.
+    A standby message waits in case the newer message of its key is cancelled, expires or is moved;
+    its due time is `STANDBY` later. Back in its old queue it must not stand by again, because that
+    message may be gone: it gets its plain due time.
     """
     old_values: Mapping[str, Any] = note["before"]
     if note["after"]["queue"] == old_values["queue"]:
@@ -401,7 +415,10 @@ def _build_binds(
     before: Mapping[str, Any],
     names: Iterable[str],
 ) -> dict[str, Any]:
-    """Build the binds that restore the noted columns `names` of a message."""
+    """Build the binds that restore the noted columns `names` of a message.
+
+    Notes are JSON, in which times are microseconds; `before` has the old values.
+    """
     binds: dict[str, Any] = {"of_id": message_id}
     for name in names:
         value = before[name]

@@ -94,7 +94,10 @@ def replay(
 
 
 def _lock(connection: Connection, dialect: DialectOperations, ids: Sequence[int]) -> set[int]:
-    """Lock archived messages until the commit; return the ids that still exist."""
+    """Lock archived messages until the commit; return the ids that still exist.
+
+    A prune could otherwise delete them before their bodies are copied.
+    """
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
     statement = select(archive.c.id).where(archive.c.id.in_(ids)).order_by(archive.c.id)
@@ -111,6 +114,7 @@ def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, ReplayCopy]:
     for row in rows:
         fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
         try:
+            # The body is copied inside the database, so its size does not matter here.
             copies[row.id] = copy_row({**fields, "bytes": 0}, plan)
         except PublishError:
             continue  # counted as skipped
@@ -118,7 +122,11 @@ def _build_copies(rows: Sequence[Any], job: Job) -> dict[int, ReplayCopy]:
 
 
 def _build_mark(copy: ReplayCopy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, Any]:
-    """Build the mark of a replayed message; `token` shows which run has inserted the mark."""
+    """Build the mark of a replayed message; `token` shows which run has inserted the mark.
+
+    A mark is a row of the policy state that keeps replays of the same name, here or by Spark, from
+    publishing the message again.
+    """
     return {
         "scope": get_scope(job),
         "key": str(copy.origin),
@@ -132,7 +140,11 @@ def _build_mark(copy: ReplayCopy, job: Job, token: uuid.UUID, now: datetime) -> 
 def _publish(
     connection: Connection, dialect: DialectOperations, job: Job, copies: Sequence[ReplayCopy]
 ) -> None:
-    """Insert the copies, with bodies copied inside the database, and add their ids to the marks."""
+    """Insert the copies, with bodies copied inside the database, and add their ids to the marks.
+
+    A mark is the row of the policy state that records a replayed message. By the new id an undo
+    finds the copy.
+    """
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -184,7 +196,11 @@ def _load_published(
 def _save_new_ids(
     connection: Connection, dialect: DialectOperations, job: Job, published: Sequence[Any]
 ) -> None:
-    """Add the ids of the new messages to the marks of their originals, for an undo."""
+    """Add the ids of the new messages to the marks of their originals, for an undo.
+
+    A mark records that a message was replayed. `after` is the copy as published: an undo deletes
+    the copy only while it is unchanged.
+    """
     c = dialect.tables.policy_state.c
     statement = update(dialect.tables.policy_state).where(
         c.scope == get_scope(job), c.key == bindparam("of_key")

@@ -107,11 +107,13 @@ class _BatchState:
 def _split_part(state: _BatchState, part: _BatchPart, error: StoreError) -> list[_BatchPart]:
     """Split `part`, which the database has refused, to find the refused message.
 
-    A part of one message becomes a part that only records the failure, and the job continues.
+    A part is the messages of a batch that one transaction handles. A part of one message becomes a
+    part that only records the failure, and the job continues.
 
     Raises:
         StoreError: `error`, which no message has caused.
     """
+    # A missing right refuses every message, and a recorded failure changes no message.
     if isinstance(error, AccessError) or part.failure is not None or not state.ids:
         raise error
     if half := len(state.ids) // 2:
@@ -135,9 +137,9 @@ class JobStore:
     async def plan(self, job: Job) -> Job:
         """Return `job` with the exact number of messages to visit; writes nothing.
 
-        The dry run of a job. It also fixes the last message to visit, so that messages which come
-        later are not visited, and turns ages into times. For a job with ids, the note says why some
-        are not visited.
+        The dry run of a job. It also fixes the last message to visit (`bound`), so that messages
+        which come later are not visited, and turns ages into times. One transaction counts a
+        limited number. For a job with ids, the note says why some are not visited.
         """
 
         def begin(connection: Connection) -> Job:
@@ -178,21 +180,26 @@ class JobStore:
         )
 
     def _describe_unmatched(self, connection: Connection, job: Job) -> str | None:
-        """Describe why the job does not visit some requested ids; None if all are visited."""
+        """Describe why the job does not visit some requested ids; None if all are visited.
+
+        For example, a message is unknown, in another state, or was replayed before under the same
+        name.
+        """
         assert job.filters is not None  # noqa: S101 - `plan` has looked
         ids = job.filters.ids
         rows = visits.list_matching(connection, self._dialect, job, ids, ("id",))
-        origins: set[int] = set()
+        replayed_ids: set[int] = set()
         if job.action == REPLAY:
-            origins = visits.find_replayed(connection, self._dialect, job, ids)
-        missing = sorted(set(ids) - {row.id for row in rows} | origins)
+            replayed_ids = visits.find_replayed(connection, self._dialect, job, ids)
+        missing = sorted(set(ids) - {row.id for row in rows} | replayed_ids)
         states = visits.load_states(connection, self._dialect, missing)
-        return job.note_unmatched(states, missing, origins) if missing else None
+        return job.note_unmatched(states, missing, replayed_ids) if missing else None
 
     async def start(self, job: Job, channel: str) -> Job:
         """Store the planned job, whose first batch is due immediately, and notify `channel`.
 
-        A job without messages has ended already.
+        Processes that run jobs listen there, and need not wait for their next poll. A job without
+        messages has ended already.
         """
 
         def work(connection: Connection) -> Job:
@@ -242,7 +249,10 @@ class JobStore:
         return await self._run_read(lambda c: audit.find_job(c, self._table, job_id))
 
     async def list_jobs(self, before: str | None, limit: int) -> list[Job]:
-        """Return up to `limit` jobs that are older than `before`, the latest first."""
+        """Return up to `limit` jobs that are older than the job `before`, the latest first.
+
+        Ids of jobs rise with time, so they serve as the cursor of the list.
+        """
         c = self._table.c
         jobs = select(c.key, c.created_at, c.info).where(c.scope == JOB)
         if before is not None:
@@ -283,6 +293,7 @@ class JobStore:
             job = audit.find_job(connection, self._table, job_id, lock=True)
             if job is None or job.state not in allowed:
                 return job
+            # Without the streak (refusals in a row) a resumed job gets a new chance.
             job = replace(job, state=new_state, error=None, streak=None)
             audit.save_job(connection, self._table, job, pause)
             record_action(connection, self._dialect, *audit_entry, {"job": job_id})
@@ -291,9 +302,7 @@ class JobStore:
         return await self._database.run(work, Activity.OPERATE)
 
     async def get_due_in(self, job_id: str | None = None) -> float | None:
-        """Return the seconds until the next batch of the job, or of any job; None if no batch
-        remains.
-        """
+        """Return the seconds until a batch of the job, or of any, is due; None without a batch."""
         return await self._run_read(lambda c: audit.get_due_in(c, self._dialect, job_id))
 
     async def run_step(self, job_id: str | None = None) -> StepResult:
@@ -321,6 +330,7 @@ class JobStore:
     async def _run_part(self, state: _BatchState, job_id: str | None, part: _BatchPart) -> None:
         """Run a part of a batch in a transaction, and store the result in `state`.
 
+        A batch is one part, unless the database refuses a message: then smaller parts find it.
         Several processes may run the same job: each locks its row for a batch, and continues from
         the position stored there.
         """
@@ -344,7 +354,8 @@ class JobStore:
                 BATCH_SIZE if job.rate is None else min(BATCH_SIZE, max(1, math.ceil(job.rate)))
             )
             state.ids, cursor = self._find_next(connection, job, min(max_size, part.size))
-            # Notes of other runs have no messages here: only the position moves.
+            # An undo of a replay skips the marks of other runs, so `ids` may be empty: then only
+            # the position moves.
             if part.failure is None or not state.ids:
                 moved_job = self._apply_change(connection, job, state.ids, cursor)
             elif list(state.ids) == [part.failure.message_id]:
@@ -362,7 +373,11 @@ class JobStore:
     def _save_progress(
         self, connection: Connection, job: Job, moved_job: Job, job_id: str | None
     ) -> StepResult:
-        """Write the position and counts of the locked job, and when the next batch is due."""
+        """Write the position and counts of the locked job, and when the next batch is due.
+
+        `job` is as it was before the batch, `moved_job` after it. Without `job_id` the result has
+        a pause even after the end, because another job may be due.
+        """
         # The rate counts visited messages of all processes: the pause is stored in the row.
         pause = 0.0 if job.rate is None else (moved_job.visited - job.visited) / job.rate
         ended = moved_job.state in ("ended", "failed")
@@ -410,7 +425,8 @@ class JobStore:
     ) -> Job:
         """Change the messages `ids`, store the notes for an undo, and return the updated job.
 
-        A message that has a note was changed by this job before, and is skipped.
+        A note has the columns of a message before and after the change. A message that has a note
+        was changed by this job before, and is skipped.
         """
         if job.action == UNDO:
             return self._undo(connection, job, ids, cursor)
@@ -444,14 +460,15 @@ class JobStore:
     ) -> tuple[list[int], Position | None]:
         """Return the messages of the next batch, and the next position, or None at the end.
 
-        An undo visits the messages that the undone job has notes of. For a replay these are marks,
-        which also exist for other runs of the same name: those are skipped.
+        An undo visits the messages that the undone job has notes of (their old columns). For a
+        replay these are marks (rows that keep a message from being replayed twice), which other
+        runs of the same name have written, too: those are skipped.
         """
         if job.action != UNDO:
             return visits.find_next(connection, self._dialect, job, size)
         after = "" if job.cursor is None else str(job.cursor[0])
         scope = str(job.arguments["scope"])
-        # In the order of keys: notes removed since then are before the position.
+        # In the order of keys, so that removed notes do not matter: they are before the position.
         c = self._table.c
         statement = select(c.key, c.info).where(c.scope == scope, c.key > after).order_by(c.key)
         notes = connection.execute(statement.limit(size)).all()
@@ -465,7 +482,11 @@ class JobStore:
     def _undo(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
     ) -> Job:
-        """Revert the changes of the messages `ids`, and remove the notes of reverted messages."""
+        """Revert the changes of the messages `ids`, and remove the notes of reverted messages.
+
+        A note has the columns of a message before and after the change. Messages that have changed
+        since are skipped, and keep their notes.
+        """
         scope = str(job.arguments["scope"])
         notes = self._load_notes(connection, scope, ids)
         undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, notes)
@@ -478,7 +499,10 @@ class JobStore:
     def _load_notes(
         self, connection: Connection, scope: str, ids: Sequence[int]
     ) -> dict[int, Mapping[str, Any]]:
-        """Return the notes that the job of `scope` has stored about the messages `ids`."""
+        """Return the notes that the job of `scope` has stored about the messages `ids`.
+
+        A note has the columns of a message before and after the job's change.
+        """
         notes: dict[int, Mapping[str, Any]] = {}
         c = self._table.c
         for part in iter_chunks([str(message_id) for message_id in ids]):

@@ -34,7 +34,8 @@ def find_last_position(
 ) -> Position | None:
     """Return the position of the last row that a job may visit, or None without rows.
 
-    Read at the dry run: rows that come later are not visited.
+    A position is the id of a live message, or the end time of an archived message. Read at the dry
+    run: rows that come later are not visited.
     """
     table = _get_table(dialect, action)
     column = table.c.archived_at if action in ARCHIVE_ACTIONS else table.c.id
@@ -45,7 +46,10 @@ def find_last_position(
 def load_states(
     connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 ) -> dict[int, MessageState]:
-    """Return the states of the messages `ids`, live or archived; unknown ids are missing."""
+    """Return the states of the messages `ids`, live or archived; unknown ids are missing.
+
+    For the note of a dry run that says why a requested message is not visited.
+    """
     states: dict[int, MessageState] = {}
     for table in (dialect.tables.archive, dialect.tables.message):
         if table is not None:
@@ -60,9 +64,10 @@ def load_states(
 def find_next(
     connection: Connection, dialect: DialectOperations, job: Job, size: int
 ) -> tuple[list[int], Position | None]:
-    """Return the ids of the next `size` messages, and the position of the last.
+    """Return the ids of the next `size` messages that the job visits, and the position of the last.
 
-    The position is None if no messages follow, or if the job's limit is reached.
+    The next batch continues after that position. It is None if no messages follow, or if the job's
+    limit is reached.
     """
     rows, after, _ = read_next(connection, dialect, job, size)
     return [row.id for row in rows], after
@@ -120,7 +125,7 @@ def list_matching(
     ids: Sequence[int],
     names: Sequence[str],
 ) -> Sequence[Any]:
-    """Return the columns `names` of the messages among `ids` that still match, by id."""
+    """Return the columns `names` of the messages of `ids` that match the job's filters, by id."""
     return connection.execute(_select_matching(dialect, job, ids, names)).all()
 
 
@@ -138,14 +143,20 @@ def _select_matching(
 
 
 def _build_conditions(dialect: DialectOperations, job: Job) -> list[Any]:
-    """Return the conditions of messages that the job may change; live messages must wait."""
+    """Return the conditions of messages that the job may change; live messages must wait.
+
+    A leased message is never changed, because its worker may be about to settle it.
+    """
     assert job.filters is not None  # noqa: S101 - only an undo has none
     conditions = build_conditions(_get_table(dialect, job.action), job.filters, dialect.name)
     return conditions if job.action in ARCHIVE_ACTIONS else [*conditions, *CLAIMABLE]
 
 
 def _create_reader(dialect: DialectOperations, job: Job) -> RangeReader:
-    """Create a reader of the messages that the job has not visited yet, in the order of visits."""
+    """Create a reader of the messages that the job has not visited yet, in the order of visits.
+
+    Leased messages are skipped, and for a replay also messages that were replayed before.
+    """
     assert job.filters is not None  # noqa: S101 - only an undo has none
     index_range = _build_range(dialect, job, job.filters)
     conditions: list[Any] = [] if job.action in ARCHIVE_ACTIONS else [*CLAIMABLE]
@@ -155,7 +166,12 @@ def _create_reader(dialect: DialectOperations, job: Job) -> RangeReader:
 
 
 def _build_range(dialect: DialectOperations, job: Job, filters: Filters) -> IndexRange:
-    """Return the index range of the job's messages, up to the last row of the dry run."""
+    """Return the index range of the job's messages, up to the last row of the dry run.
+
+    Live messages are visited by id, archived messages by end time. The narrowest index that fits
+    the filters is read.
+    """
+    # Without a bound the table was empty: a comparison with NULL matches no row.
     bound = job.bound or [None]
     if job.action in ARCHIVE_ACTIONS:
         index_range = replace(get_archive_range(dialect, filters), descending=False)
@@ -176,7 +192,11 @@ def _build_range(dialect: DialectOperations, job: Job, filters: Filters) -> Inde
 
 
 def _build_not_replayed(dialect: DialectOperations, index_range: IndexRange, job: Job) -> Any:
-    """Return the condition that no run of the replay has published the row, here or in Spark."""
+    """Return the condition that no run of the replay has published the row, here or in Spark.
+
+    A replay stores a mark for each message: a row of the policy state with the replay's name and
+    the message's id.
+    """
     mark = dialect.tables.policy_state.c
     key = cast(index_range.table.c.id, String)
     scope = REPLAY_SCOPE + job.arguments["name"]
@@ -186,7 +206,10 @@ def _build_not_replayed(dialect: DialectOperations, index_range: IndexRange, job
 def find_replayed(
     connection: Connection, dialect: DialectOperations, job: Job, ids: Sequence[int]
 ) -> set[int]:
-    """Return the messages that a replay of the job's name has published, here or in Spark."""
+    """Return the messages that a replay of the job's name has published, here or in Spark.
+
+    A replay stores a mark for each: a row of the policy state with its name and the message's id.
+    """
     mark = dialect.tables.policy_state.c
     keys = select(mark.key).where(
         mark.scope == REPLAY_SCOPE + job.arguments["name"], mark.key.in_(map(str, ids))

@@ -74,7 +74,11 @@ class AckFirstStarts:
         )
 
     async def renew(self, started: Sequence[Started], holder: UUID, lease: float) -> None:
-        """Extend starts of `holder`, whose handlers still run, to `lease` seconds from now."""
+        """Extend starts of `holder`, whose handlers still run, to `lease` seconds from now.
+
+        A start is the record of a message that was removed before its handler ran. Without a
+        renewal it becomes an unknown outcome.
+        """
         statement = (
             update(self._table)
             .where(match_key(self._table), self._table.c.lease_token == holder)
@@ -89,7 +93,10 @@ class AckFirstStarts:
         await self._database.run(renew, Activity.CONSUME, Activity.STATE)
 
     async def end(self, started: Sequence[Started], holder: UUID) -> None:
-        """Remove starts of `holder`, whose handlers have ended."""
+        """Remove starts of `holder`, whose handlers have ended.
+
+        A start is the record of a message that was removed before its handler ran.
+        """
 
         def remove(connection: Connection) -> None:
             conditions = match_key(self._table), self._table.c.lease_token == holder
@@ -114,7 +121,8 @@ class AckFirstStarts:
     async def forget(self, ids: Sequence[int], by: str = "") -> int:
         """Remove messages from the unknown outcomes, and record the operator; return the count.
 
-        A key of the policy `Once` stays claimed: only the lease of its record is removed.
+        Called when an operator has checked the messages. A key of the policy `Once` stays claimed:
+        only the lease of its record is removed, so that no message of the key runs again.
         """
         forgotten = set(ids)
 
@@ -138,7 +146,8 @@ class AckFirstStarts:
     def _select_overdue(self, queue: str | None) -> Select[Any]:
         """Select the starts that are no longer renewed; without `queue`, of all queues.
 
-        A start is a row of its own, or part of the record of a key that is handled once.
+        A start is the record of a message removed before its handler ran. It is a row of its own,
+        or part of the row of a key that is handled once (policy `Once`).
         """
         c = self._table.c
         scopes = [
@@ -152,7 +161,10 @@ class AckFirstStarts:
 
 
 def _to_outcome(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
-    """Convert the row of a start; the row of a `Once` key has the id in the column `info`."""
+    """Convert the row of a start, a message that was removed before its handler ran.
+
+    The key of the row is the message's id. The row of a `Once` key has the id in `info`.
+    """
     if scope.startswith(ONCE):
         return UnknownOutcome(
             info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"]

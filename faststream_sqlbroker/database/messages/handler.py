@@ -147,7 +147,11 @@ class HandlerTransaction:
         return self._root.is_active and self.connection.get_transaction() is self._root
 
     def handle_error(self, error: BaseException) -> None:
-        """Evict connections if `error`, of handler or `commit`, came from a stale connection."""
+        """Evict connections if `error`, of handler or `commit`, came from a stale connection.
+
+        A stale connection leads to a server that has become read-only; the others of the pool may,
+        too.
+        """
         self._checkouts.evict_if_spoiled(error)
 
     async def lock(self, leases: Leases, lease: float) -> set[int]:
@@ -200,8 +204,8 @@ class HandlerTransaction:
     async def prove(self) -> None:
         """Set `proven` if this is still the transaction that has locked the rows; raise nothing.
 
-        For messages that the handler did not ack: if it has not ended the transaction itself, the
-        rollback undoes all of its writes.
+        Called for messages that the handler did not ack. If `proven`, the handler has not ended the
+        transaction itself, so the rollback undoes all of its writes. An error leaves it False.
         """
         if not self.is_active:
             return
@@ -215,7 +219,8 @@ class HandlerTransaction:
     async def hold(self, leases: Leases, seconds: float) -> set[int]:
         """Allow the handler to send nothing for `seconds`; return the ids of `leases` still held.
 
-        Called while the handler runs, to renew its leases: the server would end the idle session.
+        Called while the handler runs, in place of a renewal of its leases: the row locks keep the
+        leases, but the server would end the session when its idle limit is over.
 
         Raises:
             TransientStoreError: the database does not answer.
@@ -273,6 +278,8 @@ class HandlerTransaction:
                 msg = f"the answer to the COMMIT was lost: {error}"
                 raise UnknownOutcomeError(msg) from error
             if has_sent_commit:
+                # SQLAlchemy takes the transaction for ended, but SQLite leaves it open: the next
+                # user of the connection would commit it.
                 await self.connection.invalidate()
             if isinstance(error, AccessError):
                 self.denied = error
@@ -312,7 +319,8 @@ class HandlerTransaction:
     async def explain(self, denied: AccessError) -> AccessError:
         """Return `denied` with the missing right, the user and the GRANT, as far as known.
 
-        Call it after the connection was returned, because it uses another connection.
+        `denied` is an error of `commit`. Call this after the connection was returned, because it
+        uses another connection.
         """
         return await self._errors.explain_denied(denied, self._doing)
 

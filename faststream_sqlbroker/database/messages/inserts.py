@@ -39,8 +39,8 @@ class Inserts:
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
         """Insert `rows` in a transaction of the broker, which rows of other publishes may share.
 
-        Messages with a lookup value or a `dedup_id`, and very large calls, get a transaction of
-        their own.
+        Messages with a lookup value (also stored in the policy state, for searches) or a
+        `dedup_id`, and very large calls, get a transaction of their own.
 
         Raises:
             MessageTooLargeError: a row exceeds the database's limit; nothing was sent.
@@ -92,7 +92,10 @@ class Inserts:
         return size
 
     async def run(self, query: Query[None]) -> None:
-        """Run `query` (a wake-up) on the connection for publishing, after earlier inserts."""
+        """Run `query` (a wake-up) on the connection for publishing, after earlier inserts.
+
+        A wake-up that came before them would find nothing to claim.
+        """
         if self._shortcut.is_possible:
             await self._loop_coalescer.run(query)
         else:
@@ -102,7 +105,10 @@ class Inserts:
             )
 
     async def close(self) -> None:
-        """Return the connection for publishing to the pool."""
+        """Return the connection for publishing to the pool.
+
+        A coalescer of another event loop is only forgotten: it can be closed in that loop alone.
+        """
         coalescer, self._coalescer = self._coalescer, None
         if coalescer is not None and coalescer.loop is asyncio.get_running_loop():
             await coalescer.close()
@@ -113,8 +119,6 @@ class Inserts:
 
         A coalescer of another event loop can be neither used nor closed here, so it is replaced.
         """
-        # A coalescer belongs to one event loop: a coalescer of another loop can be neither used nor
-        # closed.
         coalescer = self._coalescer
         if coalescer is None or coalescer.loop is not asyncio.get_running_loop():
             self._database.checkouts.pools.refuse_other_loop()
@@ -148,6 +152,7 @@ class Inserts:
                 and all(row.lookup is None for row in rows)
             ):
                 query: Any = self._dialect.build_insert(rows)
+                # Busy: the driver has sent nothing, and SQLAlchemy sends the rows below.
                 with contextlib.suppress(BusyError):
                     return cast("Ids", await self._shortcut.fetch_in_transaction(connection, query))
             return await connection.run_sync(lambda c: insert_for_caller(self._dialect, c, rows))

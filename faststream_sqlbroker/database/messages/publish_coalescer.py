@@ -45,8 +45,8 @@ class PendingPublish:
 def split_group(calls: list[PendingPublish]) -> list[PendingPublish]:
     """Remove and return the first of `calls` that fit into a single statement.
 
-    A call is never split, and a `query` is sent alone. Calls whose callers were cancelled are
-    dropped.
+    A call is one publish that waits, with its rows. It is never split, and a `query` is sent alone.
+    Calls whose callers were cancelled are dropped.
     """
     rows = size = count = 0
     for call in calls:
@@ -63,7 +63,11 @@ def split_group(calls: list[PendingPublish]) -> list[PendingPublish]:
 
 
 def set_results(group: list[PendingPublish], result: Any) -> None:
-    """Give each call of `group` a part of `result`, the ids of all rows in order."""
+    """Give each call of `group` its part of `result`, the ids of all rows in order.
+
+    A group is the calls that one statement has written. A call with a `query` is alone in its group
+    and gets the whole result; a call whose caller was cancelled gets nothing.
+    """
     start = 0
     for call in group:
         end = start + len(call.rows)
@@ -75,7 +79,10 @@ def set_results(group: list[PendingPublish], result: Any) -> None:
 def set_error(
     group: list[PendingPublish], error: Exception, cause: BaseException | None = None
 ) -> None:
-    """Raise `error`, caused by `cause`, in each call of `group` that still waits."""
+    """Raise `error`, caused by `cause`, in each call of `group` that still waits.
+
+    A call is one publish; the calls of a group share a statement.
+    """
     for n, call in enumerate(group):
         if call.done.done():
             continue
@@ -131,8 +138,8 @@ class PublishCoalescer:
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows`; return their ids in order, after the commit.
 
-        If the pump has parked its connection, this task sends the statement itself. Otherwise the
-        pump does.
+        The pump is the task that writes waiting publishes. While it has none, it parks its
+        connection: this task then sends the statement itself. Otherwise the pump sends it.
         """
         driver = self._idle
         if driver is not None and not self._calls and not driver.is_closed():
@@ -152,7 +159,11 @@ class PublishCoalescer:
         return cast("T", await self._add_call((), query))
 
     async def close(self) -> None:
-        """Release the connection to the pool now; waiting calls are written first."""
+        """Release the connection to the pool now; waiting calls are written first.
+
+        Returns when the background task that writes them (the pump) has ended, or after the time
+        limit.
+        """
         # While a publisher sends on the connection, the pool would lend it to another task: it is
         # released when that publisher parks it.
         self._release_at = 0.0
@@ -164,7 +175,11 @@ class PublishCoalescer:
     def _add_call(
         self, rows: Sequence[NewMessage], query: Query[Any] | None = None
     ) -> "asyncio.Future[Any]":
-        """Queue a call and start or resume the pump; return the future of the call's result."""
+        """Queue a call and start or resume the pump; return the future of the call's result.
+
+        The pump is the background task that writes queued calls. It pauses while its connection is
+        parked, that is, offered to publishers.
+        """
         call = PendingPublish(
             rows, self.loop.create_future(), self.loop.time() + self._timeout, query
         )
@@ -179,7 +194,8 @@ class PublishCoalescer:
     async def _fetch(self, driver: Any, query: Query[T], timeout: float) -> T:
         """Send `query` on the kept connection within `timeout` seconds, and classify failures.
 
-        Every statement on that connection is sent here.
+        `driver` is asyncpg's connection, in autocommit, so a failure after the send leaves it
+        unknown if the statement was carried out. Every statement on that connection is sent here.
 
         Raises:
             DBAPIError: the server has refused it, or the driver has not sent it; nothing was
@@ -210,7 +226,8 @@ class PublishCoalescer:
     def _park(self, driver: Any) -> None:
         """Offer the connection to the next publisher for a moment, while the pump waits.
 
-        If the connection must be released or calls wait, resume the pump instead.
+        The pump is the task that writes queued calls and owns the connection. If the connection
+        must be released or calls wait, resume the pump instead.
         """
         if self._parked is None or self._parked.done():
             return
@@ -226,7 +243,8 @@ class PublishCoalescer:
     def _unpark_unused(self) -> None:
         """Resume the pump if the parked connection was unused for `LINGER` seconds.
 
-        The timer is not restarted for each publish, but for the remaining time when it ends.
+        A parked connection waits for the next publisher; the pump, which owns it, returns it to the
+        pool. The timer is not restarted for each publish, but for the remaining time when it ends.
         """
         self._timer = None
         if self._idle is None:
@@ -237,7 +255,10 @@ class PublishCoalescer:
             self._unpark()
 
     def _unpark(self) -> None:
-        """Take the connection back from publishers, and resume the pump."""
+        """Take the connection back from publishers, and resume the pump, which waits for `_parked`.
+
+        The pump then writes the waiting calls, or returns the connection to the pool.
+        """
         self._idle = None
         if self._parked is not None and not self._parked.done():
             self._parked.set_result(None)
@@ -245,8 +266,8 @@ class PublishCoalescer:
     async def _run_pump(self) -> None:
         """Write group after group until no call waits; the body of the background task.
 
-        Without the shortcut to the driver, or if it has failed, a group is written in a
-        transaction.
+        A group is the calls that share one statement. It is sent on asyncpg's own connection (the
+        shortcut). Where that is impossible or has written nothing, a transaction writes the group.
         """
         try:
             while await self._load_next_group():
@@ -260,7 +281,10 @@ class PublishCoalescer:
             self._group = []
 
     def _handle_pump_end(self, pump: "asyncio.Task[None]") -> None:
-        """Cancel the waiting calls if the pump was cancelled, because no task would write."""
+        """Cancel the waiting calls if the pump was cancelled, because no task would write them.
+
+        A pump that ends in the ordinary way has left no call; a newer pump keeps its calls.
+        """
         # The pump was cancelled, maybe before its first step: with the event loop, or by a test.
         if pump is self._pump:
             for call in self._calls:
@@ -268,7 +292,10 @@ class PublishCoalescer:
             self._calls = []
 
     async def _load_next_group(self) -> bool:
-        """Set `_group` to the calls to write together; return False if no call waits."""
+        """Set `_group` to the calls to write together; return False if no call waits.
+
+        A call is a publish that waits. Calls that have waited too long fail here.
+        """
         self._group = []
         # Callers that just got their result may publish again, and join the next statement.
         await asyncio.sleep(0)
@@ -277,7 +304,10 @@ class PublishCoalescer:
         return bool(self._group)
 
     def _fail_overdue(self, group: list[PendingPublish]) -> list[PendingPublish]:
-        """Fail the calls of `group` that waited past the deadline; return the remaining calls."""
+        """Fail the calls of `group` that waited past the deadline; return the remaining calls.
+
+        Called before a group is written: nothing of the failed calls was sent.
+        """
         now = self.loop.time()
         overdue = [call for call in group if call.deadline <= now]
         set_error(overdue, TransientStoreError(f"no answer within {self._timeout} seconds"))
@@ -286,8 +316,9 @@ class PublishCoalescer:
     async def _run_on_connection(self) -> None:
         """Check a connection out, and write group after group for a while.
 
-        Calls that are still in `_group` afterwards were not written: no shortcut, or a refused
-        statement.
+        A group is the calls of one statement. Calls that are still in `_group` afterwards were not
+        written, because the driver could not be used or the server refused the statement: the
+        caller then uses a transaction.
         """
         try:
             async with (
@@ -297,7 +328,8 @@ class PublishCoalescer:
                 self._checkouts(None) as connection,
             ):
                 driver = await self._shortcut.get_autocommit_driver(connection)
-                pool = self._engine.pool
+                initial_pool = self._engine.pool
+                # From here, each statement has a deadline of its own (`_fetch`).
                 timeout.reschedule(None)
                 try:
                     if driver is not None:
@@ -305,7 +337,7 @@ class PublishCoalescer:
                 finally:
                     self._idle = self._parked = None
                     self._deadline.close()
-                    if self._engine.pool is not pool:
+                    if self._engine.pool is not initial_pool:
                         # The engine was disposed of: its new pool would never close this
                         # connection.
                         await connection.invalidate()
@@ -320,9 +352,10 @@ class PublishCoalescer:
     async def _write_groups(self, connection: AsyncConnection, driver: Any) -> None:
         """Write groups on the connection until the time is up, or no call comes.
 
-        After a group of one call, with none waiting, the connection is parked for that publisher.
-        Returns after `MAX_CONNECTION_TIME`, so that others get the connection slot, or if a
-        statement was refused.
+        After a group of one call, with none waiting, the connection is parked: that publisher can
+        use it directly, and this method waits until it is taken back (`_unpark`). Returns after
+        `MAX_CONNECTION_TIME`, so that others get the connection slot, or if a statement was
+        refused.
         """
         self._release_at = self.loop.time() + MAX_CONNECTION_TIME
         while not driver.is_closed():
@@ -372,7 +405,10 @@ class PublishCoalescer:
         )
 
     def _build_query(self, group: list[PendingPublish]) -> Any:
-        """Build the statement of `group`: an INSERT of all rows, or the only call's `query`."""
+        """Build the statement of `group`: an INSERT of all rows, or the only call's `query`.
+
+        Each call of the group is a publish, unless a wake-up (`query`) is alone in it.
+        """
         first = group[0]
         if first.query is not None:
             return first.query
@@ -432,6 +468,7 @@ class Deadline:
         A running timer that ends earlier is kept: it starts again for the remaining time.
         """
         self._task = task = asyncio.current_task(self._loop)
+        # Earlier requests to cancel are not the deadline's: `end` withdraws only its own.
         self._cancelling = 0 if task is None else task.cancelling()
         self._is_over = False
         self._at = at = self._loop.time() + seconds
@@ -457,7 +494,10 @@ class Deadline:
             self._timer = None
 
     def _check(self) -> None:
-        """Cancel the waiting task if the deadline has passed, otherwise restart the timer."""
+        """Cancel the waiting task if the deadline has passed, otherwise restart the timer.
+
+        Called by the timer, which may have been started for an earlier statement.
+        """
         self._timer = None
         if self._task is None:
             return

@@ -106,6 +106,7 @@ class DirectClaims:
         instead, and archived if `archive`.
         """
         ids = self._correlation_ids
+        # Correlation ids are made from an id of the database, which the first subscriber stores.
         now = self._database.clock.monotonic()
         reads_id = ids.database_id is None and now >= self._next_id_read
         database_id: str | None = None
@@ -172,6 +173,8 @@ class DirectClaims:
     ) -> int:
         """Release the expired leases of `queues`, or discard messages with a cancel request.
 
+        The holder of a lease answers a cancel request, but this holder has died.
+
         Returns:
             The number of ended leases.
         """
@@ -191,7 +194,11 @@ class DirectClaims:
         token: UUID,
         pairs: Sequence[ReadyPair],
     ) -> Sequence[ClaimedMessage]:
-        """Lease up to `limit` messages of the due pairs among `pairs`."""
+        """Lease up to `limit` messages of the due pairs among `pairs`.
+
+        A pair is a queue and a priority with waiting messages; `due_in` is the time until the first
+        is due.
+        """
         due = [pair for pair in pairs if pair.due_in <= 0]
         return self._dialect.build_claim(due, limit, lease, token)(connection) if due else []
 
@@ -202,7 +209,11 @@ class DirectClaims:
         judge: Judge,
         result: DirectClaim,
     ) -> None:
-        """Let `judge` decide about the leased `rows`, write the settlements, extend `result`."""
+        """Let `judge` decide about the leased `rows`, write the settlements, extend `result`.
+
+        `judge` refuses messages that must not be delivered, for example expired messages, with a
+        settlement. An accepted message may have a settlement, too: it is removed at once.
+        """
         settlements: list[Settlement] = []
         for row in rows:
             settlement, accepted = judge(row)
@@ -214,7 +225,10 @@ class DirectClaims:
             self._dialect.settle(connection, settlements)
 
     async def settle(self, settlement: Settlement, replacement: Replacement | None) -> SettleResult:
-        """Write `settlement`, and a new body if given, if the lease is still held."""
+        """Write `settlement`, and a new body if given, if the lease is still held.
+
+        In the result, `lost_ids` has the message's id if another delivery has the lease.
+        """
         run = partial(
             self._database.run,
             activity_source=partial(get_required_activities, [settlement]),
@@ -254,7 +268,7 @@ class DirectClaims:
         """Lock the message leased with `token`, and write the settlement by `decide`.
 
         For clients that name a lease but do not have its message. `decide` gets the message and the
-        seconds since its claim; it may be called twice, if the database makes the broker repeat the
+        seconds since its claim. It may be called twice, if the database makes the broker repeat the
         transaction, or if an operator has cancelled the message. `replace` returns a new body.
         Returns None, with nothing written, if another delivery has the lease.
         """
@@ -265,14 +279,14 @@ class DirectClaims:
             row = self._lock(connection, queue, message_id, token)
             if row is None:
                 return None
-            age = (self._dialect.now(connection) - row.acquired_at).total_seconds()
-            settlement = decide(row, max(0.0, age))
+            lease_age = (self._dialect.now(connection) - row.acquired_at).total_seconds()
+            settlement = decide(row, max(0.0, lease_age))
             if not settlement.is_final:
                 # A message that an operator has cancelled never returns to its queue.
                 cancel_requests = find_requests(connection, self._state, [(message_id, token)])
                 if message_id in cancel_requests:
                     row.cancelled = cancel_requests[message_id].text
-                    settlement = decide(row, max(0.0, age))
+                    settlement = decide(row, max(0.0, lease_age))
             settlements.append(settlement)
             if replace is None:
                 result = self._dialect.settle(connection, [settlement])

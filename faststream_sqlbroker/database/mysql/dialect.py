@@ -90,7 +90,11 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         self._select_statements(sqlalchemy_dialect)
 
     def _select_statements(self, sqlalchemy_dialect: Any) -> None:
-        """Use the statements of this server, MySQL or MariaDB: plans differ, rows do not."""
+        """Use the statements of this server, MySQL or MariaDB: plans differ, rows do not.
+
+        Called again after the first connection: before, a URL may not say which of them it leads
+        to.
+        """
         server = "mariadb" if is_mariadb(sqlalchemy_dialect) else "mysql"
         if server != self._server:
             self._server = server
@@ -103,7 +107,10 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         self.get_size_limit(connection)
 
     def get_size_limit(self, connection: Connection) -> SizeLimit:
-        """Read the limit once for each connection, which keeps the initial value."""
+        """Return the maximum size of a message, read once for each connection.
+
+        A session keeps the limit (max_allowed_packet) that the server had when it began.
+        """
         limit: SizeLimit | None = connection.info.get(_SIZE_LIMIT)
         if limit is None:
             max_packet = connection.exec_driver_sql(
@@ -136,7 +143,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         refuse_plain_backslashes(driver)
 
     def set_idle_limit(self, connection: Connection, seconds: float) -> None:
-        """Change the idle limit by a single statement."""
+        """Change the idle limit by a single statement; MariaDB has its own variable for that."""
         name = _get_server_statement(connection, "allow_idling")
         connection.execute(self.sql[name], {"limit": _to_timeout(seconds)})
 
@@ -185,7 +192,10 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         return ids
 
     def _insert_by_first_id(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
-        """Insert the rows, and compute their ids from the first id and the server's step."""
+        """Insert the rows, and compute their ids from the first id and the server's step.
+
+        The server returns only the first id. The ids of one insert have a constant distance.
+        """
         first: int = connection.execute(
             self.get_insert_statement(len(rows)), self.build_insert_binds(rows)
         ).lastrowid
@@ -226,9 +236,10 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         suspect_rule: SuspectRule | None = None,
         prefetch: Prefetch | None = None,
     ) -> Work[ClaimedMessages]:
-        """Build a claim: a statement for each of a few pairs.
+        """Build a claim: a statement for each of a few pairs of queue and priority.
 
-        Of many pairs, the first and those with many rows get a statement of their own.
+        Of many pairs, the first and those with many rows get a statement of their own. MySQL has no
+        UPDATE … RETURNING, so the claim locks and reads the rows first, then leases them by id.
         """
 
         def claim(connection: Connection) -> ClaimedMessages:
@@ -240,6 +251,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             messages = PairsClaim(self, limit, token, suspect_rule, lock_pair).run(
                 connection, pairs
             )
+            # Rows that start now get the handler's lease, rows that wait for a worker another.
             starting = messages if prefetch is None else mark_prefetched(messages, prefetch)
             self.lease_rows(connection, starting, lease, token)
             if prefetch is not None:
@@ -256,7 +268,12 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         token: UUID,
         suspect_rule: SuspectRule | None,
     ) -> ClaimedMessages:
-        """Lock up to `limit` due rows of `pair`, in order; rows locked elsewhere are skipped."""
+        """Lock up to `limit` due rows of `pair`, in order; rows locked elsewhere are skipped.
+
+        A suspect may have killed its process, and must run alone. A rule with `report` lets the
+        statement return suspects, so that the claim can report them; otherwise they are skipped
+        there.
+        """
         binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
         if suspect_rule is None or suspect_rule.report:
             return self.lock_claimable(connection, "claim", binds, token, suspect_rule)
@@ -272,12 +289,19 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         token: UUID,
         suspect_rule: SuspectRule | None,
     ) -> ClaimedMessages:
-        """Lock and read the rows."""
+        """Lock and read the rows; `suspect_rule` separates suspects, which are not leased.
+
+        `lease_rows` leases the others afterwards: there is no UPDATE … RETURNING.
+        """
         rows = self.to_messages(connection.execute(self.sql[statement], binds), token)
         return ClaimedMessages.from_rows(rows, suspect_rule)
 
     def to_messages(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """Convert rows to messages; valid times of first deliveries are decoded on first use."""
+        """Convert rows to messages; valid times of first deliveries are decoded on first use.
+
+        That is the fast way for nearly all rows: publish and due time are times, and there is no
+        expiry or earlier attempt. Other rows are checked and converted value by value.
+        """
         make: Any = ClaimedMessage  # of as many values as there are columns
         return [
             make(r[0], r[1], load_payload(r[2]), *r[3:14], r[14], token, r[15])
@@ -291,9 +315,10 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
     def lease_rows(
         self, connection: Connection, rows: Sequence[ClaimedMessage], lease: float, token: UUID
     ) -> None:
-        """Lease the rows by id."""
+        """Lease the rows by id, and update the messages as the statement updates the rows."""
         if not rows:
             return
+        # The claim has selected the database's time in place of the column.
         now = rows[0].acquired_at
         binds = {
             "now": now.replace(tzinfo=None),
@@ -313,7 +338,10 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         limit: int,
         before: datetime | None = None,
     ) -> int:
-        """Lock the rows that are free, then update by id."""
+        """Lock up to `limit` free rows with an expired lease, then release the rows by id.
+
+        An UPDATE cannot skip rows that another transaction, such as a handler's, has locked.
+        """
         ids: list[int] = []
         bound_time = None if before is None else self.bind_time(before)
         for names in iter_chunks(queues):
@@ -337,7 +365,10 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         return min(delays, default=None)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """Find the rows leased by `token`, then lock and release the rows by id."""
+        """Find the rows leased by `token`, then lock and release the rows by id.
+
+        The delivery is uncharged (no longer counted), because the claim's answer never arrived.
+        """
         leased_ids: list[int] = []
         for names in iter_chunks(queues):
             binds = {"queues": list(names), "token": token.hex}

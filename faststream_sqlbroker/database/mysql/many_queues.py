@@ -45,7 +45,11 @@ class PairsClaim:
     _messages: ClaimedMessages = field(default_factory=ClaimedMessages, init=False)
 
     def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> ClaimedMessages:
-        """Lock the rows, and return the locked rows by pair, due time and id."""
+        """Lock the rows, and return the locked rows by pair, due time and id.
+
+        A pair is a queue and a priority with due rows. At most `limit` rows are locked, including
+        suspects, which are not leased.
+        """
         # Always claim the first pair singly: if it reaches the limit, the statement for the others
         # is not needed.
         single_count = len(pairs) if len(pairs) <= MAX_SINGLE_PAIRS else 1
@@ -55,6 +59,8 @@ class PairsClaim:
         while remaining and (capacity := self._capacity) > 0:
             first_rows = self._find_first_rows(connection, remaining, capacity)
             self._lock_in_order(connection, remaining, first_rows)
+            # Each pair found has at least one row. If fewer pairs were found than rows are wanted,
+            # the remaining pairs have none.
             remaining = remaining[first_rows[-1][0] + 1 :] if len(first_rows) == capacity else []
         return self._messages
 
@@ -65,10 +71,10 @@ class PairsClaim:
     def _find_first_rows(
         self, connection: Connection, pairs: Sequence[ReadyPair], limit: int
     ) -> list[tuple[int, list[int]]]:
-        """Find the first `limit` pairs that have due rows; locks nothing.
+        """Find the first `limit` pairs (queue and priority) that have due rows; locks nothing.
 
         Returns:
-            Each pair's position, and the ids of its first rows.
+            Each pair's position in `pairs`, and the ids of up to `FIRST_ROWS` of its rows.
         """
         binds: dict[str, Any] = {
             "pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]),
@@ -91,7 +97,8 @@ class PairsClaim:
     ) -> None:
         """Lock the `first_rows` of `pairs`, in the order of the pairs.
 
-        `first_rows` are positions in `pairs` and the ids found there.
+        `first_rows` are positions in `pairs` and the ids found there. Rows of several pairs are
+        locked by one statement, as long as no pair has more rows than were found.
         """
         pending_ids: list[int] = []
         queues: dict[str, None] = {}
@@ -121,7 +128,7 @@ class PairsClaim:
     def _lock_rows(
         self, connection: Connection, ids: Sequence[int], queues: dict[str, None]
     ) -> None:
-        """Lock as many of `ids` as the remaining limit allows.
+        """Lock as many of `ids`, in the order of the claim, as the remaining limit allows.
 
         Another session may have locked some since they were found: later ids replace them.
         """

@@ -102,23 +102,30 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             raise SetupError(msg)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
-        """Set the idle limit for the transaction alone, and leave the session's limit."""
+        """Set the idle limit for the transaction alone, and leave the session's limit.
+
+        If the client vanishes inside the transaction, the server then ends the session and its
+        locks.
+        """
         if idle_limit is not None:
             connection.execute(self.sql["idle_limit"], {"limit": format_milliseconds(idle_limit)})
 
     def begin_replanning(self, connection: Connection, idle_limit: float) -> None:
-        """Set the idle limit and discard cached plans, in a single statement."""
+        """Set the idle limit and discard cached plans, in a single statement.
+
+        A cached plan may be for the table as it was earlier, for example almost empty.
+        """
         connection.execute(self.sql["idle_limit_anew"], {"limit": format_milliseconds(idle_limit)})
 
     def set_idle_limit(self, connection: Connection, seconds: float) -> None:
-        """Change the idle limit by a single statement.
+        """Change the idle limit of a handler's transaction, which `begin` has set, while it runs.
 
-        The administrator's setting is no longer known.
+        A shorter limit of the administrator, which `begin` may have kept, is no longer known here.
         """
         connection.execute(self.sql["allow_idling"], {"limit": format_milliseconds(seconds)})
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert the rows in a single statement, unless too large."""
+        """Insert the rows in one statement, or in several if the bodies are too large for that."""
         self.known_size_limit.check(rows)
         return [
             i
@@ -137,7 +144,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def find_ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """Find the pairs by a loose index scan: a step per pair, however many rows."""
+        """Find the pairs (queue and priority) by a loose index scan: a step per pair.
+
+        The number of their rows does not matter. With `only_open`, paused queues are skipped.
+        """
         statement = self.sql["open_pairs"] if only_open else self.sql["ready_pairs"]
         return Query(statement, {"queues": list(queues)}, read_pairs)(connection)
 
@@ -161,6 +171,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "infos": [json.dumps(dict(sign.descriptions[name])) for name in names],
             "changed": sorted(sign.changed_names),
             "lease": sign.lease_seconds,
+            # A registration outlives its lease, so that `explain` can name a crashed subscriber.
             "kept": sign.lease_seconds + RETENTION_SECONDS,
         }
         return Query(self.sql["look_around_alive"], binds, read_around)
@@ -177,7 +188,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     ) -> Query[ClaimedMessages]:
         """Build a claim of a single statement.
 
-        RETURNING has no order, so the rows are sorted here.
+        RETURNING has no order, so the rows are sorted here. With `prefetch`, rows that start now
+        and rows that wait for a worker get leases of two lengths; a variant of the statement writes
+        both.
         """
         statement = "claim" + get_statement_suffix(suspect_rule)
         binds: dict[str, Any] = {
@@ -224,7 +237,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         *,
         suspect_rule: SuspectRule | None = None,
     ) -> ClaimedMessages:
-        """Lease the rows in a single statement."""
+        """Lease the rows in a single statement.
+
+        With `suspect_rule`, the variant `_apart` skips suspects, messages that may have killed
+        their process, and reports them in the result.
+        """
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
         name = "claim_ids"
         if suspect_rule is not None:
@@ -235,7 +252,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def build_claim_free_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float, worker: str
     ) -> Query[set[int]]:
-        """Build a claim of keys in a single statement."""
+        """Build a claim, in one statement, of keys that no message has claimed (policy `Once`).
+
+        The result is the ids whose keys were claimed; keys that exist already are left unchanged.
+        """
         binds = {
             "ids": [row.id for row in rows],
             "tokens": [row.lease_token for row in rows],
@@ -250,7 +270,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
         """Lock the claims of free queues; return the locked queues.
 
-        A claim that has read its state before, without this lock, no longer writes anything.
+        The version of each queue is raised: a claim that has read the queue before, without this
+        lock, compares the version (`build_compare_and_swap`) and writes nothing. Missing rows are
+        inserted.
         """
         lock = self.sql["lock_queues"]
         locked = set(connection.execute(lock, {"queues": list(queues)}).scalars())
@@ -269,7 +291,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         scopes: Sequence[str],
         suspect_rule: SuspectRule | None,
     ) -> Query[QueueSnapshots]:
-        """Build the read of a claim by compare and swap: one statement, which locks nothing."""
+        """Build the read of a claim by compare and swap: one statement, which locks nothing.
+
+        The claim is decided in Python, and written only if no other claim of the queue has been
+        written since. With `suspect_rule`, messages that may have killed their process are skipped.
+        """
         binds: dict[str, Any] = {
             "queues": list(queues),
             "scopes": list(scopes),
@@ -281,7 +307,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql["look_others"], {**binds, **suspect_rule.binds}, read_seen)
 
     def build_compare_and_swap(self, swap: CompareAndSwap) -> Query[ClaimedMessages | None]:
-        """Build a compare-and-swap of a single statement."""
+        """Build a compare-and-swap of a single statement.
+
+        Writes the claim of a queue only if the queue's version is still the one that was read; else
+        the result is None.
+        """
         binds = {
             "queue": swap.queue,
             "version": swap.version,
@@ -295,7 +325,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql["swap"], binds, lambda rows: read_swapped(rows, swap))
 
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
-        """Extend the leases; waits for locked rows beforehand."""
+        """Extend the leases that are still held; wait for locked rows beforehand."""
         # The update joins on ctid. If it waited for a row that changes, it would search for the old
         # ctid and miss the row; so wait for the locks first.
         self.lock(connection, leases)
@@ -310,6 +340,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return free, self.find_held(connection, remaining) if remaining else set()
 
     def _extend_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Extend the held leases whose rows no other transaction has locked; return the ids."""
         binds = {**build_lease_binds(leases), "lease": lease}
         return {r[0] for r in connection.execute(self.sql["renew"], binds)}
 
@@ -339,7 +370,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     ) -> SettleResult:
         """Settle in at most four statements: acked, otherwise archived, deleted, updated rows.
 
-        With `inside`, nothing is settled unless the transaction has this number.
+        With `inside`, nothing is settled unless the transaction has this number: a handler may have
+        ended its own transaction, and begun another.
         """
         settled: set[int] = set()
         archive = self.has_archive
@@ -352,8 +384,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     ) -> Work[SettleResult]:
         """Build a settlement of a single statement where possible, otherwise of a transaction.
 
-        A single statement is enough if all rows end alike, without records to remove; with units,
-        if the rows are acks of one message each.
+        A single statement is enough if all rows end alike, and no row that stays has a lookup
+        value. A unit is a set of rows that are settled together, or not at all, with messages
+        published on ack; units need a transaction unless each has one row (`build_settle_on_ack`).
         """
         fallback = super().build_settle(settlements, skip_locked=skip_locked)
         if skip_locked:
@@ -370,7 +403,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return _build_settle(settlements, query)
 
     def build_settle_one(self, settlement: Settlement) -> Query[SettleResult]:
-        """Build a settlement of a single statement, with a new query plan."""
+        """Build a settlement of a single statement, with a new query plan.
+
+        A plan that the session has cached may be for the table as it was earlier.
+        """
         [query] = build_settle_queries(
             self.sql, [settlement], archive=self.has_archive, replan=True
         )
@@ -397,13 +433,20 @@ def _build_settle(settlements: Sequence[Settlement], query: Query[set[int]]) -> 
 
 
 class NumberedLocks(HandlerLocks):
-    """Handler locks that are identified by the number of the transaction."""
+    """Handler locks that are identified by the number of the transaction.
+
+    While the server runs, no two transactions get the same number. So another number proves that
+    the handler has ended the transaction with the row locks.
+    """
 
     def __init__(self, dialect: PostgresqlDialect) -> None:
         self._dialect = dialect
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
-        """Lock, read the number and set the idle limit, in a single statement."""
+        """Lock, read the transaction's number and set the idle limit, in a single statement.
+
+        Without a locked row, all leases are lost and the number is empty.
+        """
         binds = {
             "ids": [i for i, _ in leases],
             "tokens": [token for _, token in leases],
@@ -414,14 +457,21 @@ class NumberedLocks(HandlerLocks):
         return HandlerLock(leases, {row[0] for row in rows}, number, since)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:
-        """Compare the transaction's number with the lock's."""
+        """Compare the transaction's number with the lock's.
+
+        Raises:
+            TransactionEndedError: the handler has ended the transaction that locked the rows.
+        """
         if connection.execute(self._dialect.sql["transaction"]).scalar_one() != lock.number:
             raise TransactionEndedError(TRANSACTION_ENDED)
 
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
     ) -> SettleResult:
-        """Settle by statements that compare the numbers themselves: no extra round trip."""
+        """Settle by statements that compare the numbers themselves: no extra round trip.
+
+        The number of the transaction shows that the handler has not ended the transaction itself.
+        """
         dialect = self._dialect
 
         def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
@@ -434,6 +484,10 @@ class NumberedLocks(HandlerLocks):
         return settle_units(dialect, connection, settlements, settle=settle)
 
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
-        """Return True if the server reports the transaction as committed; False if unknown."""
+        """Return True if the server reports the transaction as committed; False if unknown.
+
+        A crash of the server may give the number to another transaction. So `since`, the time of
+        the lock, and the lock left in the rows are checked, too.
+        """
         binds = {"number": lock.number, "since": lock.locked_at, "ids": sorted(lock.locked_ids)}
         return bool(connection.execute(self._dialect.sql["was_committed"], binds).scalar_one())

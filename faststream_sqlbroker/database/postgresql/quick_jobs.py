@@ -38,7 +38,11 @@ class SingleStatementJobs:
         """
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> JobsPage:
-            """Build the page; a row without a body is beyond the page's limit of bytes."""
+            """Build the page; a row without a body is beyond the page's limit of bytes.
+
+            `overdue`, which each row repeats, says that leases have expired. An expired job is
+            listed apart, for the caller to end.
+            """
             result = list(rows)
             overdue = bool(result[0][6])
             job_rows = [row for row in result if row[0] is not None]
@@ -70,6 +74,7 @@ class SingleStatementJobs:
 
         scope, key = get_consumer_key(*queue.split("/", 1))
         of_consumer = {"queue": queue, "channel": scope, "consumer": key}
+        # `one` makes the server plan the statement anew each time.
         binds = {**of_consumer, "job": job_id, "lease": lease, "token": token, "one": 1}
         return Query(self._sql["take_job"], binds, read_rows)
 
@@ -83,11 +88,12 @@ class SingleStatementJobs:
 
         def read_rows(rows: Iterable[Sequence[Any]]) -> Settlement | None:
             ends = [
-                Settlement(found_id, held_token, MessageState.COMPLETED, ended_after=age)
-                for found_id, held_token, age in rows
+                Settlement(found_id, held_token, MessageState.COMPLETED, ended_after=lease_age)
+                for found_id, held_token, lease_age in rows
             ]
             return ends[0] if ends else None
 
+        # `one` makes the server plan the statement anew each time.
         binds = {"queue": queue, "job": job_id, "token": token, "one": 1}
         return Query(self._sql["deliver_job"], binds, read_rows)
 

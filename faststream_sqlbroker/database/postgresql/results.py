@@ -37,7 +37,11 @@ def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMess
 
 
 def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
-    """Read pairs, and the time that the server took to find the pairs."""
+    """Read pairs, and the time that the server took to find the pairs.
+
+    A pair is a queue and a priority with waiting messages. A row without a queue only has the
+    times.
+    """
     pairs = ReadyPairs()
     for queue, priority, due_in, due, elapsed, at in rows:
         pairs.duration, pairs.at = max(pairs.duration, elapsed), at
@@ -47,9 +51,10 @@ def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
 
 
 def read_around(rows: Iterable[Sequence[Any]]) -> PollResult:
-    """Read pairs, the first lease end, and operators' orders.
+    """Read the answer to a poll: pairs, the first lease end, and the requests of operators.
 
-    The last two are repeated in each row.
+    A pair is a queue and a priority with waiting messages. The rest is repeated in each row.
+    Requests (pauses, cancels, drains) are there only if the poll was a heartbeat, too.
     """
     values = [tuple(row) for row in rows]
     pairs = read_pairs(row[:6] for row in values)
@@ -64,7 +69,11 @@ def read_around(rows: Iterable[Sequence[Any]]) -> PollResult:
 
 
 def read_seen(rows: Iterable[Sequence[Any]]) -> QueueSnapshots:
-    """Read the answer to the statement `look`."""
+    """Read the answer to the statement `look`, the first half of a claim by compare and swap.
+
+    Each row has the first due messages of a queue and a priority as arrays, or the time until the
+    first is due. Queues without due messages only give that time.
+    """
     seen = QueueSnapshots(0)
     queues: dict[str, QueueSnapshot] = {}
     for now, queue, due_in, version, running, states, *columns in rows:
@@ -83,7 +92,11 @@ def read_seen(rows: Iterable[Sequence[Any]]) -> QueueSnapshots:
 
 
 def read_swapped(rows: Iterable[Sequence[Any]], swap: CompareAndSwap) -> ClaimedMessages | None:
-    """Read the leased messages, in the order of `swap`; None if the version differed."""
+    """Read the leased messages, in the order of `swap`; None if the version differed.
+
+    Without any row the queue has changed since it was read, and nothing was written. A write that
+    leased no message returns a row of NULLs.
+    """
     values = list(rows)
     if not values:
         return None
@@ -93,16 +106,20 @@ def read_swapped(rows: Iterable[Sequence[Any]], swap: CompareAndSwap) -> Claimed
 
 
 def build_settle_result(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:
-    """Build the result of `settlements`, of which the ids `settled` were written."""
+    """Build the result of `settlements`, of which the ids `settled` were written.
+
+    The others have lost their leases, and nothing was written for them.
+    """
     if len(settled) == len(settlements):
         return SettleResult(settled)
     return SettleResult(settled, {s.id for s in settlements} - settled)
 
 
 def sort_by_due_time(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Sort by due time and id.
+    """Sort by due time and id, without decoding the times.
 
-    As bytes, times before 2000 come after all others.
+    PostgreSQL sends a time as signed microseconds since 2000, most significant byte first. So bytes
+    sort like times, except that times before 2000 come last; they are moved to the front.
     """
     ordered = sorted(rows, key=_DUE)
     if ordered and ordered[-1][10][0] >= _NEGATIVE:

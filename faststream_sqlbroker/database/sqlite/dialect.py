@@ -114,7 +114,11 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         self._invalid_times: list[tuple[int, Sequence[str]]] = []
 
     def setup(self, connection: Connection) -> None:
-        """Turn on WAL (kept by the file), which lets readers go on while a transaction writes."""
+        """Turn on WAL (kept by the file), which lets readers go on while a transaction writes.
+
+        Raises:
+            SetupError: SQLite is too old for the broker's statements.
+        """
         version = connection.execute(text("SELECT sqlite_version()")).scalar_one()
         if tuple(int(p) for p in version.split(".")[:2]) < (3, 35):
             msg = (
@@ -179,14 +183,19 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             )
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:
-        """Record invalid times for replacement when the claim ends.
+        """Record invalid times of a claimed row until the claim ends, to replace them in the table.
 
-        Readers of the archive would fail on such times.
+        Called while the rows are converted: SQLite's columns accept any value. Readers of the
+        archive would fail on such times.
         """
         self._invalid_times.append((message_id, names))
 
     def _repair_times(self, connection: Connection) -> None:
-        """Replace the invalid times of the rows just claimed: by now if required, else by NULL."""
+        """Replace the invalid times of the rows just claimed: by now if required, else by NULL.
+
+        Another program may have stored them. They would make the row's copy in the archive
+        unreadable.
+        """
         invalid_times, self._invalid_times = self._invalid_times, []
         c = self.tables.message.c
         for message_id, names in invalid_times:
@@ -199,7 +208,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         return sorted(connection.execute(statement, self.build_insert_binds(rows)).scalars())
 
     def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
-        """Insert the row by a statement that does nothing on a duplicate."""
+        """Insert the row by a statement that does nothing on a duplicate; None for a duplicate."""
         statement = self.get_insert_statement(
             1, "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING RETURNING id"
         )
@@ -220,7 +229,8 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
     ) -> Work[ClaimedMessages]:
         """Build a claim of a single statement, or of two for leases of two lengths.
 
-        The pairs are searched in order until `limit` rows are found.
+        The pairs (queue and priority) are searched in order until `limit` rows are found. With
+        `prefetch`, rows that start now and rows that wait for a worker get leases of two lengths.
         """
 
         def claim(connection: Connection) -> ClaimedMessages:
@@ -246,7 +256,11 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         token: UUID,
         suspect_rule: SuspectRule | None,
     ) -> ClaimedMessages:
-        """Find and lease the rows in a single UPDATE … RETURNING."""
+        """Find and lease the rows in a single UPDATE … RETURNING.
+
+        With `suspect_rule`, a variant of the statement leaves suspects (messages that may have
+        killed their process) unleased, and returns them apart.
+        """
         if suspect_rule is not None:
             statement += (
                 "_apart" if statement == "claim_ids" else get_statement_suffix(suspect_rule)
@@ -296,7 +310,11 @@ def _run_together(connection: Connection, *statements: str) -> None:
 
 
 def _end_listeners_transaction(connection: Connection) -> None:
-    """Roll back the empty transaction opened by the application's "begin" listener."""
+    """Roll back the empty transaction opened by the application's "begin" listener.
+
+    Such a listener sends BEGIN for each transaction of SQLAlchemy. Inside a transaction, the
+    broker's own BEGIN IMMEDIATE and some settings would fail.
+    """
     raw = connection.connection.driver_connection
     if raw is not None and getattr(raw, "in_transaction", False):
         connection.exec_driver_sql("ROLLBACK")
