@@ -12,8 +12,8 @@ SLOT = 4
 """A Throttle that refuses messages above its rate has found a slot for the next attempt."""
 
 JOINED = 8
-"""A handler's transaction has locked the row. The flag is committed only with the ack; see
-`database.parts.handler_locks`."""
+"""A handler's transaction has locked the row. The settlement removes the flag, so a committed flag
+shows that the handler committed without it; see `database.parts.handler_locks`."""
 
 ADMITTED = 16
 """Such a Throttle has admitted the message once: from then on the message waits for slots and is
