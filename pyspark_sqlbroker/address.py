@@ -178,7 +178,10 @@ def _build_postgresql(url: URL, options: dict[str, str]) -> Address:
 
 
 def _build_mysql(url: URL, options: dict[str, str]) -> Address:
-    """Convert the URL for MariaDB's Java driver, which serves MySQL too, and for PyMySQL."""
+    """Convert the URL for MariaDB's Java driver, which serves MySQL too, and for PyMySQL.
+
+    `options` are those of the URL's query; each driver has its own names and units for them.
+    """
     options.pop("charset", None)  # always utf8mb4
     # MariaDB's driver under its own scheme makes Spark quote names as strings: filters then match
     # nothing.
@@ -225,7 +228,10 @@ def _build_sqlite(url: URL) -> Address:
 
 
 def _parse_timeout(url: URL) -> float:
-    """Return the seconds that SQLite's drivers wait for a lock of the file."""
+    """Return the seconds that SQLite's drivers wait for a lock of the file.
+
+    They are the option timeout of the URL, else `CONNECT_TIMEOUT`.
+    """
     value = _get_text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", value):
         raise SetupError(
@@ -279,6 +285,9 @@ def _validate_mysql_name(name: str) -> str:
 
 
 def _build_python_url(url: URL, options: dict[str, str]) -> URL:
-    """Return the URL with the synchronous driver of the readers."""
+    """Return the URL with the synchronous driver of the readers.
+
+    The user's URL may name one of the broker's asynchronous drivers, such as asyncpg.
+    """
     kind = DATABASE_KINDS[url.get_backend_name()]
     return url.set(drivername=f"{kind}+{PYTHON_DRIVERS[kind]}", query=options)

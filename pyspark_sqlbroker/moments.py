@@ -48,7 +48,10 @@ def parse_time(name: str, value: TimeInput | None) -> datetime | None:
 
 
 def _parse_text(name: str, value: str) -> datetime | date:
-    """Parse ISO 8601 text; a text of ten characters is a date."""
+    """Parse ISO 8601 text; a text of ten characters is a date.
+
+    `name` is the argument's name, for the error.
+    """
     try:
         return (
             date.fromisoformat(value)

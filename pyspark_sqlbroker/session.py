@@ -108,7 +108,10 @@ def register_format(spark: SparkSession) -> None:
 
 
 def _get_running() -> SparkSession | None:
-    """Return the session of this thread, else the session that another thread started."""
+    """Return the session of this thread, else the session that another thread started.
+
+    None if there is no session, for which Spark raises an error.
+    """
     try:
         return SparkSession.active()
     except PySparkRuntimeError:
@@ -146,7 +149,8 @@ def _resolve(
 ) -> tuple[list[str], list[str]]:
     """Return the paths of jars, and the Maven coordinates of drivers that Spark is to fetch.
 
-    With `strict` a missing driver is an error, unless packages may be fetched.
+    With `strict`, when the user has named the databases, a missing driver is an error, unless Spark
+    may fetch it as a package.
     """
     paths = [str(jar.resolve()) for jar in jars]
     coordinates = []
@@ -161,7 +165,11 @@ def _resolve(
 
 
 def _build_settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
-    """Return the settings that must be made before Java starts."""
+    """Return the settings that must be made before Java starts.
+
+    Times are read in UTC, folders such as `queue=00123` as text, and a write with "overwrite"
+    replaces only the partitions that it writes.
+    """
     settings = {
         "spark.driver.extraJavaOptions": UTC_OPTION,
         "spark.executor.extraJavaOptions": UTC_OPTION,
@@ -195,6 +203,7 @@ def require_driver(spark: SparkSession, class_name: str, kind: str) -> None:
         return
     utils = getattr(java, "org.apache.spark.util.Utils")
     try:
+        # Spark's loader also searches the jars of `spark.jars`; the class is not initialized.
         utils.classForName(class_name, False, False)
     except Exception as error:
         msg = (

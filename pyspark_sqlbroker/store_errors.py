@@ -35,6 +35,7 @@ def convert_store_errors(*other_types: type[Exception]) -> Iterator[None]:
             *_get_spark_errors(),
             *other_types,
         )
+        # An error of the caller's own callback passes unchanged, whatever its class.
         if hasattr(error, _CALLBACK_FLAG) or not isinstance(error, error_types):
             raise
         raise StoreError(_format_error(error)) from error
@@ -43,7 +44,8 @@ def convert_store_errors(*other_types: type[Exception]) -> Iterator[None]:
 def wrap_callback(callback: Callable[[T], Any] | None) -> Callable[[T], None]:
     """Return a function that calls `callback`, if given.
 
-    Errors of the callback pass `convert_store_errors` unchanged.
+    Errors of the callback are marked, and pass `convert_store_errors` unchanged: an OSError of the
+    user's own function is not one of the lake's files.
     """
 
     def call(value: T) -> None:
@@ -77,7 +79,10 @@ def _get_spark_errors() -> tuple[type[Exception], ...]:
 
 
 def _format_line(error: object) -> str:
-    """Return the first line, and the last cause that Java names, without Java's stack."""
+    """Return the first line, and the last cause that Java names, without Java's stack.
+
+    Addresses lose the part before the @, which may be a password.
+    """
     text = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip()
     lines = text.splitlines()[:1] or [type(error).__name__]
     lines += re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)[-1:]

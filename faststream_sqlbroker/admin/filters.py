@@ -43,7 +43,9 @@ def check_limit(limit: int) -> None:
 
 
 def parse_time_or_age(name: str, value: Duration | datetime | None) -> datetime | float | None:
-    """Parse the argument `name`: a time, or how many seconds ago.
+    """Parse the argument `name`: a time, or how many seconds ago; None stays None.
+
+    An age is not converted to a time here, because the database's clock decides.
 
     Raises:
         SetupError: the value is neither an aware datetime nor a duration of 0 or more.
@@ -62,6 +64,8 @@ def parse_time_or_age(name: str, value: Duration | datetime | None) -> datetime 
 
 def parse_time_or_delay(name: str, value: Duration | datetime) -> datetime | float:
     """Parse the argument `name`: a time, or in how many seconds.
+
+    A delay is not converted to a time here, because the database's clock decides.
 
     Raises:
         SetupError: the value is neither an aware datetime that every database can hold nor a
@@ -110,7 +114,7 @@ def _to_utc(name: str, value: datetime) -> datetime:
 
 
 def validate_filter_text(name: str, value: str | None) -> str | None:
-    """Return the text of a filter, if the database can compare with such a text.
+    """Return the text of a filter, if the database can compare with such a text; None stays None.
 
     Raises:
         SetupError: `value` is not text, or contains characters that no database stores.
@@ -124,7 +128,9 @@ def validate_filter_text(name: str, value: str | None) -> str | None:
 
 
 def clean_optional_text(name: str, value: str | None) -> str | None:
-    """Clean and cut the text of the argument `name` for the database.
+    """Clean and cut the text of the argument `name` for the database; None stays None.
+
+    Characters that no database stores are replaced; text beyond `MAX_TEXT_BYTES` is cut off.
 
     Raises:
         SetupError: `value` is not text.
@@ -162,6 +168,7 @@ def get_operator_name(by: str | None) -> str:
 
 
 def _get_user() -> str:
+    """Return the name of the user who runs this process; without a name the user's number."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's number without a name
@@ -218,6 +225,7 @@ def _parse_ids(ids: Sequence[int | str]) -> tuple[int, ...]:
 
 
 def _parse_state(value: MessageState | str | None) -> MessageState | None:
+    """Parse a state, or a state's name in any case of letters; None selects all."""
     if value is None or isinstance(value, MessageState):
         return value
     name = str(value).upper()
@@ -228,6 +236,7 @@ def _parse_state(value: MessageState | str | None) -> MessageState | None:
 
 
 def _validate_key(value: str | None) -> str | None:
+    """Return the key of a filter, if every database compares such a key exactly."""
     key = validate_filter_text("key", value)
     # Trap: MySQL and MariaDB ignore trailing spaces, so another key would match.
     if key is not None and key.endswith(" "):
@@ -236,6 +245,7 @@ def _validate_key(value: str | None) -> str | None:
 
 
 def _validate_fingerprint(value: str | None) -> str | None:
+    """Return the fingerprint, a short hash that errors from one place in the code share."""
     if value is not None and (not isinstance(value, str) or len(value) != FINGERPRINT_LENGTH):
         raise SetupError(
             f"fingerprint must be the {FINGERPRINT_LENGTH} digits that dead_letters shows, "

@@ -113,6 +113,7 @@ class FindingsReport(
         return Findings(health, tuple(collector.queues), tuple(findings), collector.archive)
 
     async def _read_queues(self, collector: "FindingCollector") -> None:
+        """Read the overviews, from which the later checks of queues are made."""
         collector.queues = await self.queues()
 
     async def _read_subscribers(self, collector: "FindingCollector") -> None:
@@ -162,21 +163,28 @@ class FindingsReport(
         return finding
 
     async def _check_schedules(self, collector: "FindingCollector") -> None:
+        """Find schedules whose next fire time is long past, so that no process publishes them."""
         now = await self._store.server.read_now()
         collector.findings += find_overdue_schedules(await self.schedules(), now)
 
     async def _check_dead_letters(self, collector: "FindingCollector") -> None:
+        """Find errors of the last day that have made messages fail for good."""
         if self._store.messages.has_archive:
             now = await self._store.server.read_now()
             collector.findings += find_dead_letters(await self.dead_letters(since="1d"), now)
 
     async def _check_archive_size(self, collector: "FindingCollector") -> None:
+        """Read the size of the archive, and find an archive that grows without being pruned."""
         if self._store.messages.has_archive:
             collector.archive = await self._store.archive_growth.read_size()
         if collector.archive is not None:
             collector.findings += find_archive_growth(collector.archive)
 
     async def _check_unknown(self, collector: "FindingCollector") -> None:
+        """Find messages of AckPolicy.ACK_FIRST whose handler may or may not have run.
+
+        They were removed before the handler started, and their process died.
+        """
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
             count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
             text = f"the handler of {count} may or may not have run"
@@ -193,7 +201,10 @@ class FindingCollector:
     archive: ArchiveSize | None = None
 
     async def collect(self, label: str, check: Awaitable[None]) -> None:
-        """Await a check; if the database fails, add the finding "not read" and continue."""
+        """Await a check; if the database fails, add the finding "not read" and continue.
+
+        `label` names the part that is checked, such as "the queues".
+        """
         try:
             await check
         except StoreError as error:

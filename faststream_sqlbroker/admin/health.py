@@ -152,6 +152,7 @@ class HealthReport(AdminOperations):
         return Diagnosis(tuple(parts))
 
     async def _check_database(self) -> CheckResult:
+        """Report server and address; find old transactions, dead rows and a read-only database."""
         health = await self._store.server.read_health()
         url = self._store.engine.url
         details = {
@@ -172,6 +173,7 @@ class HealthReport(AdminOperations):
         return details, problems if writes is None else [writes, *problems]
 
     async def _check_schema(self) -> CheckResult:
+        """Compare the tables in the database with the tables that this package needs."""
         tables = self._store.tables
         database_version = await self._store.server.read_schema_version()
         details = {
@@ -183,7 +185,10 @@ class HealthReport(AdminOperations):
         return details, await self._store.server.find_differences()
 
     async def _check_user_rights(self) -> CheckResult:
-        """Find rights that the database user lacks; "asked" are the checked activities."""
+        """Find rights that the database user lacks; "asked" are the checked activities.
+
+        An activity, such as publishing or consuming, is a set of statements with their rights.
+        """
         access = await self._store.access.find_missing_rights(self._required_activities)
         details = {
             "user": access.user,
@@ -192,19 +197,28 @@ class HealthReport(AdminOperations):
         return details, [str(lack) for lack in access.missing]
 
     async def _check_clock(self) -> CheckResult:
-        """Compare the clocks; "doubt" is the uncertainty of the difference, both in seconds."""
+        """Compare the clocks; "doubt" is the uncertainty of the difference, both in seconds.
+
+        The answer to a query has taken some time, so the difference is not known exactly.
+        """
         difference, uncertainty = await compare_clocks(self._store)
         details = {"difference": round(difference, 3), "doubt": round(uncertainty, 3)}
         return details, list(find_clock_problems(difference, uncertainty))
 
     async def _check_pool(self) -> CheckResult:
-        """Compare the pool's connections in use, its limit, and the number the broker may use."""
+        """Compare the pool's connections in use, its limit, and the number the broker may use.
+
+        The pool is SQLAlchemy's; the application may use it too.
+        """
         used, limit = self._store.pool_use
         details = {"used": used, "limit": limit, "of_the_broker": self._store.max_connections}
         return details, list(find_pool_problems(used, limit))
 
     async def _check_listener(self) -> CheckResult:
-        """Check PostgreSQL's LISTEN connection; `listening` is None without LISTEN."""
+        """Check PostgreSQL's LISTEN connection; `listening` is None if it is not used.
+
+        Other processes notify this connection of new messages, so that they start at once.
+        """
         listening = self._get_process_info().listening
         text = (
             "wake-ups of other processes do not arrive, so their messages are found only by "
@@ -214,6 +228,7 @@ class HealthReport(AdminOperations):
         return {"listening": listening}, problems
 
     async def _check_subscribers(self) -> CheckResult:
+        """Report this process's subscribers, with the number of messages that each has leased."""
         process = self._get_process()
         details = {
             "running": self._get_process_info().is_running,
@@ -231,7 +246,8 @@ class HealthReport(AdminOperations):
     async def _check_relays(self) -> CheckResult:
         """Check that the brokers to which results are forwarded can publish.
 
-        Before this broker starts, they need not be started either.
+        A relay is a publisher of another broker that receives the responses of handlers. Before
+        this broker starts, relays need not be started either.
         """
         relays = self._get_process_info().relays
         problems = [
@@ -302,7 +318,10 @@ class HealthReport(AdminOperations):
 
 
 async def _run_check(name: str, check: Check, time_limit: float) -> DiagnosisPart:
-    """Run a check of the diagnosis; a failure or timeout becomes the error of this part."""
+    """Run a check of the diagnosis; a failure or timeout becomes the error of this part.
+
+    A diagnosis is made when something is broken, so the other parts must still be reported.
+    """
     started_at = monotonic()
     try:
         async with asyncio.timeout(time_limit):
@@ -322,6 +341,7 @@ async def _run_check(name: str, check: Check, time_limit: float) -> DiagnosisPar
 
 
 def _get_version(package: str) -> str | None:
+    """Return the version of a package; None if not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -329,7 +349,10 @@ def _get_version(package: str) -> str | None:
 
 
 async def compare_clocks(store: "Store") -> tuple[float, float]:
-    """Return the database's clock minus this machine's, and the uncertainty (both in seconds)."""
+    """Return the database's clock minus this machine's, and the uncertainty (both in seconds).
+
+    The true difference is at most the uncertainty away from the returned one.
+    """
     # The database reads its clock at an unknown time between `sent_at` and `received_at`. The
     # middle of both is wrong by at most half of the time between them.
     sent_at = datetime.now(timezone.utc)

@@ -305,6 +305,7 @@ class JobOperations(AdminOperations):
             if step.job is not None:
                 self._on_due(_get_due_queues(step.job))
                 progress(step.job)
+            # None: the job has ended or is stopped. Else wait for its rate, or for another process.
             if step.pause is None:
                 return await self._require_job(job_id)
             await asyncio.sleep(min(MAX_POLL_INTERVAL, max(step.pause, MIN_POLL_INTERVAL)))
@@ -372,6 +373,9 @@ class JobOperations(AdminOperations):
     ) -> Job:
         """Plan a job for the matching messages, and run the job unless `dry_run` is set.
 
+        All bulk actions end here. Planning counts the messages and notes the last one, up to which
+        the job then runs.
+
         Args:
             action: Name of the action.
             arguments: Arguments of the action, such as the target queue; stored with the job.
@@ -410,6 +414,7 @@ class JobOperations(AdminOperations):
             raise RightsError(access.describe())
 
     async def _require_job(self, job_id: str) -> Job:
+        """Return the job with this id, or raise SetupError if there is none."""
         job = await self._store.jobs.find(_validate_job_id(job_id))
         if job is None:
             raise SetupError(
@@ -419,13 +424,20 @@ class JobOperations(AdminOperations):
 
 
 def _get_due_queues(job: Job) -> list[str]:
-    """Return the queues in which the job may have made messages due."""
+    """Return the queues in which the job may have made messages due.
+
+    With an argument `to` the job moves all its messages to that queue; otherwise each message is in
+    its own queue.
+    """
     to = job.arguments.get("to")
     return list(job.queues) if to is None else [str(to)]
 
 
 def _format_filters(filter_options: Mapping[str, Any]) -> str:
-    """Format the filters by which a job selects archived messages, for an error."""
+    """Format the filters by which a job selects archived messages, for an error.
+
+    Other filters apply to live messages, too.
+    """
     return ", ".join(
         f"{name}={filter_options[name]!r}"
         for name in ("state", "archived")
@@ -434,12 +446,14 @@ def _format_filters(filter_options: Mapping[str, Any]) -> str:
 
 
 def _validate_job_id(value: str) -> str:
+    """Return a text that may be the id of a job; other values never reach the database."""
     if not isinstance(value, str) or not is_storable(value):
         raise SetupError(f"job_id must be the id of a job, as text, got {format_value(value)}")
     return value
 
 
 def _validate_rate(rate: float | None) -> float | None:
+    """Return the rate in messages a second; None has no limit. A bool is no number here."""
     if rate is None:
         return None
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)

@@ -166,6 +166,7 @@ class MessageQueries(AdminOperations):
             SetupError: `message_id` is not a whole number of 64 bits.
         """
         number = parse_message_id(message_id)
+        # With the step that the message's queue is in one of the user's pipelines.
         return (await self._store.explanations.explain(number)).at_place(self._pipelines)
 
     async def dead_letters(
@@ -318,6 +319,7 @@ class MessageQueries(AdminOperations):
 
 
 def _validate_lookup(value: str | None) -> str | None:
+    """Return a lookup value, a text by which live messages are found; None stays None."""
     if value is not None and (problem := find_name_error(value)) is not None:
         msg = f"{format_value(value)} cannot be a lookup value: {problem}"
         raise ValueError(msg)
@@ -325,6 +327,10 @@ def _validate_lookup(value: str | None) -> str | None:
 
 
 def _validate_info(value: str | None) -> str | None:
+    """Return the info of a message, a text that may change during a run; None stays None.
+
+    Operators get a ValueError, where a publisher would get a PublishError.
+    """
     try:
         return validate_info(value)
     except PublishError as error:

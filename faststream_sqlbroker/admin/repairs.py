@@ -165,6 +165,7 @@ class MessageOperations(AdminOperations):
 
 
 def _validate_priority(value: int) -> int:
+    """Return a priority that the message table accepts; a bool is not taken for a number."""
     if (
         not isinstance(value, int)
         or isinstance(value, bool)

@@ -69,7 +69,8 @@ class WorkerOperations(AdminOperations):
     async def _set_drained(self, worker: str, by: str | None, *, drained: bool) -> list[str]:
         """Drain or undrain the subscribers that `worker` names; return the changed names, sorted.
 
-        The semaphore keeps concurrent changes in order for this process: `_on_paused` must get the
+        A drained subscriber claims no more messages, but finishes those that are running. The
+        semaphore keeps concurrent changes in order for this process: `_on_paused` must get the
         latest state last.
         """
         operator = get_operator_name(by)
@@ -91,6 +92,7 @@ class WorkerOperations(AdminOperations):
         """
         _validate_name(worker)
         registration = await self._store.live_subscribers.find_subscriber(worker)
+        # The second value of a registration is True while the subscriber is alive.
         if registration is not None and registration[1]:
             return [worker]
         subscribers = await self._store.live_subscribers.list_subscribers()
@@ -156,5 +158,6 @@ class WorkerOperations(AdminOperations):
 
 
 def _validate_name(worker: str) -> None:
+    """Refuse values that cannot be the name of a subscriber, before the database is queried."""
     if not isinstance(worker, str) or not is_storable(worker):
         raise SetupError(f"worker must be the name of a subscriber, got {format_value(worker)}")

@@ -53,7 +53,11 @@ def main() -> None:
 
 
 def _run_completion() -> NoReturn:
-    """Answer the shell, without a traceback on failure and without leaving threads running."""
+    """Answer the shell, without a traceback on failure and without leaving threads running.
+
+    The shell calls the command with a variable set whenever the user presses Tab, and takes what is
+    printed as suggestions.
+    """
     code: object = 0
     with redirect_stderr(StringIO()), suppress(Exception):
         from faststream_sqlbroker.cli.app import app  # noqa: PLC0415 - Typer is an extra

@@ -153,6 +153,7 @@ class LazyCommand(TyperCommand):
         from faststream_sqlbroker.cli.complete import add_completion  # noqa: PLC0415
         from faststream_sqlbroker.cli.shared_options import flatten_options  # noqa: PLC0415
 
+        # Typer builds commands only of an application, so build one with this command alone.
         name = str(self.name)
         module = import_module(f"faststream_sqlbroker.cli.{self.ref.module}")
         holder = typer.Typer(rich_markup_mode=None)
@@ -169,7 +170,11 @@ class LazyGroup(TyperGroup):
             self.add_command(_create_command(name, ref))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands, after setting the help of each command."""
+        """Return the names of the commands, after setting the help of each command.
+
+        Click calls this for `--help`. The help is set only here, because it must be read from the
+        commands' source files.
+        """
         for command in self.commands.values():
             if isinstance(command, LazyCommand):
                 # Click does not shorten an explicit short help.
@@ -177,7 +182,10 @@ class LazyGroup(TyperGroup):
         return super().list_commands(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `list` before arguments that name no command."""
+        """Insert `list` before arguments that name no command.
+
+        The command `list` of a group is its default.
+        """
         return super().parse_args(ctx, ["list", *args] if self._is_for_list(ctx, args) else args)
 
     def _is_for_list(self, ctx: Any, args: list[str]) -> bool:
@@ -199,23 +207,34 @@ class LazyGroup(TyperGroup):
         )
 
     def _load_list_command(self) -> Any:
+        """Return the default command of this group, with all options."""
         command: Any = self.commands["list"]
         return command.load()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Find and load the command that the arguments name."""
+        """Find and load the command that the arguments name.
+
+        Until then the command has no options: its module is imported only to run it.
+        """
         name, command, remaining = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, LazyCommand) else command, remaining
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of the group, including the options of `list`."""
+        """Write the help of the group, including the options of `list`.
+
+        These options may be given to the group itself, as `list` is its default command.
+        """
         if "list" in self.commands:
             self.params = self._load_list_command().params
             self.subcommand_metavar = "| COMMAND [ARGS]..."
         super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete the names of commands and the arguments of `list`."""
+        """Complete the names of commands and the arguments of `list`.
+
+        Both may follow the name of the group, as `list` is its default command. An item that is
+        found twice is returned once.
+        """
         items = super().shell_complete(ctx, incomplete)
         if "list" in self.commands:
             command = self._load_list_command()
@@ -232,7 +251,10 @@ def _get_arguments(command: Any) -> list[Any]:
 
 
 def _create_command(name: str, ref: CommandRef | CommandGroup, *, hidden: bool = False) -> Any:
-    """Create Click's object for a table entry; a hidden command works but is not listed."""
+    """Create Click's object for a table entry; a hidden command works but is not listed.
+
+    Without a command `list`, a group called alone shows its help.
+    """
     if isinstance(ref, CommandRef):
         return LazyCommand(name, ref, hidden=hidden)
     return LazyGroup(

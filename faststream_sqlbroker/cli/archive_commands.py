@@ -245,6 +245,7 @@ def erase(
         session = None if path is None else options.start_session()
 
         def run_erase(*, dry_run: bool) -> "spark.EraseResult":
+            """Erase the messages, or only count them for the preview."""
             return spark.erase_messages(
                 session,
                 url,
@@ -260,6 +261,7 @@ def erase(
                 source=source,
             )
 
+        # With --yes nothing is shown before, so that the tables and the lake are read only once.
         preview = None if yes and not dry_run else run_erase(dry_run=True)
     if preview is not None:
         _print_erase(preview, options)

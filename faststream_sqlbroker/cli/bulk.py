@@ -53,6 +53,7 @@ def dead(
 
 
 def _build_group_row(group: DeadLetterGroup) -> list[Any]:
+    """Return the cells of a group of dead letters, in the order of the columns of `dead`."""
     queues = ", ".join(group.queues)
     reasons = ", ".join(str(reason) for reason in group.reasons)
     return [group.count, group.fingerprint, queues, reasons, group.last_at, group.error]
@@ -103,7 +104,7 @@ def audit(
 def run_bulk_action(
     context: typer.Context, options: BulkCommandOptions, plan: Callable[[Admin], Awaitable[Job]]
 ) -> None:
-    """Show the dry run, ask unless `--yes`, and run the job.
+    """Show the dry run, ask unless `--yes`, and run the job that `plan` returns.
 
     The exit code is 1 if the job was stopped or failed, if the database refused messages, or if a
     given id was not accepted.
@@ -129,7 +130,10 @@ def _get_exit_code(job: Job) -> int:
 
 
 def _show_plan(context: typer.Context, planned_job: Job, *, as_json: bool) -> None:
-    """Show the counts of a dry run per queue, and the note on skipped ids."""
+    """Show the counts of a dry run per queue, and its note on ids that are skipped.
+
+    Without messages a misspelt queue may be the reason, so a warning suggests similar names.
+    """
     if as_json:
         print_json(to_job_dict(planned_job))
         return
@@ -142,11 +146,16 @@ def _show_plan(context: typer.Context, planned_job: Job, *, as_json: bool) -> No
 
 
 def _build_hints(job: Job) -> list[str]:
+    """Return a line that names the command for a job that is still running, after `--no-wait`."""
     hint = f"other processes run the job: see sqlbroker jobs show {job.id}"
     return [hint] if job.state == "running" else []
 
 
 async def _run_job(broker: SqlBroker, planned_job: Job, *, wait: bool) -> Job:
+    """Store a planned job, and run its batches here if `wait` is set.
+
+    A stored job can be run by any process that has a subscriber, so waiting is not needed.
+    """
     job = await broker.admin.run_job(planned_job, wait=False)
     return await watch_job(broker, job) if wait else job
 
@@ -192,7 +201,10 @@ def show_jobs(title: str, jobs: list[Job], *, as_json: bool) -> None:
 
 
 def _format_details(job: Job) -> str:
-    """Format the filters and the arguments of a job in a line, for the table's last column."""
+    """Format the filters and the arguments of a job in a line, for the table's last column.
+
+    Internal arguments are left out.
+    """
     filters = to_job_dict(job)["filters"] or {}
     filters.pop("archived", None)
     if job.limit is not None:

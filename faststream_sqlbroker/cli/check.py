@@ -59,6 +59,7 @@ Row = tuple[str, str, str, str]
 
 
 def _build_row(finding: Finding) -> Row:
+    """Return the row of a problem: "WRONG" for an error, which sets the exit code, or "warning"."""
     kind = finding.kind
     subject = kind if finding.queue is None else f"queue {finding.queue}"
     return "WRONG" if finding.is_error else "warning", subject, kind, str(finding)

@@ -17,7 +17,11 @@ QUERY_TIMEOUT = 2.0
 
 
 def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of a queue; return nothing if the database cannot be read in time."""
+    """Complete the name of a queue; return nothing if the database cannot be read in time.
+
+    The shell waits for the answer while the user types, so the query runs in a thread that is left
+    behind after `QUERY_TIMEOUT`.
+    """
     names: list[str] = []
     # A daemon thread blocks neither this thread nor the end of the process.
     thread = Thread(target=_read_queue_names, args=(ctx, incomplete, names), daemon=True)
@@ -33,7 +37,8 @@ def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
 def _read_queue_names(ctx: typer.Context, incomplete: str, names: list[str]) -> None:
     """Append queue names from the database to `names`; the body of the completion's thread.
 
-    All errors are suppressed, because the shell would show them in the middle of a command line.
+    `names` is shared with the waiting thread, which takes what is there when its time is up. All
+    errors are suppressed, because the shell would show them in the middle of a command line.
     """
     with suppress(Exception):
         # Imported late, because it imports the broker.
@@ -60,7 +65,10 @@ COMPLETERS = {"queue": complete_queue, "to": complete_queue, "state": complete_s
 
 
 def add_completion(command: Callable[..., None]) -> Callable[..., None]:
-    """Add completion to the arguments and options of `command` that are in `COMPLETERS`."""
+    """Add completion to the arguments and options of `command` that are in `COMPLETERS`.
+
+    By name, so that no command needs to declare it. The shell then suggests queues and states.
+    """
     for parameter in inspect.signature(command).parameters.values():
         # Only arguments and options have metadata.
         for info in getattr(parameter.annotation, "__metadata__", ()):

@@ -59,7 +59,10 @@ def convert_database_errors() -> Iterator[None]:
 
 
 def _translate_to_shell(text: str) -> str:
-    """Replace names of methods and arguments in an error by commands and options."""
+    """Replace names of methods and arguments in an error by commands and options.
+
+    The errors are those of the Python API, and the user of a shell knows only the command line.
+    """
     for python, shell in SHELL_TERMS:
         text = text.replace(python, shell)
     return text

@@ -45,6 +45,7 @@ def top(
     pause = parse_positive("interval", interval)
 
     async def work(broker: SqlBroker) -> None:
+        """Read and show the queues at each poll."""
         if as_json:
             async for now in _iter_polls(broker, pause, count):
                 overviews = [
@@ -86,6 +87,11 @@ def tail(
     lookback = timedelta(seconds=parse_positive("since", since))
 
     async def work(broker: SqlBroker) -> None:
+        """Print the messages that each poll finds and no earlier poll has printed.
+
+        Each poll reads the last seconds again, because a row that is committed later may have an
+        earlier time.
+        """
         seen_keys: set[tuple[int, datetime]] = set()
         start: datetime | None = None
         async for now in _iter_polls(broker, pause, count):
@@ -134,7 +140,11 @@ def _print_message(message: StoredMessage, *, as_json: bool) -> None:
 async def _iter_polls(
     broker: SqlBroker, pause: float, count: int | None
 ) -> AsyncIterator[datetime]:
-    """Yield the database's time at each poll, `pause` seconds apart; None polls without end."""
+    """Yield the database's time at each poll, `pause` seconds apart.
+
+    After `count` polls the iteration ends; None polls without end. The caller reads the tables
+    after each time.
+    """
     polls = 0
     while True:
         yield await broker._store.server.read_now()  # noqa: SLF001 - the same package

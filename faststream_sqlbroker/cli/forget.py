@@ -25,6 +25,7 @@ def release_lock(
     # Not revertible: the old holder may run next to a new one for up to a third of its lease.
 
     async def is_held(admin: Admin) -> bool:
+        """Return True if there is a lock to release, so that the question makes sense."""
         return key in [lock.key for lock in await admin.locks(limit=MAX_LISTED)]
 
     question = f"release the lock {key} by force"
@@ -100,6 +101,7 @@ def forget_unknown(
     """Remove messages from the list of unknown outcomes, once you know the outcome."""
 
     async def count_listed(admin: Admin) -> int:
+        """Count the given messages that are on the list; without any, nothing is asked."""
         outcomes = await admin.unknown(limit=MAX_LISTED)
         return sum(outcome.message_id in message_ids for outcome in outcomes)
 

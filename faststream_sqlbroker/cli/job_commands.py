@@ -47,6 +47,7 @@ def resume(
     """Resume a job that was stopped or has failed."""
 
     async def work(broker: SqlBroker) -> Job:
+        """Resume the job; without `--no-wait` also run the batches here until the end."""
         job = await broker.admin.resume_job(job_id, wait=False, by=options.by)
         return job if no_wait else await watch_job(broker, job)
 
@@ -68,6 +69,7 @@ def undo(
         options.confirm(f"undo {job}")
 
     async def work(broker: SqlBroker) -> Job:
+        """Start the undo; without `--no-wait` also run the batches here until the end."""
         undo_job = await broker.admin.undo(job_id, wait=False, by=options.by)
         return undo_job if no_wait else await watch_job(broker, undo_job)
 
@@ -75,6 +77,7 @@ def undo(
 
 
 def _get_job(context: typer.Context, job_id: str) -> Job:
+    """Return a job, or raise the error that says how to list the jobs."""
     job = run(context, lambda broker: broker.admin.job(job_id))
     if job is None:
         raise SetupError(f"job {job_id!r} does not exist: `sqlbroker jobs` lists the jobs")

@@ -119,6 +119,7 @@ def repair(
 
 
 def _format_issues(label: str, issues: Mapping[str, Any]) -> list[str]:
+    """Return a line for each file or window with an issue."""
     return [f"{label} {name}: {issue}" for name, issue in issues.items()]
 
 
@@ -164,6 +165,7 @@ def status(
 
 
 def _print_status(export_status: "spark.ExportStatus") -> None:
+    """Print the windows, the source, the watermark and the size of an export."""
     rows = [(window.name, f"{window.rows:,}") for window in export_status.windows]
     print_table(export_status.path, ["window", "rows"], rows)
     source = ", ".join(

@@ -30,6 +30,8 @@ def create_server_config(
 ) -> "tuple[uvicorn.Config, socket.socket]":
     """Create uvicorn's configuration and a listening socket.
 
+    The socket is bound here, so that a port in use is an error before the server starts.
+
     Raises:
         SetupError: the port cannot be used, or the certificate or its key cannot be used.
     """
@@ -62,7 +64,10 @@ def create_server_config(
 
 
 def print_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> None:
-    """Print the address of the server."""
+    """Print the address of the server, and a warning if passwords could be read on the network.
+
+    With port 0 the system has chosen a free port, so the port is that of the bound socket.
+    """
     from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
 
     kind = "https" if tls else "http"
@@ -94,7 +99,7 @@ async def check_tables(broker: SqlBroker) -> None:
 
 
 def build_tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
-    """Return uvicorn's options for TLS.
+    """Return uvicorn's options for TLS; none without a certificate.
 
     Raises:
         SetupError: a file is missing, or only one of the two is given.

@@ -89,6 +89,7 @@ def warn_if_queue_is_empty(context: typer.Context, queue: str | None) -> None:
     """
 
     async def check_queue(broker: SqlBroker, name: str) -> None:
+        """Print the warning, unless something shows that the queue is in use."""
         [overview] = await broker.admin.queues(name)
         if overview.has_messages or overview.live_subscribers or overview.paused or overview.pulled:
             return
@@ -179,6 +180,7 @@ def _print_page(page: MessagePage, *, bodies: bool) -> None:
 
 
 def _load_redact(redact: str | None) -> Any:
+    """Import the function of `--redact`, which hides parts of a message; None if not given."""
     return None if redact is None else import_object(redact, option="--redact")
 
 
@@ -206,9 +208,11 @@ def _build_message_cells(m: StoredMessage, *, bodies: bool) -> list[Any]:
 
 
 def to_message_dict(message: StoredMessage, *, with_content: bool) -> dict[str, Any]:
-    """Convert a message to a JSON object; `with_content` means that headers and body were read."""
+    """Convert a message to a JSON object; `with_content` means that headers and body were read.
+
+    Otherwise the object has neither, as null would mean a message without headers.
+    """
     fields = to_json_dict(message)
-    # Omit them instead of showing null, which would mean a message without headers.
     if not with_content:
         del fields["headers"]
         del fields["body"]
@@ -247,6 +251,7 @@ def show(
 
 
 def _print_detail(detail: MessageDetail, *, body: bool) -> None:
+    """Print the fields, the history and the explanation of a message."""
     fields = to_message_dict(detail.message, with_content=False)
     values = [(name, value) for name, value in fields.items() if value is not None]
     print_table(f"Message {detail.message.id}", ["field", "value"], values)
@@ -290,7 +295,7 @@ def subscribers(
 
 
 def _get_state(subscriber: Any) -> str:
-    """Return whether a subscriber claims, or what prevents claims."""
+    """Return "claims", or what keeps a subscriber from claiming messages."""
     if subscriber.stopping:
         return "stopping"
     if subscriber.drained:
@@ -376,7 +381,10 @@ def schedules(context: typer.Context, limit: Limit = 1_000, as_json: AsJson = Fa
 
 
 def _print_listing(title: str, columns: str, items: Sequence[Any], *, as_json: bool) -> None:
-    """Print items as JSON, or as a table of the attributes that `columns` names."""
+    """Print items as JSON, or as a table of the attributes that `columns` names.
+
+    The names are separated by spaces, and are the titles of the table's columns.
+    """
     if as_json:
         print_json([to_json_dict(item) for item in items])
         return

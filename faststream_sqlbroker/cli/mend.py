@@ -43,6 +43,7 @@ def pause(
     """Stop all claims from a queue, in all processes, until it is resumed."""
 
     async def describe_queue(broker: SqlBroker) -> str:
+        """Return the question, with the messages and subscribers that the pause concerns."""
         [overview] = await broker.admin.queues(queue)
         return (
             f"pause {queue}: {overview.ready} ready, {overview.live_subscribers} live subscribers"
@@ -57,6 +58,7 @@ def pause(
         options.confirm(run(context, describe_queue))
 
     async def work(broker: SqlBroker) -> Any:
+        """Pause the queue, and read the pause; empty if another operator has just resumed."""
         await broker.admin.pause(queue, reason=reason, until=until, by=options.by)
         return [
             paused_queue
@@ -74,6 +76,7 @@ def resume(context: typer.Context, queue: QueueName, options: ActionOptions) -> 
 
     # No confirmation, so that an accidental pause can be reverted at once.
     async def work(broker: SqlBroker) -> tuple[bool, str]:
+        """Return True if the queue was paused, and the text to print."""
         if await broker.admin.resume(queue, by=options.by):
             return True, f"{queue} is resumed"
         paused = [paused_queue.queue for paused_queue in await broker.admin.paused()]
@@ -255,7 +258,7 @@ def publish(
 
 
 def _parse_body(text: str) -> tuple[bool, bytes | str]:
-    """Return whether `text` is JSON, and the body to publish.
+    """Return True if `text` is JSON, and the body to publish.
 
     JSON stays the user's text, as bytes: parsing and encoding it again would round numbers.
     """
@@ -296,6 +299,7 @@ def _change_messages(
 
     # In order: each change is a transaction, and the first error ends the command.
     async def work(broker: SqlBroker) -> list[Repair]:
+        """Change the messages one after the other, and return what happened to each."""
         return [await action(broker.admin, message_id) for message_id in ids]
 
     repairs = run(context, work)
@@ -306,10 +310,14 @@ def _change_messages(
 
 
 def _show_affected(context: typer.Context, message_ids: Sequence[str], *, as_json: bool) -> None:
-    """Show the messages that a change by id would affect; exit with code 1 if none exists."""
+    """Show the messages that a change by id would affect; exit with code 1 if none exists.
+
+    An id without a message gets a row, too, so that the user sees a wrong id before the change.
+    """
     columns = ["id", "state", "queue", "key"]
 
     async def read_rows(broker: SqlBroker) -> list[list[Any]]:
+        """Return the cells of each message; only the id for an id without a message."""
         rows: list[list[Any]] = []
         for message_id in message_ids:
             detail = await broker.admin.message(message_id, body=False)

@@ -72,7 +72,10 @@ def print_json_line(value: Any) -> None:
 
 
 def print_error(text: str, kind: str, exit_code: int) -> None:
-    """Print an error as a line of JSON on stderr; stdout has results only."""
+    """Print an error as a line of JSON on stderr; stdout has results only.
+
+    `kind` is the name of the error's class, `exit_code` the code with which the command ends.
+    """
     document = {"error": text, "type": kind, "exit_code": exit_code}
     typer.echo(json.dumps(document), err=True)
 
@@ -80,7 +83,8 @@ def print_error(text: str, kind: str, exit_code: int) -> None:
 def _to_portable_json(value: Any, levels: int = MAX_DEPTH) -> Any:
     """Replace values that some JSON readers reject.
 
-    NaN and Infinity become text, and values nested too deeply become "...".
+    NaN and Infinity become text, and values nested too deeply become "...". `levels` counts down
+    the levels that may still follow.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
@@ -94,7 +98,10 @@ def _to_portable_json(value: Any, levels: int = MAX_DEPTH) -> Any:
 
 
 def _convert_value(value: Any) -> Any:
-    """Convert a value that the JSON encoder does not know; it calls this for each such value."""
+    """Convert a value that the JSON encoder does not know; it calls this for each such value.
+
+    Bytes that are not UTF-8 are shown as escapes.
+    """
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Enum):
@@ -105,7 +112,10 @@ def _convert_value(value: Any) -> Any:
 
 
 def to_json_dict(value: Any) -> dict[str, Any]:
-    """Convert a dataclass to a JSON object, without fields that `repr` omits."""
+    """Convert a dataclass to a JSON object, without fields that `repr` omits.
+
+    Such fields are internal or may hold secrets.
+    """
     return {
         field.name: _convert_field(getattr(value, field.name))
         for field in fields(value)
@@ -114,7 +124,10 @@ def to_json_dict(value: Any) -> dict[str, Any]:
 
 
 def _convert_field(value: Any) -> Any:
-    """Convert the value of a dataclass field, and dataclasses directly inside the value."""
+    """Convert the value of a dataclass field, and dataclasses directly inside of it.
+
+    Other values are left to the JSON encoder, which calls `_convert_value` for unknown types.
+    """
     # States are also strings, so JSON would write their value instead of their name.
     if isinstance(value, Enum):
         return value.name
@@ -131,7 +144,10 @@ def _convert_field(value: Any) -> Any:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, full_text: bool = False
 ) -> None:
-    """Print a table with numbers aligned right; `full_text` keeps texts uncut."""
+    """Print a table with numbers aligned right; `full_text` keeps texts uncut.
+
+    On a terminal the table fits its width; a program gets each row on one line.
+    """
     width = _get_width()
     table = build_table(columns, rows, full_text=full_text, width=width)
     if title:
@@ -140,7 +156,11 @@ def print_table(
 
 
 def _get_width() -> int | None:
-    """Return the characters per line for people, or None if a program reads the output."""
+    """Return the characters per line for people, or None if a program reads the output.
+
+    The variable COLUMNS sets a width even if the output is no terminal. Without a width no line is
+    folded.
+    """
     console = PlainConsole()
     return console.width if console.is_terminal or "COLUMNS" in os.environ else None
 
@@ -221,7 +241,10 @@ def _build_record_table(
 
 
 def print_line(text: str) -> None:
-    """Print the lines of `text`, folded between words on a terminal."""
+    """Print the lines of `text`; on a terminal, fold them between words.
+
+    Names and errors from outside may be in the text: markup and control characters have no effect.
+    """
     console = PlainConsole()
     width = _get_width()
     for line in text.splitlines():
@@ -247,7 +270,10 @@ def print_result(value: Any, *lines: str, as_json: bool) -> None:
 
 
 def _format_cell(value: Any, *, full_text: bool = False) -> str:
-    """Format a value as a single line, cut at a word unless `full_text`."""
+    """Format a value as a single line, cut at a word unless `full_text`.
+
+    Times are in the zone of the value, UTC here, without the year; None is an empty cell.
+    """
     if value is None:
         return ""
     if isinstance(value, datetime):

@@ -88,6 +88,7 @@ def _print_pruned(result: Any, verb: str, options: ChangeOptions) -> None:
 
 
 def _format_counts(result: Any) -> str:
+    """Format the number of removed messages by their states."""
     return (
         f"{result.completed:,} completed, {result.failed:,} failed and {result.discarded:,} "
         "discarded messages"

@@ -145,6 +145,7 @@ def _confirm_and_publish(
 
 
 def _check_error(failed_in: str | None, reason: str | None, error_type: str | None) -> None:
+    """Refuse `--reason` and `--error-type` without the queue in which the messages failed."""
     if failed_in is None and not (reason is None and error_type is None):
         raise SetupError("--reason and --error-type need --failed-in: give the queue as well")
 
@@ -152,7 +153,10 @@ def _check_error(failed_in: str | None, reason: str | None, error_type: str | No
 def _filter_by_error(
     frame: "DataFrame", failed_in: str | None, reason: str | None, error_type: str | None
 ) -> "DataFrame":
-    """Keep the rows that `--failed-in`, `--reason` and `--error-type` select; None: all rows."""
+    """Keep the rows that `--failed-in`, `--reason` and `--error-type` select; None: all rows.
+
+    A report's page contains such a command for each error.
+    """
     if failed_in is None:
         return frame
     from pyspark_sqlbroker.analytics.outcomes import build_failure_condition  # noqa: PLC0415 - pyspark is an extra

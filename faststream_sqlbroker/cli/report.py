@@ -69,6 +69,7 @@ def report(
         replay_options = _build_table_options(table, schema) if path is None else ["--path", path]
 
         def read_period(start: TimeInput | None, end: TimeInput | None) -> "DataFrame":
+            """Read the rows of a period, without the additional columns of an export."""
             selection = select_rows(
                 ARCHIVE, table, schema, since=start, until=end, queues=queue or None
             )
@@ -89,7 +90,10 @@ def report(
 
 
 def _build_table_options(table: str, schema: str | None) -> list[str]:
-    """Return the options that name the archive in the `archive replay` commands of the page."""
+    """Return the options that name the archive in the `archive replay` commands of the page.
+
+    Each error on the page has a command that publishes its messages again.
+    """
     options = [] if table == "message_archive" else ["--archive-table", table]
     return options if schema is None else [*options, "--schema", schema]
 

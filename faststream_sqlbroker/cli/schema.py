@@ -68,6 +68,7 @@ def sql(
 
 
 def _print_sql(fields: Mapping[str, Any], sql: str, *, as_json: bool) -> None:
+    """Print the SQL unchanged, for a file or a client of the database, or in a JSON object."""
     if as_json:
         print_json({**fields, "sql": sql})
     else:
@@ -102,6 +103,7 @@ def migrate(
 
 
 def _format_migration(version: str | None, pending: str, *, done: bool) -> str:
+    """Format the result of `migrate`; for a dry run this is the SQL itself, for use in a file."""
     if done:
         return f"migrated the tables from version {version or 'none'} to {HEAD}\n"
     return pending or f"the tables are up to date at version {HEAD}\n"
@@ -152,7 +154,11 @@ def _read_version(connection: Connection, broker: SqlBroker) -> str | None:
 
 
 async def _upgrade(broker: SqlBroker, version: str | None, by: str) -> None:
-    """Run the pending migrations, and then record in the audit that `by` did so."""
+    """Run the pending migrations, and then record in the audit that `by` did so.
+
+    Both are one transaction where the database can roll back changes of tables. `version` is that
+    of the tables before; None if there were none.
+    """
     store = broker._store  # noqa: SLF001 - the same package
     arguments = {"from": version, "to": HEAD}
     async with broker.engine.begin() as connection:
@@ -201,6 +207,8 @@ def partitions(
 async def _get_partitioned_config(broker: SqlBroker, every: str | None) -> SqlBrokerSchemaConfig:
     """Return the configuration of the tables, with the partition length of `--every` if given.
 
+    Also called before the question, so that the user is not asked about what cannot be done.
+
     Raises:
         SetupError: `every` is not valid, or the database has no partitions.
     """
@@ -216,6 +224,8 @@ async def _add_partitions(
     broker: SqlBroker, every: str | None, by: str | None, *, convert: bool
 ) -> tuple[bool, list[str]]:
     """Convert the archive if requested, and add missing partitions, each in a transaction.
+
+    An interrupted command leaves complete partitions; the next one adds the rest.
 
     Returns:
         True if the archive was converted by this call, and the names of the added partitions.
@@ -238,6 +248,7 @@ async def _add_partitions(
     added: list[str] = []
 
     def add(connection: Connection) -> str | None:
+        """Add the next missing partition and an entry in the audit; None if none is missing."""
         return add_partition(connection, store.dialect, config, operator)
 
     while True:

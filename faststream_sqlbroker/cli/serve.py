@@ -102,6 +102,7 @@ def serve(
         checked_auth = _load_auth(users, auth, insecure=insecure, host=host)
 
     async def work(broker: SqlBroker) -> None:
+        """Check the tables, connect, and serve until a signal; the broker claims no messages."""
         # Only this method accepts a missing authentication.
         app = broker._make_standalone_app(  # noqa: SLF001
             checked_auth,
@@ -140,6 +141,8 @@ def hash_password(
 def _load_auth(users: Path | None, auth: str | None, *, insecure: bool, host: str) -> Any:
     """Return the authentication that the options select.
 
+    None is never accepted: without `--insecure`, a forgotten option must not open the server.
+
     Raises:
         SetupError: not exactly one of the three options is given, or its value is not valid.
     """
@@ -166,7 +169,9 @@ def _load_auth(users: Path | None, auth: str | None, *, insecure: bool, host: st
 
 
 def _read_logins(path: Path) -> list[Any]:
-    """Read the users in a file.
+    """Read the users in a file: a name, a role and a password hash on each line.
+
+    Empty lines and lines that begin with # are skipped.
 
     Raises:
         SetupError: the file cannot be read, or a line is not valid; the message has its number.
@@ -194,7 +199,7 @@ def _read_logins(path: Path) -> list[Any]:
 
 
 async def _run_server(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
-    """Serve until a signal; the broker is connected, but not started."""
+    """Serve until a signal; the broker is connected, but not started, and claims no messages."""
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     config, listener = create_server_config(app, host, port, tls)
@@ -228,6 +233,9 @@ def run_service(path: Path) -> None:
 def refuse_more_options(context: typer.Context) -> None:
     """Refuse options next to `--config`, including the options before the command.
 
+    The file describes the complete service, so an option on the command line would have no effect.
+    Click has a context for each word of the command; the parents have the options before it.
+
     Raises:
         SetupError: an option is given on the command line; SQLBROKER_URL is ignored.
     """
@@ -244,7 +252,11 @@ def refuse_more_options(context: typer.Context) -> None:
 
 
 async def _run_service(service: "ConfiguredService") -> None:
-    """Run the service of a YAML file until a signal, and then stop the broker."""
+    """Run the service of a YAML file until a signal, and then stop the broker.
+
+    The first signal ends it gracefully: running handlers may finish. HTTP is served only if the
+    file has a section `http`.
+    """
     broker = service.broker(SqlBroker, {})
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

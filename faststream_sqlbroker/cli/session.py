@@ -39,7 +39,10 @@ class LakeOptions:
     def start_session(
         self, jars: Sequence[Path] | None = None, url: str | None = None
     ) -> "SparkSession":
-        """Start a session that logs only errors, with the JDBC driver for `url`."""
+        """Start a session that logs only errors, with the JDBC driver for `url`.
+
+        Without `url` only files are read, which needs no driver.
+        """
         kinds = [] if url is None else [parse_address(url).kind]
         return spark.build_session(
             databases=kinds, master=self.master, jars=jars or (), config=QUIET_CONFIG

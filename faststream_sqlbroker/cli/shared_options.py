@@ -154,7 +154,10 @@ class BulkCommandOptions(ChangeOptions):
     def to_arguments(
         self, message_filter: MessageFilterOptions, message_ids: MessageIds = None
     ) -> dict[str, Any]:
-        """Return the arguments of `broker.admin` for matching messages, or for `message_ids`."""
+        """Return the arguments of `broker.admin` for matching messages, or for `message_ids`.
+
+        `dry_run` is left out: a command always counts first, and then runs what it has shown.
+        """
         limits = {"rate": self.rate, "limit": self.limit, "by": self.by}
         return {"ids": message_ids or None, **limits, **message_filter.filters}
 
@@ -190,7 +193,11 @@ def is_for_all(
 
 
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the fields of option groups as separate options."""
+    """Return `command` with the fields of option groups as separate options.
+
+    Commands take a dataclass for options that several share; Typer only knows single options. The
+    returned function takes these, and calls `command` with the dataclasses made of them.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []

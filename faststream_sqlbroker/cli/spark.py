@@ -55,11 +55,13 @@ def _iter_checks(
 
 
 def _check_java() -> tuple[str, str]:
+    """Return the version and the path of the Java that Spark would start."""
     java = require_java()
     return str(java.version), java.path
 
 
 def _check_package(name: str) -> tuple[str, str]:
+    """Return the version of an installed package, and an empty text in place of a location."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError as error:
@@ -70,5 +72,6 @@ def _check_package(name: str) -> tuple[str, str]:
 
 
 def _check_jar(kind: str, jars: list[Path]) -> tuple[str, str]:
+    """Return the version of a JDBC driver's jar, with the path and the path's origin."""
     jar = require_jar(kind, jars)
     return jar.version, f"{jar.path} ({jar.source})"

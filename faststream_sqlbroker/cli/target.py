@@ -64,7 +64,7 @@ class Target:
 
 
 def get_target(context: typer.Context) -> Target:
-    """Return the options before the command of this context."""
+    """Return the options before the command, such as `--url`, which the main callback stored."""
     return Target(*context.obj)
 
 
@@ -82,6 +82,7 @@ def run(
     target = get_target(context)
 
     async def run_work() -> T:
+        """Create the broker within the event loop, to which the connections will belong."""
         broker = target.load_broker(logger)
         try:
             return await work(broker)
@@ -129,6 +130,7 @@ def check_arguments(context: typer.Context, changes: Iterable[Action[object]]) -
     """
 
     async def work(broker: SqlBroker) -> None:
+        """Run each change with a store that ends the change at the first write."""
         admin = copy(broker.admin)
         admin.__class__ = _CheckingAdmin
         for change in changes:
@@ -153,11 +155,17 @@ class _RejectingStore:
 
 
 class _CheckingAdmin(Admin):
+    """Operations that only validate their arguments: the store for changes rejects each call."""
+
     _writable_store: Any = _RejectingStore()
 
 
 def _load_broker(path: str) -> SqlBroker:
-    """Import the broker, or the `broker` of an application such as FastStream, from module:name."""
+    """Import the broker, or the `broker` of an application such as FastStream, from module:name.
+
+    Raises:
+        SetupError: it cannot be imported, or is neither.
+    """
     value = import_object(path, option="--app")
     broker = value if isinstance(value, SqlBroker) else getattr(value, "broker", None)
     if not isinstance(broker, SqlBroker):

@@ -136,7 +136,7 @@ class PullConsumer(HttpClient):
             if error.status in _UNAVAILABLE:
                 return None
             raise
-        # Without a lease the job was already in flight.
+        # Success without a lease: the job was already in flight, taken by another client.
         lease = response.headers.get(_LEASE)
         return None if lease is None else TakenJob(self, job, lease)
 
@@ -149,7 +149,10 @@ class PullConsumer(HttpClient):
         query: Mapping[str, str] | None = None,
         taken: "TakenJob | None" = None,
     ) -> httpx.Response:
-        """Send a request below the consumer's path, with the lease of `taken`."""
+        """Send a request below the consumer's path, with the lease of `taken`.
+
+        The lease proves that this client still has the job; without `taken` none is needed.
+        """
         headers = self._tokens if taken is None else {**self._tokens, _LEASE: taken.lease}
         lease_lost = None if taken is None else taken.lease_lost_message
         url = self._base + path
@@ -198,6 +201,7 @@ class TakenJob(LeasedItem):
         await self._send(f"/job/{self.job.id}/heartbeat", body)
 
     async def _settle(self, state: str) -> None:
+        """End the job with the server's `state`; the context manager then has nothing to do."""
         await self._send(f"/job/{self.job.id}", {"NextState": state})
         self._is_settled = True
 
@@ -213,7 +217,10 @@ def _get_sort_key(job: QueuedJob) -> int:
 
 
 def _parse_job(data: Mapping[str, Any]) -> QueuedJob:
-    """Convert a job of the server's JSON; a binary payload is sent as base64."""
+    """Convert a job of the server's JSON; a binary payload is sent as base64.
+
+    The suffix ";base64" of the content type marks such a payload.
+    """
     message = data["Message"]
     content_type: str = message["ContentType"]
     payload = message["Payload"].encode()

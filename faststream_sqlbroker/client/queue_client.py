@@ -132,6 +132,9 @@ class QueueClient(HttpClient):
     async def end(self, message: "HttpMessage", how: str, body: Mapping[str, Any]) -> Any:
         """Send a request about a reserved message, for `HttpMessage`.
 
+        The lease token proves to the server that this client still has the message. `how` is the
+        operation: "heartbeat", "commit" or "rollback".
+
         Raises:
             LeaseLostError: another client has the lease; nothing was changed.
         """
@@ -142,7 +145,10 @@ class QueueClient(HttpClient):
     async def _send(
         self, path: str, body: Mapping[str, Any], token: str, timeout: float = TIMEOUT
     ) -> httpx.Response:
-        """Send a POST request with the token of the publish or the consume side."""
+        """Send a POST request with the token of the publish or the consume side.
+
+        The server answers 409 if the lease of a message is lost, which becomes LeaseLostError.
+        """
         headers = {"Authorization": f"Bearer {token}"}
         # The server may wait before it responds, so the timeout must be longer.
         return await self.request(
@@ -174,6 +180,7 @@ class HttpMessage(LeasedItem):
     """
 
     def __init__(self, client: QueueClient, data: Mapping[str, Any]) -> None:
+        """Create the message from the server's JSON, in which a binary body is base64."""
         super().__init__()
         self._client = client
         self.id: int = data["id"]
@@ -231,7 +238,10 @@ class HttpMessage(LeasedItem):
         await self._settle("rollback", _remove_none(outcome=outcome, reason=reason, error=error))
 
     async def _settle(self, operation: str, body: Mapping[str, Any]) -> None:
-        """Settle the message by the server's `operation`; only the first call may do so."""
+        """Settle the message by the server's `operation`; only the first call may do so.
+
+        The context manager then settles nothing at its end.
+        """
         if self._is_settled:
             raise SetupError(f"message {self.id} is already settled: reserve another message")
         await self._client.end(self, operation, body)
@@ -249,7 +259,10 @@ def _convert_to_seconds(duration: Duration | None) -> float | None:
 
 
 def _create_message_data(message: Any) -> dict[str, Any]:
-    """Return a message in the format of the server; a plain body counts as a message."""
+    """Return a message in the format of the server; a plain body counts as a message.
+
+    Options that are not set are left out, so that the server's defaults apply.
+    """
     # Most messages need no options, so a plain body is allowed.
     options = message if isinstance(message, NewHttpMessage) else NewHttpMessage(body=message)
     due_at = options.next_attempt_at
@@ -267,7 +280,10 @@ def _create_message_data(message: Any) -> dict[str, Any]:
 
 
 def _encode_body(body: Any, content_type: str | None) -> dict[str, Any]:
-    """Return the body in the server's format: base64, text, or unchanged JSON."""
+    """Return the body in the server's format: base64, text, or JSON as it is.
+
+    JSON has no bytes, and a text without `encoding` would be taken for a JSON string.
+    """
     if isinstance(body, bytes):
         data = {"body": base64.b64encode(body).decode(), "encoding": "base64"}
     elif isinstance(body, str):
@@ -278,4 +294,5 @@ def _encode_body(body: Any, content_type: str | None) -> dict[str, Any]:
 
 
 def _remove_none(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are set; the server's defaults apply to the others."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -79,7 +79,11 @@ class LeasedItem:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """Settle the message if that is still open; after a cancellation keep the lease."""
+        """Settle the message if that is still open; after a cancellation keep the lease.
+
+        A cancelled task must end at once, so nothing is sent. A lost lease is left as it is:
+        another client may have the message.
+        """
         if self._is_settled:
             return
         if exc_val is None:

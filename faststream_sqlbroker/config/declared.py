@@ -37,7 +37,10 @@ class Option:
 
 
 def list_dict_options(declared: type) -> list[Option]:
-    """Return the options of a TypedDict; all are optional."""
+    """Return the options of a TypedDict; all are optional.
+
+    The string below an option is its description.
+    """
     meanings = _read_attribute_docs(declared)
     hints = get_type_hints(declared)
     return [Option(name, hint, False, meanings.get(name)) for name, hint in hints.items()]
@@ -79,7 +82,10 @@ def list_call_options(
 
 
 def list_class_options(declared: type) -> list[Option]:
-    """Return the arguments of a class."""
+    """Return the arguments of a class.
+
+    They are described in the section "Args" of `__init__`, or of the class.
+    """
     init: Any = vars(declared).get("__init__")
     init_doc = inspect.getdoc(init) or ""
     doc = init_doc if "Args:" in init_doc else inspect.getdoc(declared)
@@ -112,6 +118,9 @@ _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n(?:     .*)?)*)", re.MULTILINE)
 
 
 def _parse_argument_docs(doc: str) -> dict[str, str]:
-    """Return the text of each argument in the section "Args"."""
+    """Return the text of each argument in the section "Args", on one line.
+
+    The section ends where a line is not indented. In a file these texts describe the options.
+    """
     section = re.split(r"\n(?=\S)", doc.partition("Args:\n")[2])[0]
     return {match[1]: " ".join(match[2].split()) for match in _ARGUMENT.finditer(section)}

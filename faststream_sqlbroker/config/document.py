@@ -50,7 +50,10 @@ class _Loader(yaml.BaseLoader):  # type: ignore[misc]
     _levels = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose the next node within the depth limit: PyYAML recurses for each level."""
+        """Compose the next node within the depth limit: PyYAML recurses for each level.
+
+        Without a limit a deeply nested file would end in a RecursionError.
+        """
         if self._levels > MAX_DEPTH:
             mark = self.peek_event().start_mark
             raise _TooDeepError(problem=f"more than {MAX_DEPTH} levels", problem_mark=mark)
@@ -129,7 +132,10 @@ class Document:
     """Values of variables, each with the text that the file has in its place."""
 
     def add_mistake(self, path: Path, text: str, *, at_key: bool = False) -> None:
-        """Record a mistake at a value, or at the key; values of variables are hidden."""
+        """Record a mistake at a value, or at the key; values of variables are hidden.
+
+        A path to a missing option is reported at the part of the path that the file has.
+        """
         existing_path = self.find_existing_path(path)
         position = self.key_positions.get(existing_path) if at_key else None
         self.add_mistake_at(
@@ -137,7 +143,10 @@ class Document:
         )
 
     def add_mistake_at(self, position: SourcePosition, path: Path, text: str) -> None:
-        """Record a mistake at a position."""
+        """Record a mistake at a position, without values of variables; the same mistake only once.
+
+        Mistakes are collected, and `check` raises all of them together.
+        """
         mistake = Mistake(
             position.line, position.column, format_path(path), self.mask_secrets(text)
         )
@@ -145,7 +154,10 @@ class Document:
             self.mistakes.append(mistake)
 
     def find_existing_path(self, path: Path) -> Path:
-        """Return `path` without the steps that the file does not have."""
+        """Return `path` without the steps that the file does not have.
+
+        Paths of Pydantic's errors have steps for forms of a value, such as the members of a union.
+        """
         existing_path: Path = ()
         for step in path:
             if (*existing_path, step) in self.value_positions:
@@ -181,7 +193,10 @@ class Document:
 
 
 def _list_forms(value: str) -> list[str]:
-    """Return `value` unchanged, and in the forms of a longer quoted text in an error."""
+    """Return `value` unchanged, and in the forms of a longer quoted text in an error.
+
+    A text within quotes has escapes, such as those of line ends, so a secret may look different.
+    """
     escaped = "".join(repr(character)[1:-1] for character in value)
     return list(dict.fromkeys((value, escaped, escaped.replace("'", "\\'"))))
 
@@ -195,7 +210,7 @@ def format_path(path: Path) -> str:
 
 
 def read_document(text: str, path: object, variables: Mapping[str, str]) -> Document:
-    """Parse a YAML file.
+    """Parse a YAML file, and replace variables; the values are not checked here.
 
     Args:
         text: Text of the file.
@@ -329,6 +344,7 @@ class _ValueBuilder:
         return value
 
     def _reject_tag(self, node: Any, path: Path) -> None:
+        """Record a tag, such as !python/object, that stands for no plain value."""
         self._document.add_mistake(path, f"unknown tag {node.tag!r}: remove it")
 
 
@@ -346,7 +362,10 @@ _HINTS = {
 
 
 def _format_reason(error: Exception) -> str:
-    """Explain why the text is not YAML, and where the unfinished part starts; nothing is quoted."""
+    """Explain why the text is not YAML, and where the unfinished part starts; nothing is quoted.
+
+    PyYAML's own message would quote a line of the file, which may contain a password.
+    """
     text = getattr(error, "problem", None) or getattr(error, "reason", None)
     text = text or "it has an invalid character or version"
     text = next((hint for prefix, hint in _HINTS.items() if text.startswith(prefix)), text)
@@ -362,7 +381,11 @@ def _get_position(node: Any) -> SourcePosition:
 
 
 def _find_kind(node: Any, text: str) -> str:
-    """Return the kind of a value from the tag, or without a tag from the text."""
+    """Return the kind of a value, such as "int": from the tag, or without a tag from the text.
+
+    `text` is given separately, because variables in the node's own text were replaced. Text that
+    matches no other kind is "str".
+    """
     if node.tag is not _AS_WRITTEN:
         return str(node.tag).removeprefix(_TAG)
     return next((kind for kind, (pattern, _) in _KINDS.items() if pattern.fullmatch(text)), "str")

@@ -46,7 +46,8 @@ class Section(BaseModel):
     def get_options(self) -> dict[str, Any]:
         """Return the options that the file sets, by key.
 
-        Omitted options keep the defaults of their declarations.
+        They are passed to the Python object that the section describes. Omitted options are left
+        out, so that they keep the defaults of their declarations.
         """
         fields = type(self).model_fields
         return {
@@ -68,7 +69,11 @@ class Section(BaseModel):
 
 
 def _convert_error(detail: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Convert an error to the terms of the file; errors of inner sections are already converted."""
+    """Convert an error to the terms of the file; errors of inner sections are already converted.
+
+    `names` are the keys that the section allows. An error with a path of one step is about a key of
+    this section.
+    """
     kind = detail["type"]
     is_direct = len(detail["loc"]) == 1
     if kind == "extra_forbidden" and is_direct:
@@ -94,7 +99,10 @@ def create_error(kind: str, text: str, loc: Any = ()) -> dict[str, Any]:
 
 
 def convert_setup_error(create: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `create(*arguments)`; a SetupError becomes an error at the validated value."""
+    """Return `create(*arguments)`; a SetupError becomes an error at the validated value.
+
+    Pydantic collects its own errors only, and adds the path of the value in the file.
+    """
     try:
         return create(*arguments)
     except SetupError as error:
@@ -126,7 +134,10 @@ def _validate_key(value: Any) -> Any:
 
 
 def _parse_header(value: Any) -> Any:
-    """Convert a mapping such as {"header": "tenant"} to a Header; refuse other values."""
+    """Convert a mapping such as {"header": "tenant"} to a Header; refuse other values.
+
+    A Header names the header of a message that a policy uses as its key.
+    """
     if isinstance(value, dict) and value.keys() == {"header"}:
         return convert_setup_error(Header, value["header"])
     text = format_requirement("a mapping with the key 'header'", value)
@@ -142,12 +153,15 @@ def _parse_forward_to(value: Any) -> Any:
 
 
 def _load_error_classes(value: Any) -> Any:
+    """Return the exception classes for a name or a list of names."""
     names = value if isinstance(value, list) else [value]
     return tuple(convert_setup_error(_load_error_class, name) for name in names)
 
 
 def _load_error_class(name: Any) -> Any:
     """Return the exception class for the name of a built-in class, or for `module:name`.
+
+    A file names classes of exceptions where Python's option takes the classes themselves.
 
     Raises:
         SetupError: there is no such class.
@@ -201,6 +215,9 @@ _UNIONS = (
 def get_field_type(hint: Any, object_types: Mapping[Any, Any]) -> Any:
     """Return the field type for an option of the type `hint`, or from `object_types`.
 
+    `hint` is the annotation in Python. `object_types` has the fields of types that a file writes as
+    a mapping, such as a policy.
+
     Raises:
         TypeError: a file has no form for such an option.
     """
@@ -222,10 +239,10 @@ def get_field_type(hint: Any, object_types: Mapping[Any, Any]) -> Any:
 
 
 def _create_union(members: set[Any], object_types: Mapping[Any, Any]) -> Any:
-    """Return the field type for a union of option types.
+    """Return the field type for a union of option types, which are the `members`.
 
-    Exception classes are written by name. `_UNIONS` lists members that one field represents, such
-    as the types of a duration.
+    A value of the file must fit one of the resulting types. Exception classes are written by name.
+    `_UNIONS` lists members that one field represents, such as the types of a duration.
     """
     if any(get_origin(member) is type for member in members):
         return ErrorNames | None if NoneType in members else ErrorNames
@@ -254,6 +271,8 @@ def create_section(
     hidden: Sequence[str] = (),
 ) -> type[Any]:
     """Create a section with a field for each option.
+
+    So the keys of a file are always those of the Python declarations.
 
     Args:
         name: Name of the model.
@@ -289,10 +308,14 @@ def create_object_field(
     """
 
     def expand(value: Any) -> Any:
+        """Make a mapping of a single value, such as 5m in `delay: 5m`, for the option `short`."""
         return value if short is None or isinstance(value, dict) else {short: value}
 
     def create_value(section: Section) -> Any:
-        """Create the object; an error is reported at the option that the message names."""
+        """Create the object; an error is reported at the option that the message names.
+
+        The constructor's messages begin with that name.
+        """
         try:
             return create(**section.get_options())
         except SetupError as error:
@@ -313,7 +336,11 @@ class _SingleValueSchema:
 
 
 def create_choice(name: str, kinds: Mapping[str, Any], descriptions: Mapping[str, str]) -> Any:
-    """Return the type of a field with exactly one key of several; the value is the key's value."""
+    """Return the type of a field with exactly one key of several; the value is the key's value.
+
+    Such a field is a policy: `throttle: {...}` gives a Throttle. `kinds` has the types of the keys'
+    values, `descriptions` texts for the JSON Schema.
+    """
     fields: dict[str, Any] = {
         f"option_{key}": (
             kind,
@@ -329,6 +356,7 @@ def create_choice(name: str, kinds: Mapping[str, Any], descriptions: Mapping[str
     )
 
     def get_value(section: Section) -> Any:
+        """Return the value of the only key, for example the policy itself."""
         return next(iter(section.get_options().values()))
 
     field: Any = Annotated[model, AfterValidator(get_value)]

@@ -32,7 +32,10 @@ _REMEDIES: Mapping[tuple[str, type], str] = {
 
 
 def format_requirement(requirement: str, value: object, hint: str = "") -> str:
-    """Return the message for a value that does not meet a requirement."""
+    """Return the message for a value that does not meet a requirement.
+
+    Only the value's type is named: the value may be a password.
+    """
     return f"{_MUST}{requirement}{_GOT}{describe_kind(value)}{hint}"
 
 
@@ -68,7 +71,8 @@ def describe_kind(value: Any) -> str:
 def merge_errors(texts: Sequence[str]) -> str:
     """Merge the errors of a value that may have several forms.
 
-    For example "it must be text or a list, got a number" from one error for each form.
+    Pydantic returns an error for each form. Together they read, for example, "it must be text or a
+    list, got a number", unless they are of different kinds.
     """
     requirements = [text.removeprefix(_MUST).partition(_GOT)[0] for text in texts]
     values = {text.partition(_GOT)[2].partition(":")[0] for text in texts}

@@ -68,7 +68,11 @@ def _create_object_field(kind: type, *, short: bool = False, object_types: Any =
 
 
 def _create_choice(name: str, kinds: tuple[type, ...], *, short: bool) -> Any:
-    """Return the field type for an object whose key in the file selects the class of `kinds`."""
+    """Return the field type for an object whose key in the file selects the class of `kinds`.
+
+    For example, `throttle:` selects the policy Throttle. With `short`, a value stands for a class's
+    only required argument.
+    """
     return create_choice(
         name,
         {to_key(kind): _create_object_field(kind, short=short) for kind in kinds},
@@ -168,7 +172,10 @@ class _QueueBase(Section):
 
     @model_validator(mode="after")
     def _check_single_target(self) -> Any:
-        """Require either `handler` or `forward_to`."""
+        """Require either `handler` or `forward_to`.
+
+        A queue is handled by a function, or its messages move on to other queues.
+        """
         targets = [
             name for name in ("handler", "forward_to") if self.get_options().get(name) is not None
         ]
@@ -210,7 +217,7 @@ class _HttpBase(Section):
 
     @model_validator(mode="after")
     def _check_tls(self) -> Any:
-        """Require a certificate and a key together."""
+        """Require a certificate and a key together; without both the server has no TLS."""
         if (self.certificate is None) != (self.key is None):
             missing = "key" if self.key is None else "certificate"
             text = f"TLS needs both certificate and key: give {missing} too"

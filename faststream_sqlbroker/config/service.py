@@ -89,7 +89,11 @@ class ConfiguredService:
         return app
 
     def _create_authenticators(self, section: HttpSection) -> list[Any]:
-        """Create the authentication; mistakes are recorded."""
+        """Create the authentication; mistakes are recorded.
+
+        Users log in with a password, or a proxy has authenticated them; a file may have both. A
+        user with a mistake is None here; the file is refused then.
+        """
         from faststream_sqlbroker import http  # noqa: PLC0415 - an extra
 
         logins = [
@@ -106,7 +110,10 @@ class ConfiguredService:
         return authenticators
 
     def _create_router(self) -> SqlBrokerRouter:
-        """Create the subscribers and schedules; mistakes are recorded."""
+        """Create the subscribers and schedules; mistakes are recorded.
+
+        A mistake in one queue does not stop the others, so that all mistakes are shown at once.
+        """
         router = SqlBrokerRouter()
         for name, section in self.config.queues.items():
             options = section.get_options()
@@ -137,6 +144,9 @@ class ConfiguredService:
 
 def read_service(path: str | os.PathLike[str]) -> ConfiguredService:
     """Read and check a file.
+
+    Each step needs a file without mistakes in the steps before: YAML and variables, then options
+    and their types, then names of queues. So `Document.check` raises the mistakes after each step.
 
     Raises:
         SetupError: the file cannot be read.
@@ -171,7 +181,10 @@ def check_service(path: str | os.PathLike[str]) -> None:
 
 
 def _validate(document: Document) -> ServiceConfig | None:
-    """Return the configuration of a document, or None after mistakes, which are recorded."""
+    """Return the configuration of a document, or None after mistakes, which are recorded.
+
+    Pydantic checks names and types of all options, and its errors get lines of the file.
+    """
     try:
         return ServiceConfig.model_validate(document.value)
     except ValidationError as error:
@@ -205,6 +218,7 @@ def _merge_errors(document: Document, errors: Iterable[Any]) -> list[tuple[Path,
 
 
 def _is_below(path: Path, other: Path) -> bool:
+    """Return True if `path` leads to a part of the value at `other`."""
     return len(path) > len(other) and path[: len(other)] == other
 
 
@@ -247,7 +261,10 @@ def check_references(document: Document, config: ServiceConfig) -> None:
 
 
 def _iter_channel_queues(config: ServiceConfig) -> Iterator[str]:
-    """Yield the queues of the consumers in the file."""
+    """Yield the queues of the consumers in the file.
+
+    Each consumer of a channel of the HTTP API has a queue, whose name is made of both names.
+    """
     options: dict[str, Any] = {} if config.http is None else config.http.get_options()
     channels: Channels | None = options.get("channels")
     for name, channel in channels.channels.items() if channels else ():
@@ -256,7 +273,10 @@ def _iter_channel_queues(config: ServiceConfig) -> Iterator[str]:
 
 
 def _iter_references(config: ServiceConfig) -> Iterator[tuple[Path, str, bool]]:
-    """Yield the path of each queue name, the name, and whether the name is a key."""
+    """Yield the path of each queue name, the name, and whether the name is a key.
+
+    These are the queues that the service sends messages to; a mistake is shown at the path.
+    """
     for queue, section in config.queues.items():
         options = section.get_options()
         yield from _iter_option_references(
@@ -276,7 +296,10 @@ def _iter_references(config: ServiceConfig) -> Iterator[tuple[Path, str, bool]]:
 def _iter_option_references(
     path: Path, values: dict[str, Any], options: tuple[str, ...]
 ) -> Iterator[tuple[Path, str, bool]]:
-    """Yield path and name of each queue among `options`, and False: the name is no key."""
+    """Yield path and name of each queue among `options`, and False: the name is no key.
+
+    `options` are the names of options that take a queue, `values` the options that the file sets.
+    """
     for option in options:
         name = values.get(option)
         # DESTINATION is an object and not a queue name; an empty reply_to means none.

@@ -107,7 +107,11 @@ def failure_rate(df: DataFrame) -> DataFrame:
 
 
 def build_failure_rate() -> Column:
-    """Return the failed share of the counts completed, failed and moved; NULL where all are 0."""
+    """Return the failed share of the counts completed, failed and moved; NULL where all are 0.
+
+    Moved messages went to a dead letter queue, and count as failed. Discarded messages did not end
+    by a handler, and do not count.
+    """
     failures = F.col("failed") + F.col("moved")
     ended = F.col("completed") + failures
     return F.when(ended > 0, failures / ended)
@@ -156,6 +160,9 @@ def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
 def list_failures(df: DataFrame, *other_columns: str) -> DataFrame:
     """Return a row for each failure, counted as in `top_errors`.
 
+    A message may have two: it failed in its queue, was moved to a dead letter queue, and failed
+    there, too. Its header describes the first failure.
+
     Args:
         df: As for `top_errors`.
         other_columns: More columns of `df` to return.
@@ -194,7 +201,7 @@ def build_failure_condition(
         A condition on rows with queue, state, headers, last_error and reason.
     """
     failed_here = (F.col("state") == "FAILED") & (F.col("queue") == queue)
-    # A message that was moved back keeps the header.
+    # A message that was moved back keeps the header about its failure, but may have completed.
     repaired = (F.col("state") == "COMPLETED") & (F.col("queue") == queue)
     moved = (_get_origin("queue") == queue) & ~repaired
     for expected, own_value, moved_value in (
@@ -274,8 +281,8 @@ def dlq_age(
 def _add_now(dead: DataFrame, times: DataFrame, as_of_time: datetime | None) -> DataFrame:
     """Add the column `now`, the time at which ages are measured.
 
-    It is `as_of_time` if given. Otherwise it is the latest of `times`, and a later `at` is lowered
-    to it.
+    It is `as_of_time` if given. Otherwise it is the latest of `times`, so that the same frame gives
+    the same ages every day; a later `at`, of a message due in the future, is lowered to it.
     """
     if as_of_time is not None:
         return dead.withColumn("now", F.lit(as_of_time))
@@ -297,7 +304,10 @@ def _select_last_rows(df: DataFrame) -> DataFrame:
 
 
 def _count_ages() -> list[Column]:
-    """Return a count of dead letters for each range of ages; needs the column age, in seconds."""
+    """Return a count of dead letters for each range of ages; needs the column age, in seconds.
+
+    Each range ends where the next begins, and the last has no end.
+    """
     bounds = {
         "under_1h": 0,
         "1h_to_1d": HOUR_SECONDS,
@@ -314,13 +324,19 @@ def _count_ages() -> list[Column]:
 
 
 def _extract_error_type(error: str | Column) -> Column:
-    """Return the class of the exception; NULL without an exception."""
+    """Return the class of the exception; NULL without an exception.
+
+    An error is stored as the class, a colon and the text, so the class ends there.
+    """
     type_name = F.regexp_extract(error, r"^([^\s:]+)", 1)
     return F.when(type_name != "", type_name)
 
 
 def _get_origin(name: str) -> Column:
-    """Return a field of the header "dead-letter", which describes the original failure."""
+    """Return a field of the header "dead-letter", which describes the original failure.
+
+    The broker sets this header when a failed message is moved to a dead letter queue.
+    """
     return get_header(f"['dead-letter'].{name}")
 
 
@@ -411,6 +427,7 @@ def duplicate_deliveries(df: DataFrame) -> DataFrame:
     require_columns(df, "duplicate_deliveries", *columns)
     acquired = F.col("acquired_at")
     attempted = F.col("last_attempt_at")
+    # The last delivery has ended without an attempt, for example because the message was expired.
     unstarted = F.when(
         acquired.isNotNull() & (attempted.isNull() | (attempted < acquired)), 1
     ).otherwise(0)

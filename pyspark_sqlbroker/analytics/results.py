@@ -132,14 +132,20 @@ RESULTS: dict[str, tuple[Field, ...]] = {
 
 
 def to_result(frame: DataFrame, fields: Sequence[Field]) -> DataFrame:
-    """Select exactly the given columns, and cast to the given types."""
+    """Select exactly the given columns, and cast to the given types.
+
+    Every result then has the columns that the documentation lists, whatever the input's types.
+    """
     return frame.select(
         *(F.col(f"`{field.name}`").cast(field.type).alias(field.name) for field in fields)
     )
 
 
 def group_fields(name: str, by: Sequence[str], frame: DataFrame) -> tuple[Field, ...]:
-    """Return the result's fields, with the columns of `by` in place of the queue."""
+    """Return the result's fields, with the columns of `by` in place of the queue.
+
+    `name` is the function whose result it is; columns of `by` keep the types of the frame.
+    """
     types = dict(frame.dtypes)
     index = RESULTS[name].index(_QUEUE)
     group_columns = tuple(Field(column, types[column], False, "as in the frame") for column in by)
@@ -185,7 +191,10 @@ def parse_width(every: Duration, name: str = "every") -> int:
 
 
 def build_bucket(time: str, width: int) -> Column:
-    """Return the start of the bucket that contains `time`, counted from 1970-01-01T00:00Z."""
+    """Return the start of the bucket that contains `time`, counted from 1970-01-01T00:00Z.
+
+    `width` is in microseconds. NULL for a time whose bucket starts before the first time of Spark.
+    """
     time_microseconds = F.unix_micros(F.col(time))
     return F.timestamp_micros(
         F.try_subtract(time_microseconds, F.pmod(time_microseconds, F.lit(width)))

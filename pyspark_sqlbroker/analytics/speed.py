@@ -143,7 +143,7 @@ def latency_trend(
 def _check_group_columns(result: str, by: Sequence[str]) -> None:
     """Check that no grouping column is a column of the result; Spark ignores case.
 
-    The result would have two columns of one name.
+    The result would have two columns of one name. `result` is the function's name in `RESULTS`.
     """
     result_columns = [field.name for field in RESULTS[result] if field.name != "queue"]
     for name in by:

@@ -107,7 +107,10 @@ class ArchiveDatabase(ABC):
         self.address = address
 
     def with_microseconds(self) -> "ArchiveDatabase":
-        """Return a copy that lets JDBC read times as microseconds."""
+        """Return a copy that lets JDBC read times as microseconds.
+
+        Spark reads numbers exactly where it would shift old timestamps.
+        """
         other = copy(self)
         other.native_timestamps = False
         return other
@@ -120,7 +123,10 @@ class ArchiveDatabase(ABC):
 
     @contextmanager
     def open(self) -> Iterator[Connection]:
-        """Open a connection in autocommit, closed at the end."""
+        """Open a connection in autocommit, closed at the end.
+
+        Unlike `connect` this leaves errors as they are, for callers that tell them apart.
+        """
         engine = self.address.create_engine()
         with engine.connect() as connection:
             # Statements contain literals; a % in one would be taken for a parameter.
@@ -174,7 +180,11 @@ class ArchiveDatabase(ABC):
         return self.build_microseconds(name) if field.type == "timestamp" else name
 
     def get_hidden_columns(self, column: str) -> dict[str, str]:
-        """Return the columns (name → expression) that predicates need besides the fields."""
+        """Return the columns (name → expression) that predicates need besides the fields.
+
+        Spark puts the conditions of a range around a subquery, so the subquery must select a column
+        that the conditions name. Such a column is not part of the result.
+        """
         name = self.get_range_column(column)
         return {name: self.quote(column)} if name != column else {}
 
@@ -252,7 +262,10 @@ class ArchiveDatabase(ABC):
     def build_predicates(
         self, connection: Connection, rows: TableRange, max_count: int
     ) -> list[str]:
-        """Return at most `max_count` conditions that together match every row once."""
+        """Return at most `max_count` conditions that together match every row once.
+
+        Each condition becomes a partition of Spark, which one task reads.
+        """
         return self._cut_range(connection, rows, max_count) if max_count > 1 else ["1=1"]
 
     def _cut_range(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
@@ -310,6 +323,7 @@ class ArchiveDatabase(ABC):
         low, high, later, earlier = connection.exec_driver_sql(f"SELECT {subqueries}").one()
         if None in (low, high):
             return None
+        # `later` lies `probe_rows` rows after the lowest value, `earlier` before the highest.
         if None in (later, earlier):  # then there are few rows
             number = int(self.fetch_scalar(connection, f"SELECT count(*) {source}"))
             return ValueSlice(int(low), int(high), number)
@@ -323,12 +337,15 @@ class ArchiveDatabase(ABC):
         return ValueSlice(int(low), int(high), max(density * value_range, probe_rows + 1))
 
     def _build_ranges(self, rows: TableRange, cuts: Sequence[int]) -> list[str]:
-        """Return the conditions of the ranges between the given cuts, as SQL."""
+        """Return the conditions of the ranges between the given cuts, as SQL.
+
+        A cut is the first value of a range: an id, or a time in microseconds.
+        """
         name = self.quote(self.get_range_column(rows.column))
         return build_ranges(name, [self._format_bound(rows, cut) for cut in cuts])
 
     def _format_bound(self, rows: TableRange, bound: int) -> str:
-        """Format an id, or a time.
+        """Format a bound of a range, an id or a time in microseconds, as SQL.
 
         Times are literals, because JDBC's session may parse texts differently from this one.
         """
@@ -353,7 +370,11 @@ def build_ranges(column: str, cuts: Sequence[str]) -> list[str]:
 
 
 def compute_even_cuts(low: int, high: int, number: int) -> list[int]:
-    """Return cuts of [low, high] into `number` ranges of about the same length; no cut twice."""
+    """Return cuts of [low, high] into `number` ranges of about the same length; no cut twice.
+
+    A cut is the first value of a range, so the first range needs none. Short spans give fewer
+    ranges.
+    """
     span = high - low + 1
     return sorted({low + span * index // number for index in range(1, number)} - {low})
 
@@ -381,6 +402,9 @@ def split_into_slices(
 ) -> list[ValueSlice]:
     """Halve the slice with the most rows, again and again, into about `count` slices.
 
+    A slice is a part of the ids or times. Halving finds gaps in the values, and where most rows
+    are, with few queries.
+
     Args:
         all_rows: The slice of all rows.
         count: Number of slices to reach.
@@ -406,8 +430,8 @@ def split_into_slices(
 def compute_balanced_cuts(slices: Sequence[ValueSlice], number: int) -> list[int]:
     """Return cuts of ordered slices into `number` ranges of about the same number of rows.
 
-    Within a slice the rows count as evenly spread. Equal cuts are merged, so that there may be
-    fewer ranges.
+    A cut is the first value of a range. Each range is read by one task of Spark. Within a slice the
+    rows count as evenly spread. Equal cuts are merged, so that there may be fewer ranges.
     """
     rows_per_range = sum(slice_.rows for slice_ in slices) / number
     rows_before = 0.0

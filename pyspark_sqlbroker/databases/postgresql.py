@@ -105,7 +105,10 @@ class PostgreSQL(ArchiveDatabase):
         return f"concat_ws('|', {', '.join(texts)})"
 
     def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
-        """Return the size of the table with all partitions."""
+        """Return the size of the table with all partitions.
+
+        Statistics of a partitioned table are kept for each partition; -1 means never analyzed.
+        """
         rows, bytes_ = connection.exec_driver_sql(
             "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, "
             "coalesce(sum(pg_table_size(c.oid)), 0)::bigint "
@@ -118,7 +121,8 @@ class PostgreSQL(ArchiveDatabase):
     def _cut_range(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
         """Return ranges of blocks, or of ids if the table is partitioned.
 
-        Ranges of values are cut by the histogram, if there is one.
+        A row's block is its position on disk, so ranges of blocks need no index. A partitioned
+        table has no blocks of its own. Ranges of values are cut by ANALYZE's histogram, if any.
         """
         if rows.column == BLOCKS:
             kind, blocks = connection.exec_driver_sql(
@@ -142,7 +146,8 @@ class PostgreSQL(ArchiveDatabase):
     ) -> list[int]:
         """Return cuts of about equal row counts from ANALYZE's histogram.
 
-        The result is empty if the histogram has too few values that match `where`.
+        The histogram's bounds have equally many rows between them. The result is empty if it has
+        too few values that match `where`; then the caller probes the table.
         """
         cast = "bigint" if rows.column == "id" else "timestamptz"
         name = self.quote(rows.column)

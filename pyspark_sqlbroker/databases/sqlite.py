@@ -110,7 +110,10 @@ class SQLite(ArchiveDatabase):
         )
 
     def estimate_size(self, connection: Connection, name: str, schema: str | None) -> TableSize:
-        """Return the size of the complete file; rows are estimated by the distance of the ids."""
+        """Return the size of the complete file; rows are estimated by the distance of the ids.
+
+        SQLite keeps no sizes of tables. Both numbers are at least the table's own.
+        """
         pages = int(self.fetch_scalar(connection, "PRAGMA page_count") or 0)
         bytes_ = int(self.fetch_scalar(connection, "PRAGMA page_size") or 0) * pages
         statement = (

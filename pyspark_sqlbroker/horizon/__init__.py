@@ -40,10 +40,9 @@ def find_horizon(
     sees every row archived before the horizon, and no more rows will be added there.
 
     Requirements: rows get their `archived_at` from the database's clock in the statement that
-        writes
-    them, as the broker's rows do; the server's clock does not go backwards; a transaction that
-    cannot be seen (`source` is "safety lag") lasts no longer than `safety_lag`; and on MySQL and
-    MariaDB the statement that archives is not the first of its transaction if it waits for a
+    writes them, as the broker's rows do; the server's clock does not go backwards; a transaction
+    that cannot be seen (`source` is "safety lag") lasts no longer than `safety_lag`; and on MySQL
+    and MariaDB the statement that archives is not the first of its transaction if it waits for a
     table's lock for longer than `margin` (the broker's never is). The rows must also be read from
     the queried server: an address that spreads reads over replicas may lead to a replica that is
     behind, and rows are then lost without an error.
@@ -125,7 +124,10 @@ def _find_by_lock(query: HorizonQuery) -> Horizon:
 
 @contextmanager
 def _set_busy_timeout(connection: Connection, seconds: float) -> Iterator[None]:
-    """Limit the wait for SQLite's lock within the block; then restore the caller's limit."""
+    """Limit the wait for SQLite's lock within the block; then restore the caller's limit.
+
+    A writer that holds the lock for long must not stop a reader that can do without the lock.
+    """
     previous = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
     try:

@@ -18,7 +18,7 @@ class Horizon:
     """The time up to which the archive is complete.
 
     Attributes:
-        moment: Aware, UTC. Every row archived before it is committed, and none will be added.
+        time: Aware, UTC. Every row archived before it is committed, and none will be added.
         source: "transactions": the running transactions were queried. "primary": the same on the
             primary, and the standby has replayed up to there. "safety lag": transactions cannot be
             seen, and none is assumed to last longer than the lag.
@@ -60,7 +60,7 @@ class HorizonQuery:
 
 
 def get_earlier(first: Horizon, second: Horizon) -> Horizon:
-    """Return the earlier of two horizons."""
+    """Return the earlier of two horizons, before which both say that the archive is complete."""
     return min(first, second, key=lambda horizon: horizon.time)
 
 

@@ -65,8 +65,9 @@ TRANSACTIONS_SQL = (
 def find_horizon(query: HorizonQuery) -> Horizon:
     """Return the start of the oldest statement or transaction that may still write.
 
-    The safety lag applies instead if the server may apply rows of other servers (read_only,
-    Galera), or if the user lacks the privilege PROCESS.
+    Rows that are archived later get later times, so no row can appear before it. The safety lag
+    applies instead if the server may apply rows of other servers (read_only, Galera), or if the
+    user lacks the privilege PROCESS.
     """
     connection = query.connection
     database = query.database
@@ -200,7 +201,10 @@ def _parse_time(value: float | None) -> datetime | None:
 
 @contextmanager
 def _use_system_time_zone(connection: Connection) -> Iterator[None]:
-    """Use the server's time zone, in which InnoDB shows times, within the block."""
+    """Use the server's time zone, in which InnoDB shows times, within the block.
+
+    The connection is the caller's, so its own zone is restored.
+    """
     zone = connection.exec_driver_sql("SELECT @@session.time_zone").scalar_one()
     connection.exec_driver_sql("SET time_zone = 'SYSTEM'")
     try:

@@ -64,7 +64,10 @@ POLL_INTERVAL = 0.05
 
 
 def find_horizon(query: HorizonQuery, primary: str | URL | None) -> Horizon:
-    """Return the horizon of a standby, by the primary, or of a primary itself."""
+    """Return the horizon of a standby, by the primary, or of a primary itself.
+
+    A standby replays the primary's log and does not see the transactions that are open there.
+    """
     if query.database.fetch_scalar(query.connection, RECOVERY_SQL):
         return _find_on_standby(query, primary)
     return _find_on_primary(query)
@@ -73,8 +76,9 @@ def find_horizon(query: HorizonQuery, primary: str | URL | None) -> Horizon:
 def _find_on_primary(query: HorizonQuery) -> Horizon:
     """Return the start of the oldest transaction that may still write, less the margin.
 
-    Where transactions are hidden from the role, prepared, or replicated by a subscription, the
-    safety lag gives an earlier horizon, and the earliest counts.
+    The margin covers statements that have begun, and that the server does not show yet. Where
+    transactions are hidden from the role, prepared, or replicated by a subscription, the safety lag
+    gives an earlier horizon, and the earliest counts.
     """
     connection = query.connection
     database = query.database
@@ -104,6 +108,7 @@ def _find_on_primary(query: HorizonQuery) -> Horizon:
 
 
 def _create_horizon(query: HorizonQuery, time: datetime, writing: int) -> Horizon:
+    """Return the horizon that was found by the sessions, with the reason for logs and people."""
     detail = f"{writing} transactions that may write; margin {format_seconds(query.margin)}"
     return Horizon(time, "transactions", detail)
 
@@ -158,7 +163,10 @@ def _find_on_standby(query: HorizonQuery, primary: str | URL | None) -> Horizon:
 
 
 def _wait_for_replay(query: HorizonQuery, position: str) -> None:
-    """Wait until the standby has replayed the primary's log up to `position`."""
+    """Wait until the standby has replayed the primary's log up to `position`.
+
+    Then the standby has all rows that were committed on the primary before the position was read.
+    """
     deadline = time.monotonic() + query.max_wait
     statement = f"SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"
     while not query.database.fetch_scalar(query.connection, statement):
@@ -172,7 +180,11 @@ def _wait_for_replay(query: HorizonQuery, position: str) -> None:
 
 
 def _find_by_replay(query: HorizonQuery) -> Horizon:
-    """Return a horizon `lag` before the latest commit that this standby has replayed."""
+    """Return a horizon `lag` before the latest commit that this standby has replayed.
+
+    Used without the primary's URL. Before the first commit since the standby's start nothing tells
+    how far it is, so this raises TransientStoreError.
+    """
     database = query.database
     connection = query.connection
     statement = f"SELECT {database.build_microseconds('pg_last_xact_replay_timestamp()')}"

@@ -77,7 +77,10 @@ class DataFile:
     times: tuple[datetime, datetime] | None = None
 
     def may_hold(self, start: datetime, end: datetime) -> bool:
-        """Return True if the file can have rows archived in [start, end)."""
+        """Return True if the file can have rows archived in [start, end).
+
+        Only the file's minimum and maximum are known; without them any row is possible.
+        """
         return self.times is None or (self.times[0] < end and self.times[1] >= start)
 
 
@@ -97,6 +100,7 @@ class DeltaWriter:
 
     def load(self) -> None:
         """Read the log. Later plans are committed only if no other commit came in between.
+
 
         Raises:
             SetupError: the table has deletion vectors, which a reader of the listed files would
@@ -137,7 +141,11 @@ class DeltaWriter:
         return StructType.fromJson(json.loads(self._require_table().schema().to_json()))
 
     def create(self, schema: StructType, source: Mapping[str, Any]) -> None:
-        """Create the table, or load the table that another process has just created."""
+        """Create the table, or load the table that another process has just created.
+
+        `source` describes the exported archive. It is stored as a property of the table, so that an
+        export of another archive is refused.
+        """
         with self._convert_errors():
             try:
                 DeltaTable.create(
@@ -154,7 +162,10 @@ class DeltaWriter:
         self.load()
 
     def add_columns(self, schema: StructType) -> None:
-        """Add the missing columns, before a commit of files with more columns."""
+        """Add the missing columns, before a commit of files with more columns.
+
+        Columns are missing if an older version of this package has created the table.
+        """
         existing = set(self.get_schema().names)
         new = [
             field for field in Schema.from_json(schema.json()).fields if field.name not in existing
@@ -170,8 +181,9 @@ class DeltaWriter:
     def stage(self, frame: DataFrame) -> list[DataFile]:
         """Write rows to a new folder of this attempt; return the Parquet files.
 
-        They are not part of the table before a commit names them. If writing fails, the folder is
-        removed.
+        They are not part of the table before a commit names them. An attempt is one try of a
+        commit; its folder has a random name, so that tries never share a file. If writing fails,
+        the folder is removed.
         """
         folder = f"{DATA}/{uuid.uuid4().hex}"
         files = list[DataFile]()
@@ -185,9 +197,10 @@ class DeltaWriter:
         return files
 
     def write_state(self, state: bytes) -> int:
-        """Write the state of the lake after the next commit; return that version.
+        """Write the state of the lake after the next commit; return the number of the state.
 
-        The state takes effect only with the commit that names this version.
+        The state takes effect only with the commit that names this number. Its high bits count
+        commits; its low bits are random, so that two attempts never write the same file.
         """
         number = (self._get_state_version() >> _ATTEMPT_BITS) + 1
         version = (number << _ATTEMPT_BITS) + secrets.randbits(_ATTEMPT_BITS)
@@ -292,12 +305,15 @@ class DeltaWriter:
     def _open_file_system(self) -> Any:
         """Open the lake by the library that writes the log, with the same settings.
 
-        PyArrow compresses files whose names end with ".gz".
+        PyArrow compresses files whose names end with ".gz", as those of states do.
         """
         return pa_fs.PyFileSystem(DeltaStorageHandler(self.folders.address, self._storage))
 
     def list_files(self) -> list[DataFile]:
-        """Return the table's files, ordered by the times of their rows."""
+        """Return the table's files, ordered by the times of their rows.
+
+        Minimum and maximum are None if another program has written the file without statistics.
+        """
         files = []
         for action in pa.table(self._require_table().get_add_actions(flatten=True)).to_pylist():
             ids = action.get("min.id"), action.get("max.id")
@@ -329,7 +345,11 @@ class DeltaWriter:
         return removed
 
     def sync(self) -> None:
-        """Write all files of the loaded table to the disk, if local."""
+        """Flush all files of the loaded table to the disk, if local.
+
+        Called before an export, a prune or an erasure relies on the files: a process that died, or
+        another program, may have written some without flushing.
+        """
         states = [get_state_path(version)] if (version := self._get_state_version()) else []
         self.folders.sync([*(file.path for file in self.list_files()), *states, LOG])
 
@@ -342,7 +362,9 @@ class DeltaWriter:
         return number.isdecimal() and int(number) < self._get_state_version()
 
     def check_staged(self, files: Sequence[DataFile]) -> None:
-        """Check that each staged file exists: the log accepts names of missing files.
+        """Check that each staged file exists with the written size.
+
+        The log would accept the name of a missing file, and readers would then fail.
 
         Raises:
             ConcurrentLoadError: a file is missing, and another process has committed since the last
@@ -387,7 +409,10 @@ class DeltaWriter:
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        """Convert deltalake's errors; a commit that lost a race is ConcurrentLoadError."""
+        """Convert deltalake's errors; a commit that lost a race is ConcurrentLoadError.
+
+        The caller then loads the table again and plans anew.
+        """
         try:
             yield
         except CommitFailedError as error:

@@ -49,11 +49,14 @@ class LakeState:
 
     @property
     def watermark(self) -> datetime | None:
-        """End of the first span; None without spans."""
+        """End of the first exported span, in which the lake has no gap; None without spans."""
         return self.covered[0][1] if self.covered else None
 
     def merge(self, change: "LakeState") -> "LakeState":
-        """Return the state after a commit with this change, whose records replace older records."""
+        """Return the state after a commit with this change, whose records replace older records.
+
+        A change is a state that has only what the commit adds: records, spans and SHA-256.
+        """
         return LakeState(
             {**self.entries, **change.entries},
             tuple(merge_spans([*self.covered, *change.covered])),
@@ -61,7 +64,10 @@ class LakeState:
         )
 
     def pack(self) -> bytes:
-        """Render the state as JSON."""
+        """Render the state as JSON; `parse_state` reads it.
+
+        Each commit writes the complete state to a new file, so that no older file is needed.
+        """
         content = {
             "format": FORMAT,
             "windows": {
@@ -77,6 +83,8 @@ class LakeState:
 def parse_state(packed: bytes, size: str, path: str) -> LakeState:
     """Parse a state that `LakeState.pack` has written.
 
+    `size` is the length of the lake's windows, "day" or "hour"; `path` is named in errors.
+
     Raises:
         SetupError: it is damaged, or of another version.
     """
@@ -89,7 +97,7 @@ def parse_state(packed: bytes, size: str, path: str) -> LakeState:
             )
         entries = dict[str, Entry]()
         for name, entry in content["windows"].items():
-            parse_window(name, size)
+            parse_window(name, size)  # raises ValueError for a name that is no window
             entries[name] = Entry(parse_checksums(entry["lake"]), parse_checksums(entry["source"]))
         spans = merge_spans(_parse_span(pair) for pair in content["covered"])
         return LakeState(entries, tuple(spans), dict(content["files"]))

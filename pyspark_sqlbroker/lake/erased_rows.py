@@ -44,7 +44,10 @@ class MessageFilter:
     origins: frozenset[int] = frozenset()
 
     def iter_conditions(self, table: Table) -> Iterator[Any]:
-        """Yield conditions of bounded length; each selected row matches a condition."""
+        """Yield conditions of bounded length; each selected row matches a condition.
+
+        A policy key is the key that policies use in place of the message's own.
+        """
         for ids in _split(sorted(self.ids)):
             yield table.c.id.in_(ids)
         for keys in _split(sorted(self.keys)):
@@ -73,7 +76,10 @@ class MatchedRows:
         return frozenset(self.waiting | self.leased | {id_ for id_, _ in self.archived})
 
     def count_by_window(self, size: str) -> dict[ExportWindow, RowChecksums]:
-        """Count the archive's rows in each window, to lower the lake's records."""
+        """Count the archive's rows in each window, to lower the lake's records.
+
+        Otherwise the next export would find fewer rows than recorded and search for the difference.
+        """
         checksums = dict[ExportWindow, RowChecksums]()
         for id_, archived_at in self.archived:
             window = ExportWindow(floor_to_window(archived_at, size), size)
@@ -83,7 +89,10 @@ class MatchedRows:
 
 
 def find_rows(connection: Connection, tables: Tables, message_filter: MessageFilter) -> MatchedRows:
-    """Find the rows that match the filter."""
+    """Find the rows that match the filter, in the live table and in the archive.
+
+    Leased messages are listed separately, because a subscriber handles them and they must stay.
+    """
     matched = MatchedRows()
     live = tables.message
     with _hide_values():
@@ -133,6 +142,7 @@ def delete_messages(
                     connection.execute(delete(archive).where(archive.c.id.in_(ids), between))
         removed |= matched.archived
         known_ids = message_filter.ids | matched.ids
+        # Until no new copy appears: a replay may publish copies of rows that are removed here.
         copies = find_rows(connection, tables, MessageFilter(origins=known_ids)).ids
         if copies <= known_ids:
             return live_count, replace(matched, archived=removed)
@@ -154,6 +164,7 @@ def subtract_from_records(
     }
     c = table.c
     for names in _split(sorted(by_name)):
+        # Scopes of all lakes begin with LOADED_SCOPE: a range of the index, up to the next prefix.
         upper_bound = LOADED_SCOPE[:-1] + chr(ord(LOADED_SCOPE[-1]) + 1)
         query = select(c.scope, c.key, c.info, c.counter).where(
             c.scope >= LOADED_SCOPE, c.scope < upper_bound, c.key.in_(names)
@@ -177,7 +188,7 @@ class ErasureAudit:
     def __init__(
         self, database: ArchiveDatabase, connection: Connection, table: Table, by: str
     ) -> None:
-        """Prepare the record, which `start` writes."""
+        """Prepare the record, which `start` writes; `by` names who requested the erasure."""
         self._database = database
         self._connection = connection
         self._table = table
@@ -185,7 +196,10 @@ class ErasureAudit:
         self.id = ""
 
     def start(self, expected: int, path: str | None) -> None:
-        """Write the record before rows are removed, "running" until `finish`."""
+        """Write the record before rows are removed, "running" until `finish`.
+
+        An erasure that dies stays in the audit as running. `expected` counts the rows to remove.
+        """
         now = self._database.get_time(self._connection)
         self.id = f"{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
         arguments = {} if path is None else {"lake": path}

@@ -195,7 +195,8 @@ def _expand_filter(
     """Find the ids of all messages to erase, in the live table, the archive and the lake.
 
     They are the requested ids, the ids of all rows with a requested key, and all copies made by
-    replays. Return the complete filter, and the database's rows that match.
+    replays, which have the body of the original. Return the complete filter, and the database's
+    rows that match.
     """
 
     def find_copies(ids: frozenset[int]) -> frozenset[int]:
@@ -214,7 +215,10 @@ def _expand_filter(
 def _add_copies(
     ids: frozenset[int], find_copies: Callable[[frozenset[int]], frozenset[int]]
 ) -> frozenset[int]:
-    """Add the ids of the messages' copies, and of copies of copies."""
+    """Add the ids of the messages' copies, and of copies of copies.
+
+    A replay publishes an archived message again as a new message, whose origin is the old id.
+    """
     new_ids = ids
     while new_ids:
         new_ids = find_copies(new_ids) - ids
@@ -232,7 +236,8 @@ def _erase(
 ) -> EraseResult:
     """Remove the selected rows from the database, then from the lake, and finish the audit record.
 
-    The order matters twice: see the comments on races.
+    The order matters twice: see the comments on races. The lake's replaced files are removed after
+    `hours`; with 0 at once.
     """
     # Race: the database first, so that an export that plans after the lake's commit finds no row to
     # add.
@@ -277,6 +282,9 @@ def _erase_from_lake(
 def check_intact(lake: Lake) -> None:
     """Check that no file of the lake was altered, or written by another program with other rows.
 
+    Called before an erasure, which records new checksums of the rows that stay: these would make an
+    altered file look intact. A difference that only the log shows names no file: it is passed over.
+
     Raises:
         SetupError: a file was; the checksums of the remaining rows could not be trusted.
     """
@@ -316,7 +324,10 @@ def _find_ids(
 
 
 def count_lake_rows(lake: Lake, ids: Collection[int]) -> int:
-    """Count the lake's rows with the given ids."""
+    """Count the lake's rows with the given ids.
+
+    A message has a row for each time that it was archived, such as after a retry.
+    """
     if not lake.files:
         return 0
     return _join_ids(lake, lake.read_files(lake.files).select("id"), ids, "left_semi").count()
@@ -351,6 +362,7 @@ def erase_rows(
     staged_checksums = dict[ExportWindow, RowChecksums]()
     if files:
         remaining = _join_ids(lake, rows, ids, "left_anti")
+        # At most as many files as before.
         staged, staged_checksums = lake.stage(remaining.coalesce(len(files)))
     with undo_on_error(lake.discard, staged):
         _compare_checksums(total, removed, staged_checksums)
@@ -399,6 +411,7 @@ def _build_entries(
 ) -> dict[str, Entry]:
     """Return the records of the windows without the removed rows.
 
+    A record has checksums of a window's rows in the lake, and counts of its rows in the database.
     The recorded counts are lowered, not counted again: new counts of the database would hide rows
     that have come late and are not in the lake.
     """
@@ -413,12 +426,18 @@ def _build_entries(
 
 
 def _join_ids(lake: Lake, rows: DataFrame, ids: Iterable[int], join_type: str) -> DataFrame:
-    """Join rows with ids: "left_semi" keeps rows of the ids, "left_anti" all other rows."""
+    """Join rows with ids: "left_semi" keeps rows of these ids, "left_anti" the others.
+
+    A filter would put the ids, which identify a person's messages, into Spark's plans and logs.
+    """
     return rows.join(F.broadcast(_create_column(lake, sorted(ids), "id long")), "id", join_type)
 
 
 def _create_column(lake: Lake, values: Iterable[Any], schema: str) -> DataFrame:
-    """Create a frame of one column in the lake's session, and keep the caller's session active."""
+    """Create a frame of one column in the lake's session, and keep the caller's session active.
+
+    Ids and keys are joined as such a frame, never written as literals into a query.
+    """
     caller_session = SparkSession.getActiveSession()
     frame = lake.session.createDataFrame([(value,) for value in values], schema)
     if caller_session is not None:

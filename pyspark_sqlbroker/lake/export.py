@@ -250,12 +250,15 @@ def export_archive(
 def _find_changes(lake: Lake) -> LakeChanges:
     """Find files that others have altered, and accept rewritten files with unchanged rows.
 
+    Called before each export, which must not add rows to windows whose files are damaged.
+
     The SHA-256 of an accepted file is committed to the state, so that later exports need not
     compare its rows again.
     """
     results = list[LakeChanges]()
 
     def compare() -> None:
+        """Compare the loaded lake, and commit the SHA-256 of accepted files."""
         results.append(find_changes(lake, CHECKED_BYTES))
         if results[-1].verified:
             lake.commit(LakeState(), compared=results[-1].verified)
@@ -292,7 +295,16 @@ class ExportRun:
         changes: LakeChanges,
         on_window: Callable[[ExportedWindow], Any] | None,
     ) -> None:
-        """Prepare the run, and stop retention from removing rows of damaged windows."""
+        """Prepare the run, and stop retention from removing rows of damaged windows.
+
+        Args:
+            job: Source and target of the export.
+            connection: A connection to the database.
+            records: The lake's records in the database; None if no records are written.
+            rows_per_commit: Minimum number of rows of a commit.
+            changes: Files and windows that other programs have changed.
+            on_window: The user's callback; None calls nothing.
+        """
         self.job = job
         self.connection = connection
         self.records = records
@@ -319,7 +331,8 @@ class ExportRun:
 
         A span is a stretch of whole windows. New windows are exported in batches; recorded windows
         are compared with the database. A window whose rows may be in an altered file, but that has
-        no record, is skipped as damaged: exporting it could add its rows twice.
+        no record, is skipped as damaged: exporting it could add its rows twice. After a conflict
+        this is called again, and finds the windows that are exported already recorded.
 
         Raises:
             ConcurrentLoadError: another process has committed since the lake was loaded.
@@ -343,8 +356,10 @@ class ExportRun:
                 )
 
     def _may_have_unrecorded_rows(self, window: ExportWindow) -> bool:
-        """Return True if the lake may have rows of a window without a record, as records may be
-        lost.
+        """Return True if the lake may have rows of a window without a record.
+
+        Records may be lost with the file of the lake's state. Exporting such a window would add
+        rows twice.
         """
         return self.job.lake.get_entry(window) is None and self._changes.may_affect(window)
 
@@ -384,8 +399,8 @@ class ExportRun:
     ) -> None:
         """Export windows of which the lake has no row, and mark `covered` as exported.
 
-        A covered window without rows shows that it was exported. If it has rows now, they came
-        late. Without windows, only the covered spans are committed.
+        A covered window is one that was exported, even without rows. If such a window has rows now,
+        they came late. Without windows, only the covered spans are committed.
         """
         lake = self.job.lake
         if not windows:
@@ -404,8 +419,9 @@ class ExportRun:
     def _recheck(self, window: ExportWindow, counts: RowChecksums) -> None:
         """Compare a recorded window with the database's counts, and add rows that came late.
 
-        Equal counts need no read. Otherwise the rows are compared: the database may also have fewer
-        rows, after a prune or a retried dead letter, and the lake keeps them.
+        Rows come late if their transaction was still open when the window was exported. Equal
+        counts need no read. Otherwise the rows are compared: the database may also have fewer rows,
+        after a prune or a retried dead letter, and the lake keeps them.
         """
         lake = self.job.lake
         entry = lake.get_entry(window)
@@ -447,7 +463,8 @@ class ExportRun:
 def _plan_spans(run: ExportRun, window: str, horizon: datetime, recheck: float) -> list[Span]:
     """Return the spans to check, for the current state of the lake.
 
-    Windows without a record for retention are added, however old they are.
+    These are windows that the lake lacks, and exported windows of the last `recheck` seconds, which
+    late rows may have joined. Windows without a record for retention are added, however old.
     """
     lake = run.job.lake
     selection = run.job.selection

@@ -70,7 +70,6 @@ class Folders:
         A local file system is used without Hadoop's .crc files, which would turn an altered file
         into an error of Java.
         """
-        # Hadoop's .crc files would turn an altered file into an error of Java.
         self._java, self._root, self._system = _open_path(spark, root)
         self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
         scheme = str(self._system.getUri().getScheme())
@@ -100,7 +99,10 @@ class Folders:
         return sorted(str(entry.getPath().getName()) for entry in self._system.listStatus(location))
 
     def list_files(self, path: str) -> dict[str, FileStatus]:
-        """Return all files below a folder by path; none if there is no such folder."""
+        """Return all files below a folder by path; none if there is no such folder.
+
+        Paths are relative to the root.
+        """
         files = dict[str, FileStatus]()
         start = len(str(self._root.toUri().getPath()).rstrip("/")) + 1
         pending = [self._get_location(path)]
@@ -116,8 +118,8 @@ class Folders:
     def get_latest_time(self, path: str) -> int:
         """Return the time of the latest write below a folder; 0 if the folder is gone.
 
-        A folder without files has a time, too, except in an object store. In milliseconds since
-        1970.
+        Tells folders of attempts that still write from folders of dead processes. A folder without
+        files has a time, too, except in an object store. In milliseconds since 1970.
         """
         location = self._get_location(path)
         if not self._system.exists(location):
@@ -153,7 +155,10 @@ class Folders:
         self._system.delete(self._get_location(path), True)
 
     def sha256(self, path: str) -> str:
-        """Return the SHA-256 of a file as hexadecimal digits; the file is read as a stream."""
+        """Return the SHA-256 of a file as hexadecimal digits; the file is read as a stream.
+
+        Java reads and hashes the file, so that its bytes need not pass through Python.
+        """
         stream = self._system.open(self._get_location(path))
         try:
             digest = getattr(self._java, "org.apache.commons.codec.digest.DigestUtils")
@@ -164,8 +169,8 @@ class Folders:
     def get_time(self) -> int:
         """Return the file system's time, in milliseconds since 1970, by creating a file.
 
-        File times are compared with it: the clock of this host may differ from that of the file
-        system.
+        The age of files is measured by this time, as the clock of this host may differ from that of
+        the file system.
         """
         probe = self._get_location(f"data/.{uuid.uuid4().hex}.tmp")
         try:
@@ -190,7 +195,10 @@ class Folders:
         paths: Sequence[str],
         file_name_column: str = "",
     ) -> DataFrame:
-        """Read the rows of files; `file_name_column` adds a column with the name of the file."""
+        """Read the rows of files; `file_name_column` adds a column with the name of the file.
+
+        The schema is given, so that Spark opens no file before the rows are needed.
+        """
         frame = session.read.schema(schema).parquet(*(self.get_full_path(path) for path in paths))
         return (
             frame.select("*", F.col("_metadata.file_name").alias(file_name_column))
@@ -367,7 +375,8 @@ def _write_bytes(system: Any, location: Any, data: bytes) -> None:
 def _rename_over(spark: SparkSession, java: Any, temporary: Any, location: Any) -> None:
     """Replace a file by another atomically, through FileContext.
 
-    FileSystem.rename refuses to replace an existing file.
+    FileSystem.rename refuses to replace an existing file. FileContext takes an array of options,
+    which Python can only create by Java's reflection.
     """
     options = getattr(java, "java.lang.reflect.Array").newInstance(
         getattr(java, "java.lang.Class").forName("org.apache.hadoop.fs.Options$Rename"), 1
@@ -380,7 +389,10 @@ def _rename_over(spark: SparkSession, java: Any, temporary: Any, location: Any) 
 
 
 def _open_path(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
-    """Return Java, the path as a Java object, and the file system."""
+    """Return Java, the path as a Java object, and the file system.
+
+    Java is py4j's view of the driver's JVM, which Spark Connect does not give.
+    """
     java = get_java(spark)
     if java is None:
         raise NotSupportedError(

@@ -97,7 +97,10 @@ class Lake:
     def __init__(
         self, spark: SparkSession, path: str, storage: Mapping[str, str] | None = None
     ) -> None:
-        """Load the lake.
+        """Load the lake, which is empty if nothing was exported to the path yet.
+
+        The lake works in a session of its own, with settings that keep times exact; the settings of
+        the user's session stay.
 
         Raises:
             SetupError: the table was not made by an export, or its state is damaged.
@@ -117,6 +120,9 @@ class Lake:
     def retry_on_conflict(self, function: Callable[[], None]) -> None:
         """Call `function`, and again on the reloaded lake after each commit of another process.
 
+        A commit that was planned from an older version of the lake is refused, so `function` must
+        plan from what is loaded now. After `MAX_PLANS` conflicts the last error is raised.
+
         Raises:
             ConcurrentLoadError: other processes committed during each try.
         """
@@ -132,7 +138,11 @@ class Lake:
                 return
 
     def _load_state(self) -> None:
-        """Read source, state and files of the loaded table; all are empty without a table."""
+        """Read source, state and files of the loaded table; all are empty without a table.
+
+        The source says which archive is exported here. The state has the checksums of each window
+        and the SHA-256 of each file; older lakes store the state as several changes, merged here.
+        """
         self.source: dict[str, Any] | None = None
         self.state = LakeState()
         self.files: list[DataFile] = []
@@ -179,6 +189,9 @@ class Lake:
     ) -> Selection:
         """Select the archive rows that this lake is the export of.
 
+        Table, schema and queues come from the source that the lake has recorded, so that a prune or
+        a repair never works on the rows of another archive.
+
         Args:
             database: The database to select from.
             name: The lake's name for the database, if it was given one.
@@ -198,7 +211,10 @@ class Lake:
         return selection
 
     def prepare(self, source: Mapping[str, Any], lake_id: str) -> None:
-        """Create the table if there is none, and add missing columns.
+        """Create the table if there is none, and add missing columns; called before each export.
+
+        Files that no export has written are refused, as the lake would mix with another program's
+        data. Columns are missing if an older version of this package has created the table.
 
         Raises:
             SetupError: the path holds something else, or the export of other rows.
@@ -246,7 +262,11 @@ class Lake:
         return sorted(parse_window(name, self.size) for name in self.state.entries)
 
     def is_covered(self, window: ExportWindow) -> bool:
-        """Return True if a window was exported, even without rows."""
+        """Return True if a window was exported, even without rows.
+
+        An export marks the complete span of time that was read as covered. Rows that appear in a
+        covered window afterwards were committed late.
+        """
         return any(start <= window.start < end for start, end in self.state.covered)
 
     def read(
@@ -254,10 +274,13 @@ class Lake:
     ) -> DataFrame:
         """Read the rows archived in [start, end).
 
+        Files whose recorded times show that they have no such row are not opened; a file may have
+        rows of other times too, so the rows are filtered as well.
+
         Args:
             start: The first time.
             end: The first time that does not belong.
-            excluded: Files to leave out.
+            excluded: Files to leave out, such as damaged files.
         """
         low, high = (F.timestamp_micros(F.lit(to_microseconds(time))) for time in (start, end))
         files = [file for file in self.files if file.may_hold(start, end) and file not in excluded]
@@ -267,13 +290,19 @@ class Lake:
     def iter_identities(
         self, window: ExportWindow, excluded: Collection[DataFile] = ()
     ) -> Iterator[tuple[int, int]]:
-        """Yield the id and the time (microseconds since 1970) of each row of a window."""
+        """Yield the id and the time (microseconds since 1970) of each row of a window.
+
+        Only both together identify a row, as a retried dead letter is archived again under its id.
+        """
         rows = self.read(window.start, window.end, excluded)
         for row in rows.select("id", F.unix_micros("archived_at")).toLocalIterator():
             yield row[0], row[1]
 
     def read_files(self, files: Iterable[DataFile]) -> DataFrame:
-        """Read the rows of `files`, without `date` and `hour`."""
+        """Read the rows of `files`, without `date` and `hour`.
+
+        Spark refuses to read no files, so without files an empty frame is built.
+        """
         paths = [file.path for file in files]
         if not paths:
             # createDataFrame would make this session the active one of the caller.
@@ -289,7 +318,10 @@ class Lake:
         return self.folders.read(self.session, ARCHIVE_SCHEMA, paths, FILE_NAME)
 
     def stage(self, frame: DataFrame) -> tuple[list[DataFile], dict[ExportWindow, RowChecksums]]:
-        """Write rows, then read the files back.
+        """Write rows to new files, then read these files back.
+
+        Staged files are on disk, but not part of the table until `commit` names them. Reading back
+        proves what was written; files without rows, of Spark's empty partitions, are removed.
 
         Returns:
             The files that have rows, and the checksums of each window as read back.
@@ -324,21 +356,21 @@ class Lake:
             return measured, checksums
         grouped = self.read_with_file_names(files).groupBy(FILE_NAME, build_window_start(self.size))
         for row in grouped.agg(*bounds, *build_checksum_columns(checksums=True)).collect():
-            name, start, low, high, first, last, *values = row
+            file_name, window_start, min_id, max_id, first_time, last_time, *values = row
             row_checksums = RowChecksums(*map(int, values))
-            window = ExportWindow(from_microseconds(start), self.size)
+            window = ExportWindow(from_microseconds(window_start), self.size)
             checksums[window] = (
                 checksums[window] + row_checksums if window in checksums else row_checksums
             )
-            file = by_name[name]
-            ids = (low, high)
-            times = (from_microseconds(first), from_microseconds(last))
+            file = by_name[file_name]
+            ids = (min_id, max_id)
+            times = (from_microseconds(first_time), from_microseconds(last_time))
             if (
                 (previous := measured.get(file.path)) is not None
                 and previous.ids
                 and previous.times
             ):
-                ids = (min(low, previous.ids[0]), max(high, previous.ids[1]))
+                ids = (min(min_id, previous.ids[0]), max(max_id, previous.ids[1]))
                 times = (min(times[0], previous.times[0]), max(times[1], previous.times[1]))
                 row_checksums = replace(row_checksums, rows=row_checksums.rows + previous.rows)
             measured[file.path] = replace(file, rows=row_checksums.rows, ids=ids, times=times)
@@ -353,9 +385,11 @@ class Lake:
         compared: Sequence[DataFile] = (),
         same_rows: bool = False,
     ) -> None:
-        """Commit staged files and a change of the state.
+        """Commit staged files and a change of the state, as one new version of the table.
 
-        The SHA-256 of these files, and of `compared`, are recorded, too. See `DeltaWriter.commit`.
+        The SHA-256 of the files in `add` and `compared` are recorded, too: later runs find altered
+        files by them. `compared` has files of other programs whose rows were found to be equal.
+        `remove` and `same_rows` are those of `DeltaWriter.commit`.
 
         Raises:
             ConcurrentLoadError: another process has committed since `load`. The staged files are
@@ -380,7 +414,11 @@ class Lake:
         self._load_state()
 
     def discard(self, files: Iterable[DataFile]) -> None:
-        """Remove staged files, except folders that a commit names."""
+        """Remove staged files, except folders that a commit names.
+
+        Called when an attempt has failed. Each attempt writes to a folder of its own; a folder that
+        a commit names is in use, because a commit can succeed although an error was reported.
+        """
         used = self._get_used_folders()
         for folder in {file.path.split("/")[1] for file in files} - used:
             self.folders.delete(f"{DATA}/{folder}")
@@ -425,6 +463,9 @@ class Lake:
     def purge(self, timestamp: int, hours: int) -> list[str]:
         """Remove files that are not part of the table; earlier versions can no longer be read.
 
+        Called at the end of an erasure: the files that the erasure has replaced still have the
+        rows, and so may files that an export has staged and not committed.
+
         Args:
             timestamp: Milliseconds of the file system's clock, before a commit of ours. Files that
                 others have staged before it are removed: they cannot be committed any more.
@@ -440,7 +481,8 @@ class Lake:
         if hours:  # files that the log still remembers; others were replaced long ago
             retained.update(self.table.vacuum(0, dry_run=True))
         # Other programs stage files in the root and may commit them yet. No vacuum finds the files
-        # that they have taken out once a checkpoint has forgotten them.
+        # that they have taken out once a checkpoint has forgotten them. The keys say whether an
+        # export has staged a file; files written before the time are removed.
         limits = {
             True: timestamp - hours * 3_600_000,
             False: timestamp - max(hours, CHECKPOINT_RETENTION_HOURS) * 3_600_000,
@@ -459,6 +501,8 @@ class Lake:
     ) -> dict[str, str]:
         """Return the table's files that differ from the commit, each with the difference.
 
+        A file differs if it is missing, or has another size or SHA-256 than was committed.
+
         Args:
             files: Ordered by the times of their rows.
             checked_bytes: The latest files, up to so many bytes in all, are compared by SHA-256; of
@@ -467,6 +511,7 @@ class Lake:
         actual = self._list_actual_files(files)
         issues = dict[str, str]()
         for file in reversed(files):
+            # The latest files first, until `checked_bytes` is used up.
             checked = file.size <= checked_bytes
             issue = self._find_file_issue(file, actual, checked=checked)
             if issue is not None:
@@ -494,7 +539,8 @@ class Lake:
     ) -> str | None:
         """Describe how a file on disk differs from the commit; None if equal.
 
-        The SHA-256 is compared only if `checked`, because that reads the file.
+        The SHA-256 is compared only if `checked`, because that reads the file. Files of other
+        programs have no recorded SHA-256 until their rows were compared.
         """
         if file.path not in actual:
             return "it is missing"
@@ -507,11 +553,16 @@ class Lake:
         return None
 
     def find_foreign_files(self, files: Iterable[DataFile]) -> list[DataFile]:
-        """Return files of other programs that were not compared yet: their SHA-256 is unknown."""
+        """Return files of other programs that were not compared yet: their SHA-256 is unknown.
+
+        Another program, such as Delta's OPTIMIZE, may merge the export's files and rewrite them.
+        """
         return [file for file in files if file.path not in self.state.digests]
 
     def find_files_without_ids(self, files: Sequence[DataFile]) -> dict[str, str]:
         """Find files with rows that lack `id` or `archived_at`, which no export writes.
+
+        Such a row belongs to no window, so the windows' checksums would not show it.
 
         Returns:
             By path, a description of the issue.
@@ -528,7 +579,10 @@ class Lake:
         }
 
     def get_file_span(self, file: DataFile) -> Span | None:
-        """Return the span of a file's windows; None if the log has no times."""
+        """Return the time from the file's first window to its last; None if the log has no times.
+
+        Other programs may write files without these statistics, which may have rows of any time.
+        """
         if file.times is None:
             return None
         first, last = (floor_to_window(moment, self.size) for moment in file.times)

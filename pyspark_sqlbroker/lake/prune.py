@@ -80,6 +80,8 @@ class PruneResult:
 
 @dataclass
 class _PruneRun:
+    """The work of a call of `prune_archive` with an export."""
+
     lake: Lake
     database: ArchiveDatabase
     connection: Connection
@@ -93,7 +95,10 @@ class _PruneRun:
     """Names of windows that differ in the lake from the verified state."""
 
     def count_dropped_rows(self, window: ExportWindow) -> int:
-        """Count the rows of a window that were dropped with partitions."""
+        """Count the rows of a window that were dropped with partitions.
+
+        A partition may have rows of several windows, and a window rows in several partitions.
+        """
         return sum(
             self.partition_windows.get(part, {}).get(window.name, NO_ROWS).rows
             for part in self.dropped
@@ -192,13 +197,16 @@ def _check_options(
 def _prune_by_age(
     database: ArchiveDatabase, connection: Connection, selection: Selection, *, dry_run: bool
 ) -> int:
-    """Delete the selected rows, oldest first and a chunk at a time; return their number."""
+    """Delete the selected rows, oldest first and a chunk at a time; return their number.
+
+    Each chunk is a transaction, so that its locks are held briefly. A dry run only counts the rows.
+    """
     if dry_run:
         return query_checksums(database, connection, selection, checksums=False).rows
-    gone = 0
+    deleted_count = 0
     while (rows := list_oldest(database, connection, selection, DELETE_CHUNK)).ids:
-        gone += delete_rows(database, connection, selection, rows)
-    return gone
+        deleted_count += delete_rows(database, connection, selection, rows)
+    return deleted_count
 
 
 def _prune_exported(
@@ -211,7 +219,8 @@ def _prune_exported(
     """Remove the rows of exported windows, up to `cutoff`; return the names of dropped partitions.
 
     PostgreSQL's partitions are dropped first where all their rows may be removed; the remaining
-    rows are deleted. A dry run only compares. The results of the windows are in `run.results`.
+    rows are deleted. A dry run only compares. The results of the windows are in `run.results`. Only
+    complete windows are pruned, because a record has the checksums of a complete window.
     """
     spans: Sequence[Span] = run.lake.state.covered
     if cutoff is not None:
@@ -265,7 +274,7 @@ def _drop_partitions(
     for partition in selected:
         expected = sum(run.partition_windows.get(partition, {}).values(), RowChecksums())
         if (dropped := partitions.drop(partition, expected)) is None:
-            return  # each further try could block the archive again
+            return  # such as for a lock: each further try could block the archive again
         if dropped:
             run.dropped.append(partition)
 
@@ -290,6 +299,7 @@ def _prune_window(
 ) -> bool:
     """Delete a window's rows that no drop has removed; return False for a refused window.
 
+    A window is refused, and its rows stay, if the lake lacks one of them or its files are damaged.
     Rows are listed again here, because rows may have come since the partitions were compared.
     """
     rows, reason = _check_window(run, window)
@@ -334,7 +344,8 @@ def _find_damaged_windows(lake: Lake, windows: Sequence[ExportWindow]) -> set[st
     """Return the names of windows that differ in the lake from the verified state.
 
     Their files must have the bytes that were committed, or be another program's with the same
-    contents; and the number and sums of their rows must be as recorded.
+    contents; and the number and sums of their rows must be as recorded. Other windows are not
+    pruned, because the database may have the only good copy of their rows.
     """
     examination = examine_lake(lake, set(windows).__contains__, windows, checksums=False)
     suspects = examination.list_suspect_files()
@@ -347,5 +358,5 @@ def _find_damaged_windows(lake: Lake, windows: Sequence[ExportWindow]) -> set[st
 
 
 def _is_covered(partition: Partition, spans: Sequence[Span]) -> bool:
-    """Return True if a span contains the partition."""
+    """Return True if a span contains the partition: all its rows are in exported windows then."""
     return any(start <= partition.start and partition.end <= end for start, end in spans)

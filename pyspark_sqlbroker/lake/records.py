@@ -42,6 +42,9 @@ class WindowRecords:
     ) -> None:
         """Read the existing records.
 
+        A record is a row of the policy state, where retention reads which windows are in the lake.
+        Its scope has the lake's name: one scope for valid records, one for windows that differ.
+
         Raises:
             SetupError: the records are another lake's, or the table does not exist.
         """
@@ -63,7 +66,10 @@ class WindowRecords:
             self._check_lake(record)
 
     def _check_lake(self, record: LoadedWindow) -> None:
-        """Refuse to overwrite the records of another lake with the same name."""
+        """Refuse to overwrite the records of another lake with the same name.
+
+        Retention would remove rows that only one of both lakes has. Each lake has a random id.
+        """
         if record.lake_id != self._lake_id:
             raise SetupError(
                 f"record_as={self._lake!r} is the name of another lake, which recorded window "
@@ -75,7 +81,8 @@ class WindowRecords:
     def find_unrecorded(self, windows: list[ExportWindow]) -> set[ExportWindow]:
         """Return the windows without a record, or with a record that was found to differ.
 
-        An export checks these windows again, however old they are.
+        A record lets retention remove a window's rows. It differs if the database's rows have
+        changed since. An export checks these windows again, however old they are.
         """
         return {
             window
@@ -87,7 +94,7 @@ class WindowRecords:
         """Stop retention from removing rows of some windows until new records are written.
 
         Their records move to the scope of differing windows, which retention ignores. Used for
-        windows whose files are damaged.
+        windows whose files are damaged, as the database may have the only good copy of their rows.
         """
         c = self._table.c
         for name in names:
@@ -110,8 +117,9 @@ class WindowRecords:
     def write(self, window: ExportWindow, source: RowChecksums) -> None:
         """Record the database's rows of a window that is in the lake.
 
-        A record that has changed since it was read is left as it is: rows were removed, and the
-        next export counts again.
+        Retention may then remove these rows; without rows there is no due time, so it skips them. A
+        record that has changed since it was read is left as it is: rows were removed, and the next
+        export counts again.
         """
         rows = RowSum(source.rows, source.ids)
         record = self._records.get(window.name)
@@ -171,7 +179,8 @@ def open_records(
 ) -> Iterator[WindowRecords]:
     """Open the records of `lake` on a separate connection, in autocommit.
 
-    They are written to the primary, while the export may read a standby.
+    A record tells retention how many rows of a window are in the lake. Records are written to the
+    primary, while the export may read a standby.
     """
     config = SqlBrokerSchemaConfig(
         message_table_name=message_table, message_archive_table_name=None, schema=schema

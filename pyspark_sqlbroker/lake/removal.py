@@ -58,7 +58,7 @@ class ArchiveRowIds:
         return RowChecksums(len(self.ids), sum(self.ids), sum(self.times))
 
     def select_between(self, start: datetime, end: datetime) -> "ArchiveRowIds":
-        """Return the rows archived in [start, end)."""
+        """Return the rows archived in [start, end); the rows are in the order of their times."""
         first = bisect_left(self.times, to_microseconds(start))
         last = bisect_left(self.times, to_microseconds(end))
         return ArchiveRowIds(self.ids[first:last], self.times[first:last])
@@ -66,8 +66,8 @@ class ArchiveRowIds:
     def count_missing(self, pairs: Iterable[tuple[int, int]]) -> int:
         """Count the rows that are not among `pairs` of id and time, in any order.
 
-        `pairs` are streamed, and a byte is kept for each row, so that a large window fits in
-        memory.
+        The rows are in the order of time and id, so each pair is found by bisection. `pairs` are
+        streamed, and a byte is kept for each row, so that a large window fits in memory.
         """
         is_found = bytearray(len(self.ids))
         for id_, time in pairs:
@@ -82,7 +82,7 @@ class ArchiveRowIds:
 def list_rows(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> ArchiveRowIds:
-    """List the selected rows.
+    """List the selected rows, to compare with the lake and to delete by id.
 
     They are queried in pages of 100 000, of some 20 MB at most while a page is read; the result
     takes 16 bytes a row. A row that is added during the read may be left out, and is then not
@@ -99,7 +99,8 @@ def list_window(
 ) -> ArchiveRowIds:
     """List the selected rows of a window by their own times, which no index serves.
 
-    They come by one statement, in pieces of at most 1000.
+    Called if a listing by conditions on times disagrees with the count of the window. The rows come
+    by one statement, streamed in pieces of at most 1000.
     """
     rows = ArchiveRowIds()
     condition = f"{build_start_expression(database, window.size)} = {to_microseconds(window.start)}"
@@ -162,8 +163,9 @@ def delete_rows(
 ) -> int:
     """Delete exactly `rows`, none that came later; return how many still existed.
 
-    Each chunk is a transaction. The bounds of its times let a partitioned archive visit only the
-    partitions of these times.
+    Each chunk is a transaction of `DELETE_CHUNK` rows, so that other sessions wait for
+    milliseconds. The bounds of its times let a partitioned archive visit only the partitions of
+    these times.
     """
     count = 0
     time = database.quote("archived_at")
@@ -210,7 +212,7 @@ class LockedPartitions:
     def find_partitions(self) -> list[Partition]:
         """List the partitions that may be dropped: their bounds are both points in time.
 
-        None if only some queues are selected, as a partition has the rows of all queues.
+        The list is empty if only some queues are selected, as a partition has rows of all queues.
         """
         if self._database.kind != "postgresql" or self._selection.queues is not None:
             return []
@@ -258,7 +260,10 @@ class LockedPartitions:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Run the block in a transaction: commit at the end, roll back after an error."""
+        """Run the block in a transaction: commit at the end, roll back after an error.
+
+        The connection is in autocommit, as everywhere in the readers, so this sends the statements.
+        """
         self._database.begin(self._connection)
         try:
             yield

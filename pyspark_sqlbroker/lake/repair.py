@@ -35,7 +35,7 @@ class RepairResult:
     Attributes:
         path: Root of the lake.
         windows: Number of rows of each repaired window, by name.
-        left: Windows that stay damaged, with the reason.
+        unrepaired: Windows that stay damaged, with the reason, by name.
         files: Files that were taken out of the table: damaged files, and files of other programs.
     """
 
@@ -86,6 +86,7 @@ def repair_export(
     )
 
     def repair_all() -> None:
+        """Repair what is damaged in the lake as it is loaded now."""
         with database.connect() as connection:
             repair.run(connection)
 
@@ -108,6 +109,7 @@ class _RepairRun:
     """
 
     def __init__(self, job: TransferJob) -> None:
+        """Prepare the repair; the results are kept here if a conflict makes it start again."""
         self.windows: dict[str, int] = {}
         self.unrepaired: dict[str, str] = {}
         self.files: list[str] = []
@@ -115,7 +117,11 @@ class _RepairRun:
         self._lake = job.lake
 
     def run(self, connection: Connection) -> None:
-        """Examine the lake, and repair each damaged span by a separate commit."""
+        """Examine the lake, and repair each damaged span by a separate commit.
+
+        A span has all windows that share damaged files, which only one commit can replace. Called
+        again after a commit of another process; spans that are repaired by then are intact.
+        """
         findings = examine_lake(self._lake)
         suspects = findings.list_suspect_files()
         self.unrepaired = {}
@@ -153,6 +159,8 @@ class _RepairRun:
         self, connection: Connection, damaged: "_DamagedSpan"
     ) -> tuple[_ChecksumsByWindow, list[DataFile], _ChecksumsByWindow]:
         """Stage the database's rows of the windows that are incomplete in the intact files.
+
+        Only rows that the intact files lack are staged, that is, written without a commit.
 
         Returns:
             The database's counts, the staged files, and the checksums of their rows.
@@ -199,7 +207,12 @@ class _DamagedSpan:
     def __init__(
         self, lake: Lake, findings: LakeExamination, suspects: Iterable[DataFile], span: Span
     ) -> None:
-        """Compare the span's windows in the intact files with the records."""
+        """Compare the span's windows in the intact files with the records.
+
+        Windows that the intact files do not have completely must come from the database. A window
+        without a record, such as after the loss of the lake's state, is expected to have the rows
+        that all readable files have.
+        """
         self.span = span
         self.removed_files = [file for file in suspects if file.may_hold(*span)]
         self.intact_rows = lake.read(*span, excluded=self.removed_files)
@@ -268,7 +281,10 @@ class _DamagedSpan:
         return min(limit, max(0, excess))
 
     def has_same_rows(self, checksums: _ChecksumsByWindow) -> bool:
-        """Return True if the commit only restores rows, so that streams may skip the commit."""
+        """Return True if the commit only restores rows, so that streams may skip the commit.
+
+        Rows that another program has added or changed are not restored but removed.
+        """
         is_altered = all(file.path in self._findings.altered for file in self.removed_files)
         return is_altered and all(
             checksums[window].matches(self.expected[window]) for window in self.incomplete
@@ -280,7 +296,9 @@ def _find_damaged_spans(
 ) -> list[Span]:
     """Return the spans to repair, merged until no suspect file reaches into two spans.
 
-    A file without times in the log may have rows of any window, so its span is that of all windows.
+    A suspect file is damaged, or of another program with other rows; a commit replaces it as a
+    whole, and so needs all its windows. A file without times in the log may have rows of any
+    window, so its span is that of all windows.
     """
     windows = sorted({*lake.list_windows(), *findings.checksums})
     parts = [(window.start, window.end) for window in findings.differing]

@@ -49,7 +49,10 @@ class RowChecksums:
     def _combine(
         self, other: "RowChecksums", calculate: Callable[[int, int], int]
     ) -> "RowChecksums":
-        """Apply `calculate` to each pair of sums; a sum missing in either is None."""
+        """Apply `calculate` to each pair of sums; a sum missing in either is None.
+
+        Counts lack the sums of contents, which the database would have to read every byte for.
+        """
         pairs = zip(astuple(self), astuple(other), strict=True)
         sums: list[Any] = [None if None in pair else calculate(*pair) for pair in pairs]
         return RowChecksums(*sums)
@@ -60,7 +63,10 @@ class RowChecksums:
         return RowChecksums(self.rows, self.ids, self.times)
 
     def matches(self, other: "RowChecksums") -> bool:
-        """Return True if all sums that both have are equal."""
+        """Return True if all sums that both have are equal.
+
+        A plain `==` would find counts different from full checksums of the same rows.
+        """
         pairs = zip(astuple(self), astuple(other), strict=True)
         return all(
             first == second for first, second in pairs if first is not None and second is not None
@@ -95,6 +101,8 @@ def query_checksums(
 ) -> RowChecksums:
     """Query the checksums of the archive's selected rows, by a single statement.
 
+    Called to count the rows that a dry run of a prune would remove.
+
     Args:
         database: The database's dialect.
         connection: The connection to query; its snapshot, if it holds one, is used.
@@ -118,7 +126,10 @@ def query_window_checksums(
     *,
     checksums: bool,
 ) -> dict[ExportWindow, RowChecksums]:
-    """Query the checksums of each window with rows, by a single statement."""
+    """Query the checksums of each window with rows, by a single statement.
+
+    Arguments as for `query_checksums`; `size` is the length of a window, "day" or "hour".
+    """
     database.register_functions(connection)
     sums = build_checksum_expressions(database, checksums=checksums)
     columns = ", ".join([build_start_expression(database, size), *sums])
@@ -129,14 +140,22 @@ def query_window_checksums(
 
 
 def build_start_expression(database: ArchiveDatabase, size: str) -> str:
-    """Return SQL for the start of a row's window as microseconds since 1970."""
-    length = WINDOW_LENGTHS[size] // TICK
+    """Return SQL for the start of a row's window as microseconds since 1970.
+
+    A row is in the window that contains its `archived_at`.
+    """
+    length = WINDOW_LENGTHS[size] // TICK  # in microseconds
     time = f"({database.build_microseconds(database.quote('archived_at'))})"
+    # In SQL the remainder of a time before 1970 is negative, so add a length and divide again.
     return f"{time} - ({time} % {length} + {length}) % {length}"
 
 
 def _group_by_window(rows: Iterable[Any], size: str) -> dict[ExportWindow, RowChecksums]:
-    """Return the queried checksums by window; times outside of the years 1 to 9999 are omitted."""
+    """Return the queried checksums by window; times outside of the years 1 to 9999 are omitted.
+
+    A row has the start of a window in microseconds, then the sums in the order of `RowChecksums`.
+    Python has no times outside of these years.
+    """
     return {
         ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
         for first, *values in rows
@@ -151,7 +170,10 @@ def count_windows(
     spans: Iterable[Span],
     size: str,
 ) -> dict[ExportWindow, RowChecksums]:
-    """Count the rows of each window with rows, by a statement for each span."""
+    """Count the rows of each window with rows, by a statement for each span.
+
+    Only cheap sums are computed: counts, and sums of ids and times, which an index can serve.
+    """
     counts = dict[ExportWindow, RowChecksums]()
     for span in spans:
         rows = selection.between(*span)
@@ -160,7 +182,11 @@ def count_windows(
 
 
 def build_checksum_expressions(database: ArchiveDatabase, *, checksums: bool) -> list[str]:
-    """Return the aggregates in SQL, in the order of `RowChecksums`."""
+    """Return the aggregates in SQL, in the order of `RowChecksums`.
+
+    `build_checksum_columns` computes the same numbers in Spark. Without `checksums` only number,
+    ids and times are summed, which an index can serve.
+    """
     name = database.quote
     sums = [name("id"), database.build_microseconds(name("archived_at"))]
     aggregates = ["count(*)", *(database.build_exact_sum(value) for value in sums)]
@@ -183,7 +209,8 @@ def compute_window_checksums(
     """Compute the checksums of each window with rows in a DataFrame of `ARCHIVE_SCHEMA`, by one
     action.
 
-    Rows without a time are in no window.
+    Rows without a time are in no window. With `checksums` the contents are read, too; otherwise
+    rows are only counted, and their ids and times summed.
     """
     timed = frame.where(
         F.col("archived_at").isNotNull()
@@ -201,7 +228,10 @@ def build_window_start(size: str) -> Column:
 
 
 def build_checksum_columns(*, checksums: bool) -> list[Column]:
-    """Return the aggregates in Spark, in the order of `RowChecksums`."""
+    """Return the aggregates in Spark, in the order of `RowChecksums`.
+
+    `build_checksum_expressions` lets the database compute the same numbers.
+    """
     aggregates = [F.count(F.lit(1)), _sum(F.col("id")), _sum(F.unix_micros("archived_at"))]
     if checksums:
         joined = F.concat_ws("|", *(_build_spark_value(field) for field in _get_other_fields()))
@@ -220,7 +250,10 @@ def _get_other_fields() -> list[Field]:
 
 
 def _build_source_value(database: ArchiveDatabase, field: Field) -> str:
-    """Return SQL for a column's value as used in the checksum of columns."""
+    """Return SQL for a column's value as used in the checksum of columns.
+
+    Databases print times differently, so times are numbers there.
+    """
     name = database.quote(field.name)
     return database.build_microseconds(name) if field.type == "timestamp" else name
 

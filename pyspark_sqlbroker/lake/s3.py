@@ -52,7 +52,10 @@ def open_folders(spark: SparkSession, path: str, storage: Mapping[str, str] | No
 
 
 def _has_s3a(spark: SparkSession) -> bool:
-    """Return True if the session's Java can load Hadoop's file system for S3."""
+    """Return True if the session's Java can load Hadoop's file system for S3.
+
+    The class is in hadoop-aws, which a plain installation of PySpark lacks.
+    """
     java = get_java(spark)
     if java is None:
         return True  # Folders raises the error about Spark Connect
@@ -66,6 +69,9 @@ def _has_s3a(spark: SparkSession) -> bool:
 def build_s3_settings(storage: Mapping[str, str] | None) -> dict[str, Any]:
     """Build the arguments of PyArrow's S3 file system from deltalake's settings and AWS_*
     variables.
+
+    Log and data must be in the same store, so one set of settings serves both libraries. Given
+    settings win over variables; an endpoint's URL is split into scheme and host for PyArrow.
     """
     options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     options |= storage or {}
@@ -87,7 +93,7 @@ class S3Folders(Folders):
     """
 
     def __init__(self, root: str, storage: Mapping[str, str] | None) -> None:
-        """Open the bucket.
+        """Open the bucket, by deltalake's settings and the AWS_* variables, not by Spark's.
 
         Raises:
             SetupError: the path has characters that deltalake interprets.
@@ -139,7 +145,10 @@ class S3Folders(Folders):
         return digest.hexdigest()
 
     def get_time(self) -> int:
-        """Return the store's time, in milliseconds since 1970, by creating a file."""
+        """Return the store's time, in milliseconds since 1970, by creating a file.
+
+        The age of files is measured by this time, as the clock of this host may differ.
+        """
         path = f"data/.{uuid.uuid4().hex}.tmp"
         try:
             with self._s3.open_output_stream(self._get_location(path)):
@@ -153,7 +162,10 @@ class S3Folders(Folders):
             self.delete(path)
 
     def write(self, frame: DataFrame, folder: str) -> set[str]:
-        """Write rows as Parquet, a file for each partition with rows; return the paths."""
+        """Write rows as Parquet, a file for each partition with rows; return the paths.
+
+        The executors write by PyArrow, and return the names of their files as rows.
+        """
         schema = to_arrow_schema(frame.schema)
         task = partial(_write_task, self._settings, self._get_location(folder), schema)
         rows = frame.mapInArrow(task, "name string").collect()
@@ -167,7 +179,10 @@ class S3Folders(Folders):
         paths: Sequence[str],
         file_name_column: str = "",
     ) -> DataFrame:
-        """Read the rows of files; `file_name_column` adds a column with the name of the file."""
+        """Read the rows of files; `file_name_column` adds a column with the name of the file.
+
+        Each task gets some positions in the list of files, and reads those files by PyArrow.
+        """
         result_schema = StructType(
             [
                 *schema.fields,
@@ -200,6 +215,7 @@ def _write_task(
     The store shows only the complete file. Yield its name, so that the driver ignores files of
     failed attempts.
     """
+    # A task without rows writes no file.
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
@@ -237,7 +253,10 @@ def _read_task(
 def _to_schema(
     batch: pa.RecordBatch, schema: pa.Schema, extra: Mapping[str, str]
 ) -> pa.RecordBatch:
-    """Cast a batch to `schema`: missing columns take their value from `extra`, else NULL."""
+    """Cast a batch to `schema`: missing columns take their value from `extra`, else NULL.
+
+    Files that an older version has written lack newer columns.
+    """
     columns = []
     for field in schema:
         if field.name in batch.schema.names:

@@ -155,6 +155,7 @@ def measure_freshness(
         database.require_table(connection, selection.table, selection.schema)
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary).time
         oldest = find_oldest(database, connection, selection)
+        # With recheck=0 exported windows are left out: only windows that the lake lacks count.
         missing_spans = plan_spans(lake.state.covered, lake.size, selection, oldest, horizon, 0)
         rows = _count_rows(database, connection, selection, missing_spans, cap)
         now = database.get_time(connection)
@@ -170,7 +171,10 @@ def _count_rows(
     spans: Iterable[Span],
     cap: int,
 ) -> int:
-    """Count the rows of some spans, up to the cap plus 1."""
+    """Count the rows of some spans, up to one more than the cap.
+
+    The row above the cap shows that there are more rows than may be counted.
+    """
     rows = 0
     for start, end in spans:
         if rows > cap:

@@ -77,7 +77,10 @@ class WindowBatch:
 
 
 def count_missing_rows(job: TransferJob, connection: Connection, window: ExportWindow) -> int:
-    """Count the rows of a window that the database has and the lake lacks."""
+    """Count the rows of a window that the database has and the lake lacks.
+
+    Called when the counts differ, to tell rows that came late from rows that were pruned since.
+    """
     selection = job.selection.between(window.start, window.end)
     rows = scan_rows(
         job.lake.session, job.database, connection, selection, "auto", None, job.options
@@ -90,7 +93,8 @@ def transfer_batch(
 ) -> dict[ExportWindow, Entry]:
     """Copy a batch into the lake by a single commit.
 
-    If the written rows differ from the database, each window is tried once more, by itself.
+    A batch has the windows of one commit. If the written rows differ from the database, each window
+    is tried once more, by itself, so that at least the windows before the differing one are copied.
 
     Returns:
         The record of each window of the batch.
@@ -107,6 +111,7 @@ def transfer_batch(
         )
     entries = dict[ExportWindow, Entry]()
     for window in batch.windows:
+        # Only the last commit may mark the complete span as exported.
         covered = ((window.start, window.end),) if window != batch.windows[-1] else batch.covered
         entries |= _transfer_once(
             job, connection, WindowBatch((window,), batch.rows, batch.is_exported, covered)
@@ -138,6 +143,7 @@ def _transfer_once(
                 job.database, read_connection, selection, size, checksums=job.checksums
             )
             if batch.is_exported:
+                # Rows that were pruned from the database since stay in the lake.
                 database_rows = scan_rows(
                     job.lake.session,
                     job.database,
@@ -164,8 +170,8 @@ def _compare_checksums(
 ) -> dict[ExportWindow, Entry]:
     """Return the new records of the windows, or raise an error if a window differs.
 
-    The lake's rows plus the staged rows must equal the database's rows plus the rows that only the
-    lake has.
+    Staged rows are written, but not committed yet. The lake's rows plus the staged rows must equal
+    the database's rows plus the rows that only the lake has, such as pruned rows.
     """
     entries = {}
     for window in sorted({*batch.windows, *staged, *database_checksums, *lake_only}):
@@ -186,7 +192,8 @@ def share_snapshot(
 ) -> Iterator[tuple[Connection, Snapshot | None]]:
     """Share a snapshot among all reads of a transfer (PostgreSQL).
 
-    Elsewhere the snapshot is None: rows of a closed window do not change, unless they are removed.
+    Rows and counts are then of the same moment, and can be compared. Elsewhere the snapshot is
+    None: rows of a closed window do not change, unless they are removed.
     """
     if not job.database.shares_snapshots:
         yield connection, None
@@ -196,7 +203,10 @@ def share_snapshot(
 
 
 def select_missing(rows: DataFrame, others: DataFrame) -> DataFrame:
-    """Return the rows of `rows` without a match in the second frame."""
+    """Return the rows of `rows` without a match in the second frame.
+
+    Rows match if id and `archived_at` are equal: a retried dead letter is archived again, later.
+    """
     return rows.join(others.select(*IDENTITY_COLUMNS), IDENTITY_COLUMNS, "left_anti").select(
         *rows.columns
     )

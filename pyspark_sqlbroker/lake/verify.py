@@ -44,7 +44,7 @@ class VerifyResult:
         differing: By name, windows whose rows in the files that are not altered differ from the
             export: how many are missing, the altered files that may have had them, and both
                 checksums.
-        lacking: By name, windows of the lake that lack rows of the database, with their number;
+        missing: By name, windows of the lake that lack rows of the database, with their number;
             empty if no database was queried.
         uncovered: Number of the database's rows that lie before the end of the lake's last window
             and in none of its windows: before the `since` of its first export, or in a gap. None if
@@ -88,7 +88,10 @@ class LakeExamination:
     differing: tuple[ExportWindow, ...]
 
     def list_suspect_files(self) -> list[DataFile]:
-        """Return damaged files, and files of other programs in which a window differs."""
+        """Return damaged files, and files of other programs in which a window differs.
+
+        These are the files that a repair takes out of the table.
+        """
         differing_files = [file for file in self.foreign if _may_hold_any(file, self.differing)]
         damaged = {*self.altered, *self.unidentified, *(file.path for file in differing_files)}
         return [file for file in self.files if file.path in damaged]
@@ -112,7 +115,10 @@ class LakeChanges:
     verified: Sequence[DataFile] = ()
 
     def may_affect(self, window: ExportWindow) -> bool:
-        """Return True if the lake's rows of a window may differ from the record."""
+        """Return True if the lake's rows of a window may differ from the record.
+
+        The contents of an unknown file cannot be told, only the range of times in the log.
+        """
         return window.name in self.windows or any(
             file.may_hold(window.start, window.end) for file in self.unknown
         )
@@ -191,9 +197,10 @@ def _compare_with_database(
 ) -> tuple[dict[str, str], int]:
     """Compute `VerifyResult.missing` and `VerifyResult.uncovered`.
 
-    Only windows whose counts differ from the record are listed row by row. If the listing by the
-    index on times disagrees with the counts, the rows are listed again by their computed window,
-    which reads the whole table.
+    Rows in the database of a window that no export has covered are only counted as uncovered. Only
+    windows whose counts differ from the record are listed row by row. If the listing by the index
+    on times disagrees with the counts, the rows are listed again by their computed window, which
+    reads the whole table.
     """
     database = get_database(parse_address(url))
     selection = lake.select(database, name, hint="give the URL of its database")
@@ -224,7 +231,10 @@ def _compare_with_database(
 
 
 def _describe_difference(lake: Lake, findings: LakeExamination, window: ExportWindow) -> str:
-    """Describe how a window in the files differs from the record, for `VerifyResult.differing`."""
+    """Describe how a window in the files differs from its record, for `VerifyResult.differing`.
+
+    If rows are missing, the altered files that may have had these rows are named.
+    """
     recorded = lake.get_checksums(window)
     actual = findings.checksums.get(window, NO_ROWS)
     issue = "its rows differ from the record"
@@ -248,7 +258,10 @@ def examine_lake(
     *,
     checksums: bool = True,
 ) -> LakeExamination:
-    """Compare files and windows with the records.
+    """Compare files and windows with the records, for a verification, a repair or a prune.
+
+    A record has the checksums of a window's rows at its export. A file is altered if its size or
+    its SHA-256 differs from the commit; a foreign file was written by another program.
 
     Args:
         lake: The loaded lake.
@@ -305,6 +318,9 @@ def _find_differing(
 def find_changes(lake: Lake, checked_bytes: float) -> LakeChanges:
     """Compare the table with the records; rows are read only where the log shows a change.
 
+    Cheap enough to run before each export. Files that another program has written are read; if the
+    rows of their windows are as recorded, the files are returned as verified.
+
     Args:
         lake: The loaded lake.
         checked_bytes: See `Lake.find_altered_files`.
@@ -322,7 +338,7 @@ def find_changes(lake: Lake, checked_bytes: float) -> LakeChanges:
     windows = {window.name for window in [*lake.find_windows(altered), *differing]}
     files = altered | differing_files
     if not _has_recorded_row_count(lake):
-        # Other programs remove and restore files.
+        # Another program has removed or restored files, so count the rows of all windows.
         checksums = compute_window_checksums(
             lake.read_files(unaltered_files), lake.size, checksums=False
         )
@@ -330,6 +346,7 @@ def find_changes(lake: Lake, checked_bytes: float) -> LakeChanges:
             window.name for window in _find_differing(lake, lake.list_windows(), checksums)
         } - windows
         if other_windows:
+            # No file can be named for rows that are gone, so the log stands for the table.
             suffix = (
                 f" and of {len(other_windows) - 1} more windows" if len(other_windows) > 1 else ""
             )

@@ -49,7 +49,7 @@ def parse_window(name: str, size: str) -> ExportWindow:
 
 
 def floor_to_window(time: datetime, size: str) -> datetime:
-    """Return the start of the window that contains `time`."""
+    """Return the start of the window that contains `time`: midnight of UTC, or the full hour."""
     return time - (time - EPOCH) % WINDOW_LENGTHS[size]
 
 
@@ -58,7 +58,7 @@ Span = tuple[datetime, datetime]
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Merge spans that touch or overlap; return the result in order."""
+    """Merge spans that touch or overlap; return the result in order, without empty spans."""
     merged = list[Span]()
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if merged and start <= merged[-1][1]:
@@ -69,7 +69,10 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def cut_spans(spans: Iterable[Span], start: datetime | None, end: datetime | None) -> list[Span]:
-    """Cut the spans to the time between `start` and `end`; None is no bound."""
+    """Cut the spans to the time between `start` and `end`; None is no bound.
+
+    Spans outside of that time are left out.
+    """
     cut = list[Span]()
     for first, last in spans:
         low = first if start is None else max(first, start)
@@ -80,7 +83,10 @@ def cut_spans(spans: Iterable[Span], start: datetime | None, end: datetime | Non
 
 
 def subtract_spans(span: Span, removed: Iterable[Span]) -> list[Span]:
-    """Return the parts of `span` outside of `removed`, which is merged and in order."""
+    """Return the parts of `span` outside of the `removed` spans.
+
+    `removed` must be in order without overlaps, as `merge_spans` returns spans.
+    """
     remaining = list[Span]()
     start, end = span
     for first, last in removed:
@@ -101,13 +107,17 @@ def plan_spans(
 ) -> list[Span]:
     """Return the spans that an export checks, in order; windows without rows cost nothing.
 
+    A window is a day or an hour of `archived_at`, a span is several windows in a row. These are
+    spans that no export has covered, and the covered spans of the last `recheck` seconds.
+
     Args:
         covered: The exported spans, in order.
         size: "day" or "hour".
         selection: Its since is the start of the first window, its until is the user's.
         oldest: Time of the oldest row in the selection's time; None if there is none.
         horizon: Later rows may still come.
-        recheck: Seconds before the horizon in which covered windows are checked again.
+        recheck: Seconds before the horizon in which covered windows are checked again, for rows
+            whose transactions were committed late.
     """
     end = horizon if selection.until is None else min(horizon, selection.until)
     end = floor_to_window(end, size)
@@ -117,6 +127,7 @@ def plan_spans(
     )
     new_start = _find_start(covered, selection.since, oldest, size)
     if new_start is not None and new_start < end:
+        # With since= the user wants exported windows to be checked, too.
         excluded = covered if selection.since is None else ()
         spans += subtract_spans((new_start, end), excluded)
     return merge_spans(spans)

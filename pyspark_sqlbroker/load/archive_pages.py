@@ -48,7 +48,10 @@ class ArchivePosition:
         )
 
     def build_earlier_condition(self, database: ArchiveDatabase, time_column: str) -> str:
-        """Return the condition on the rows before the position."""
+        """Return the condition on the rows before the position, as SQL.
+
+        The redundant bound on the time alone lets the database use an index.
+        """
         bound = database.format_time(self.time)
         return (
             f"{time_column} <= {bound} AND ({time_column} < {bound} OR {database.quote('id')} "
@@ -57,7 +60,10 @@ class ArchivePosition:
 
 
 def parse_position(name: str, value: TimeInput | None) -> ArchivePosition | None:
-    """Parse the text of a position, or a time.
+    """Parse the text of a position, or a time; None stays None.
+
+    The text of a position is a time, or a time and an id after a slash. A reader returns it as its
+    watermark, from which a later reader continues.
 
     Raises:
         SetupError: the value is neither.

@@ -39,6 +39,10 @@ def _get_media_type(headers: str | None) -> str:
 
 
 def _parse_unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object, or raise ValueError if a name comes twice.
+
+    Python's parser would take the last value; Spark refuses such an object as VARIANT.
+    """
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("a field is named twice")

@@ -97,7 +97,10 @@ def get_header(path: str) -> Column:
 
 
 def _parse_data_type(schema: Any) -> DataType:
-    """Return the Spark type of `schema`: a type, a Pydantic model, DDL, or "variant"."""
+    """Return the Spark type of `schema`: a type, a Pydantic model, DDL, or "variant".
+
+    DDL is Spark's text for the columns of a table, such as "user INT, amount DOUBLE".
+    """
     if isinstance(schema, DataType):
         return schema
     if isinstance(schema, type) and hasattr(schema, "model_fields"):
@@ -122,7 +125,8 @@ def _parse_data_type(schema: Any) -> DataType:
 def _classify_content() -> Column:
     """Return the kind of content by the header content-type: "json", "text" or CONTENT_TYPE.
 
-    CONTENT_TYPE means that the payload is not decoded. Without the header it is read as JSON.
+    CONTENT_TYPE means that the payload is not decoded. Without the header it is read as JSON. The
+    name is looked up as FastStream spells it first, then in any case of letters.
     """
     # Names of headers keep their case in the table; most are spelled as FastStream does.
     fields = F.map_entries(F.from_json(F.col("headers"), "map<string, string>"))
@@ -148,17 +152,27 @@ def _build_result(body: Column, error: Column) -> Column:
 
 
 def _build_sealed_array(text: Column) -> Column:
-    """Return text and seal as an array of two values."""
+    """Return text and seal, a hash of the text, as the JSON text of an array of two values.
+
+    Spark would ignore what follows the first JSON value of a text; `_build_is_json` detects that.
+    """
     return F.concat(F.lit("["), text, F.lit(","), F.xxhash64(text), F.lit("]"))
 
 
 def _build_is_json(sealed: Column, text: Column) -> Column:
-    """Return True if the array, as VARIANT, ends with the seal of the only other value."""
+    """Return True if the array, as VARIANT, ends with the seal of the only other value.
+
+    The seal is a hash of the text. It is the second element only if the text is one JSON value.
+    """
     return F.coalesce(F.try_variant_get(sealed, "$[1]", "bigint") == F.xxhash64(text), F.lit(False))
 
 
 def _parse_variant(text: Column) -> Column:
-    """Parse the text as VARIANT; the seal proves that the whole text is a single JSON value."""
+    """Parse the text as VARIANT; the seal proves that the whole text is a single JSON value.
+
+    The text is parsed as the first element of an array whose second element, the seal, is a hash of
+    the text: Spark alone would accept a text that continues after a JSON value.
+    """
     parsed = F.try_parse_json(_build_sealed_array(text))
     return _build_result(
         F.when(_build_is_json(parsed, text), F.try_variant_get(parsed, "$[0]", VARIANT)),
@@ -208,5 +222,8 @@ def _parse_typed(text: Column, data_type: DataType) -> Column:
 
 
 def _convert_text(text: Column, data_type: DataType) -> Column:
-    """Return the text of a text message; NULL if the schema is not STRING."""
+    """Return the text of a message of type text/…; NULL if the schema is not STRING.
+
+    A text is not parsed, so no other type can be made of it.
+    """
     return text if isinstance(data_type, StringType) else F.lit(None).cast(data_type)

@@ -204,7 +204,11 @@ def _limit_window(
     end: Horizon,
     max_duration: timedelta | None,
 ) -> Horizon:
-    """Limit the window to `max_duration` after `first`, or after the oldest selected row."""
+    """Limit the window to `max_duration` after `first`, or after the oldest selected row.
+
+    A long history then comes in several loads. Without `first`, which is the end of the last load,
+    the window begins at the oldest row; without any row there is nothing to limit.
+    """
     if max_duration is None:
         return end
     if first is None:
@@ -239,7 +243,10 @@ class Watermark:
         return replace(self, until=since, load=uuid.uuid4().hex, pending_end=end)
 
     def finish_load(self) -> "Watermark":
-        """Return the watermark after a load that ended well, from which the next load starts."""
+        """Return the watermark after a load that ended well, from which the next load starts.
+
+        Without a pending end no load was announced, as there was nothing new.
+        """
         return (
             self
             if self.pending_end is None
@@ -281,7 +288,10 @@ class WatermarkFile:
             raise SetupError(msg) from error
 
     def write(self, old: Watermark, new: Watermark) -> None:
-        """Replace `old` by `new`.
+        """Replace `old` by `new`, if the file still holds `old`.
+
+        A load writes the end of its window before any row is read, and that it is done at the end:
+        in between, another load of the same state would have written its own number.
 
         Raises:
             ConcurrentLoadError: the file no longer holds `old`; it is left unchanged.
@@ -301,7 +311,10 @@ class WatermarkFile:
 
 
 def _parse_watermark(content: Mapping[str, Any], source: Mapping[str, Any]) -> Watermark:
-    """Parse the file's content; `begun` is the window of a load that has not finished."""
+    """Parse the file's content; `begun` is the window of a load that has not finished.
+
+    The next load repeats that window, with the same rows.
+    """
     pending = content["begun"]
     end = None
     if pending is not None:

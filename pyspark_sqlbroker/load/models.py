@@ -122,7 +122,7 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
 def _build_struct(
     model: type[BaseModel], path: str, by_alias: bool, parents: tuple[type, ...]
 ) -> StructType:
-    """Convert the fields of a model; `parents` are the models around the model.
+    """Convert the fields of a model; `parents` are the models that contain it as a field.
 
     `path` names the model in errors.
     """
@@ -148,7 +148,10 @@ _HINT = 'annotate it as Any (it becomes VARIANT), or give decode_payload a DDL o
 
 
 def _get_alias(info: FieldInfo, field_path: str) -> str | None:
-    """Return a field's alias, the name in JSON, or None; of several choices the first name."""
+    """Return a field's alias, the name in JSON, or None; of several choices the first name.
+
+    The validation alias counts, as bodies are read and not written.
+    """
     alias = info.validation_alias if info.validation_alias is not None else info.alias
     if isinstance(alias, AliasChoices):
         alias = next(
@@ -180,7 +183,11 @@ class _Converter:
     parents: tuple[type, ...]
 
     def __call__(self, annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
-        """Convert an annotation; `metadata` has the constraints, such as max_digits."""
+        """Convert an annotation; `metadata` has the constraints, such as max_digits.
+
+        Calls itself for the parts of an annotation, such as X of list[X]. None in a union adds
+        nothing, as every column of Spark may be NULL.
+        """
         if annotation is Decimal:
             return self._convert_decimal(metadata)
         if isinstance(annotation, collections.abc.Hashable) and annotation in _SCALAR_TYPES:
@@ -202,7 +209,10 @@ class _Converter:
         return self._convert_class(annotation)
 
     def _convert_class(self, annotation: Any) -> DataType:
-        """Convert a class other than the scalar types: a model, an Enum or a subclass of str."""
+        """Convert a class other than the scalar types: a model, an Enum or a subclass of str.
+
+        A RootModel is a BaseModel too, but its JSON is that of its root, so it comes first.
+        """
         if not isinstance(annotation, type):
             raise self._build_error(annotation)
         if issubclass(annotation, RootModel):
@@ -225,7 +235,11 @@ class _Converter:
     def _convert_generic(
         self, origin: Any, arguments: tuple[Any, ...], annotation: Any
     ) -> DataType:
-        """Convert a list, tuple[X, ...] or mapping; a mapping needs keys of type str."""
+        """Convert a list, tuple[X, ...] or mapping; a mapping needs keys of type str.
+
+        `origin` is the class without its arguments, such as `list` of `list[int]`. JSON has only
+        texts as keys, and a Spark array only values of one type.
+        """
         if origin in _LIST_TYPES:
             return ArrayType(self(arguments[0]))
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:  # noqa: PLR2004 - tuple[X, ...]
@@ -237,14 +251,21 @@ class _Converter:
     def _convert_same(
         self, members: list[Any], annotation: Any, metadata: tuple[Any, ...] = ()
     ) -> DataType:
-        """Return the common type of all members."""
+        """Return the common type of all members, such as those of a Union or an Enum.
+
+        A column has one type, so members of several types raise the error about `annotation`.
+        """
         types_ = [self(member, metadata) for member in members]
         if not types_ or any(type_ != types_[0] for type_ in types_):
             raise self._build_error(annotation)
         return types_[0]
 
     def _convert_decimal(self, metadata: tuple[Any, ...]) -> DataType:
-        """Convert Decimal to Spark's type, with the digits that the constraints allow."""
+        """Convert Decimal to Spark's type, with the digits that the constraints allow.
+
+        Spark needs both numbers: all digits, and digits after the point (the scale). What the model
+        leaves open becomes `MAX_DIGITS` and `DEFAULT_SCALE`.
+        """
         digits = next(
             (
                 constraint.max_digits

@@ -139,7 +139,11 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
 
 
 def _end_transaction(connection: Connection) -> bool:
-    """End the transaction; return False if the server had ended the transaction."""
+    """End the transaction; return False if the server had ended the transaction.
+
+    The server closes the connection of a snapshot that was idle for too long, so a failed ROLLBACK
+    tells this case from other errors.
+    """
     try:
         connection.exec_driver_sql("ROLLBACK")
     except SQLAlchemyError:
@@ -252,7 +256,11 @@ def _read(
     decode: Any,
     options: Mapping[str, str] | None,
 ) -> DataFrame:
-    """Read a selection for `read_archive` and `read_messages`."""
+    """Read a selection for `read_archive` and `read_messages`.
+
+    With `snapshot` True the selection ends at the database's current time, so that every later
+    action on the frame sees the same rows of the archive.
+    """
     if not isinstance(snapshot, bool | Snapshot):
         raise SetupError(
             "snapshot must be True, False or the snapshot of `with open_snapshot(url) as now:`, "
@@ -279,6 +287,9 @@ def scan_rows(
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return a DataFrame of the selected rows; `connection` is queried for statistics only, now.
+
+    All readers share this function. Spark's tasks open connections of their own by JDBC when an
+    action needs rows, each for one range of the rows, in `snapshot` if one is given.
 
     Raises:
         SetupError: the database has no such table, or the session lacks the driver.
@@ -327,7 +338,10 @@ def _choose_time_format(
 def _count_partitions(
     spark: SparkSession, requested: int | Literal["auto"], size: TableSize
 ) -> int:
-    """Return the number of partitions to read: the requested number, or by the table's size."""
+    """Return the number of partitions to read: the requested number, or by the table's size.
+
+    Each partition is a connection. Spark Connect does not show the number of cores, so 2 counts.
+    """
     if requested != "auto":
         return validate_integer("num_partitions", requested, other=' or "auto"')
     context = getattr(spark, "_sc", None)
@@ -345,7 +359,10 @@ def _compute_fetch_rows(size: TableSize) -> int:
 
 
 def _build_raw_schema(database: ArchiveDatabase, selection: Selection) -> str:
-    """Return the types that JDBC reads, as some drivers would guess wrongly."""
+    """Return the types that JDBC reads, as some drivers would guess wrongly.
+
+    Times are numbers of microseconds unless the database's driver reads timestamps exactly.
+    """
     as_microseconds = not database.native_timestamps
     types = (
         "bigint" if as_microseconds and field.type == "timestamp" else field.type
@@ -361,8 +378,8 @@ def _convert_columns(
 ) -> list[Any]:
     """Convert the columns that JDBC read to the public schema.
 
-    The conversions also stop Spark from pushing down filters that the database would evaluate
-    differently.
+    The conversions also stop Spark from pushing down filters, that is, from letting the database
+    evaluate them, where the database would do so differently.
     """
     pushable = database.native_timestamps and _is_java_in_utc(spark)
     columns = []
@@ -384,9 +401,9 @@ def _convert_columns(
 
 
 def _is_java_in_utc(spark: SparkSession) -> bool:
-    """Return True if times keep their meaning when Spark pushes a filter down.
+    """Return True if times keep their meaning when Spark pushes a filter down to the database.
 
-    Spark formats them in Java's time zone.
+    Spark formats them in Java's time zone. False for Spark Connect, which gives no access to Java.
     """
     java = get_java(spark)
     if java is None:

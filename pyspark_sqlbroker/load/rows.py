@@ -41,7 +41,9 @@ def to_arrow_schema(fields: Sequence[Field], *, with_body: bool = False) -> pa.S
 def read_batches(
     address: Address, statement: str, fields: Sequence[Field], fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Run `statement` and yield the rows.
+    """Run `statement` and yield the rows; runs in a worker of Spark.
+
+    Rows are yielded while the database still sends, so that no result needs to fit in memory.
 
     Args:
         address: Address of the database.
@@ -65,7 +67,10 @@ def read_batches(
 def _read_by_adbc(
     address: Address, statement: str, schema: pa.Schema, fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Run the statement by PostgreSQL's binary COPY, which ADBC decodes outside of Python."""
+    """Run the statement by PostgreSQL's binary COPY, which ADBC decodes outside of Python.
+
+    ADBC limits its batches by bytes only, so they are cut into slices of `fetch_rows` rows.
+    """
     try:
         from adbc_driver_postgresql import StatementOptions, dbapi  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -91,7 +96,10 @@ def _read_by_adbc(
 
 
 def build_conninfo(address: Address) -> str:
-    """Build the parameters that libpq connects with, including the password."""
+    """Build the parameters that libpq connects with, including the password.
+
+    ADBC takes a connection string of libpq and no SQLAlchemy URL.
+    """
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - of PostgreSQL only
 
     url = address.python_url
@@ -152,7 +160,10 @@ def _decode(value: bytes) -> str:
 def _split_batches(
     rows: Iterator[tuple[Any, ...]], schema: pa.Schema, fetch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Collect rows into batches of at most `fetch_rows` rows and about `BATCH_BYTES`."""
+    """Collect rows into batches of at most `fetch_rows` rows and about `BATCH_BYTES`.
+
+    Each value counts as 8 bytes, plus the length of texts and bytes.
+    """
     sized_columns = [
         index
         for index, type_ in enumerate(schema.types)
@@ -191,11 +202,14 @@ def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
 
 
 def _to_array(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """Convert the values of a column; texts may arrive as bytes, and bytes as text (SQLite)."""
+    """Convert the values of a column; texts may arrive as bytes, and bytes as text (SQLite).
+
+    Times arrive as microseconds since 1970.
+    """
     if pa.types.is_timestamp(type_):
         return pa.array(values, pa.int64()).cast(type_)
     if pa.types.is_binary(type_):
-        # Other programs may have put text into SQLite's column.
+        # SQLite keeps each value's own type: other programs may have put text into the column.
         values = [value.encode() if isinstance(value, str) else value for value in values]
     elif pa.types.is_string(type_):
         values = [_decode(value) if isinstance(value, bytes) else value for value in values]

@@ -70,6 +70,7 @@ class Selection:
         conditions = [times] if (times := self.build_time_condition(database)) else []
         for name, values in (("queue", self.queues), ("state", self.states)):
             if values is not None:
+                # An empty list selects no row, and SQL has no empty IN.
                 conditions.append(database.build_in_condition(name, values) if values else "1=0")
         conditions += [f"({condition})" for condition in self.conditions]
         return " AND ".join(conditions)
@@ -82,7 +83,8 @@ class Selection:
     def build_subquery(self, database: ArchiveDatabase, names: Collection[str], column: str) -> str:
         """Return the selected rows as SQL, with the named columns and the columns that ranges need.
 
-        The ranges are those of `build_table_range` on `column`.
+        Tasks read such a subquery, each with a range of `column` as its condition. A range may need
+        a hidden column, such as the unconverted time, which an index serves.
         """
         columns = [
             database.build_jdbc_column(field) for field in self.fields if field.name in names
@@ -96,9 +98,9 @@ class Selection:
     def choose_range_column(self, *, in_snapshot: bool = False) -> str:
         """Choose the column to cut the rows by, so that each message is in one range exactly.
 
-        The id of a row stays while others move the row (by an update, or a redrive and its undo).
-        Its position in the table does not, and its time may move to a later range while the window
-        is open.
+        Ranges are read at different times, by different tasks. The id of a row stays while others
+        move the row (by an update, or a redrive and its undo). Its position in the table does not,
+        and its time may move to a later range while the window is open.
 
         Args:
             in_snapshot: True if all ranges are read from one snapshot, in which no row moves.
@@ -109,12 +111,19 @@ class Selection:
         return BLOCKS if in_snapshot else "id"
 
     def build_table_range(self, database: ArchiveDatabase, column: str) -> TableRange:
-        """Return the rows, to be cut into ranges of "id" or "archived_at", or of `BLOCKS`."""
+        """Return the rows, to be cut into ranges of "id" or "archived_at", or of `BLOCKS`.
+
+        Each range becomes a task of Spark. The selected times narrow the rows only if the ranges
+        are of times.
+        """
         where = self.build_time_condition(database) if column == "archived_at" else ""
         return TableRange(self.table, self.schema, column, where)
 
     def end_now(self, database: ArchiveDatabase, connection: Connection) -> "Selection":
-        """Return the rows that are older than now, by the database's clock."""
+        """Return the rows that are older than now, by the database's clock.
+
+        A later action on the same DataFrame then reads no newer rows.
+        """
         end = database.get_time(connection) + TICK
         return self.between(self.since, end if self.until is None else min(end, self.until))
 
@@ -152,6 +161,9 @@ def select_rows(
 ) -> Selection:
     """Select rows of a table of this layout, called `table` or the usual name.
 
+    A layout is that of the archive or of the live table. Nothing is queried: the selection holds
+    checked conditions, from which each reader builds its SQL.
+
     Raises:
         SetupError: a name, time, queue or state is invalid.
     """
@@ -174,7 +186,7 @@ def find_oldest(
 ) -> datetime | None:
     """Return the time of the oldest selected row from year 1 on; None if there is none.
 
-    Python has no earlier times.
+    Python has no earlier times, while databases accept them.
     """
     dated = selection.between(selection.since or MIN_TIME, selection.until)
     # An index provides the minimum of the column, but not of a function's results.
@@ -186,7 +198,7 @@ def find_oldest(
 
 
 def _parse_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return the queues as a tuple; a single name may be given as text. None selects all."""
+    """Return the queues as a tuple, from any iterable or a single name; None selects all."""
     if queues is None:
         return None
     names = (queues,) if isinstance(queues, str) else tuple(queues)
@@ -215,10 +227,12 @@ def _parse_states(
 def describe_source(address: Address, selection: Selection, name: str | None) -> dict[str, Any]:
     """Describe the selected rows of a table, without user and password.
 
+    A state on disk keeps the description, and `check_same_source` refuses a state of other rows.
+
     Args:
         address: Address of the database.
         selection: Its times do not matter.
-        name: Replaces host, port and database.
+        name: Replaces host, port and database, where the database has several addresses.
     """
     url = address.python_url
     location = address.database

@@ -197,7 +197,10 @@ def replay(
 
 
 def _build_plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> ReplayPlan:
-    """Check job, queue and headers, and return the rules by which rows are copied."""
+    """Check job, queue and headers, and return the rules by which rows are copied.
+
+    Wrong options are found here, before Spark starts tasks that publish messages.
+    """
     if issue := find_name_error(job):
         raise SetupError(f"job cannot be {format_value(job)}: {issue}")
     if queue is not None and (issue := find_queue_error(queue)):
@@ -232,6 +235,9 @@ def _validate_rate(rate: float | None) -> float | None:
 def _prepare_writer(writer: ReplayWriter, *, spread: bool) -> ReplayWriter:
     """Return the writer with the database's clock, if times are spread; check the tables.
 
+    Due times are spread if there is a rate: all tasks then count from the same start. Otherwise
+    each message is due when it is written.
+
     Raises:
         SetupError: a table is missing, or may not be read.
         StoreError: the database cannot be reached.
@@ -243,7 +249,10 @@ def _prepare_writer(writer: ReplayWriter, *, spread: bool) -> ReplayWriter:
 
 
 def _require_tables(writer: ReplayWriter, connection: Connection) -> None:
-    """Find missing tables and rights before Spark starts tasks, by selecting no rows."""
+    """Find missing tables and rights before Spark starts tasks, by selecting no rows.
+
+    An error of a task would be a long text of Java's, and other tasks could have published rows.
+    """
     for table in writer.build_tables().broker_tables:
         try:
             connection.execute(select(*table.c).where(false()))
@@ -260,7 +269,8 @@ def partition_rows(
     """Partition the rows for the tasks: all rows of an id in the same partition, in ascending order
     of ids.
 
-    Payloads are left out in a dry run.
+    Of the rows of one message the newest comes first, and only that one is published. Payloads are
+    left out in a dry run, which only needs their sizes.
 
     Args:
         df: The user's DataFrame.
@@ -317,7 +327,7 @@ def partition_rows(
 def _convert_headers(df: DataFrame) -> Column:
     """Return headers as JSON text, whether stored as text or as a typed column.
 
-    In Python a map would arrive as a list of pairs.
+    Spark converts typed columns itself: in the tasks' Python a map would arrive as a list of pairs.
     """
     data_type = df.schema["headers"].dataType
     if isinstance(data_type, StructType | MapType | VariantType):
@@ -331,7 +341,7 @@ def _convert_headers(df: DataFrame) -> Column:
 
 
 def _convert_payload(df: DataFrame) -> Column:
-    """Return the payload as bytes; a text is encoded in UTF-8."""
+    """Return the payload as bytes; a text, such as the result of to_json, is encoded in UTF-8."""
     type_name = df.schema["payload"].dataType.simpleString()
     if type_name not in ("binary", "string"):
         raise SetupError(
@@ -342,7 +352,10 @@ def _convert_payload(df: DataFrame) -> Column:
 
 
 def _run_tasks(rows: DataFrame, writer: ReplayWriter) -> list[Any]:
-    """Publish the rows in Spark's tasks, a task for each partition, and collect the counts."""
+    """Publish the rows in Spark's tasks, a task for each partition, and collect the counts.
+
+    Each task opens its own connection and returns a row of counts for each queue.
+    """
 
     def run_task(batches: Iterable[Any]) -> Iterable[Any]:
         """Publish the rows of a partition; runs in a worker, where `writer` arrives pickled."""

@@ -128,7 +128,11 @@ class ReplayTask:
     """The work of a partition."""
 
     def __init__(self, writer: ReplayWriter, partition: int) -> None:
-        """Prepare the task of a partition; the connection is opened on first use."""
+        """Prepare the task of a partition; the connection is opened on first use.
+
+        Due times of the tasks interleave: each task begins one step later than the one before, and
+        then takes every n-th step, n being the number of tasks.
+        """
         self._writer = writer
         self._database = writer.database
         tables = writer.build_tables()
@@ -144,6 +148,9 @@ class ReplayTask:
     def run(self, rows: Iterable[dict[str, Any]]) -> dict[str, QueueReplayCount]:
         """Publish `rows`, which are in order of ids, or only count in a dry run; return the
         counts.
+
+        A copy is the new message made of a row. Rows with the same id follow each other, the newest
+        first, and only the first is published.
 
         Raises:
             PublishError: a row cannot be published; batches before it are committed.
@@ -164,7 +171,10 @@ class ReplayTask:
         return self.counts
 
     def _find_latest(self, ids: Sequence[int]) -> dict[int, int | None]:
-        """Return the current state of some messages, with retries; see `find_latest`."""
+        """Return the current state of some messages, with retries; see `find_latest`.
+
+        Tells if a message was redriven, that is, brought back to its queue, since it was archived.
+        """
         return self._retry(
             lambda connection: find_latest(connection, self._message, self._archive, ids)
         )
@@ -176,7 +186,10 @@ class ReplayTask:
         count.redriven += 1
 
     def _count(self, batch: Sequence[ReplayCopy], published: set[int]) -> None:
-        """Count a batch; the first copies that are new become the sample."""
+        """Count a batch; the first copies that are new become the sample.
+
+        `published` has the ids that other runs of the job have published, now or earlier.
+        """
         for copy in batch:
             count = self.counts.setdefault(copy.queue, QueueReplayCount())
             count.add(
@@ -187,9 +200,13 @@ class ReplayTask:
             self._sample_count += copy.origin not in published
 
     def _find_published(self, batch: Sequence[ReplayCopy]) -> set[int]:
-        """Return the ids that earlier runs of the job have published, for a dry run."""
+        """Return the ids that earlier runs of the job have published, for a dry run.
+
+        Each published id has a mark, a row in the policy state.
+        """
 
         def find_marks(connection: Connection) -> set[int]:
+            """Return the ids of the batch that have a mark."""
             return {int(mark.key) for mark in self._read_marks(connection, batch)}
 
         return self._retry(find_marks)
@@ -203,6 +220,7 @@ class ReplayTask:
         attempts: set[uuid.UUID] = set()
 
         def publish(connection: Connection) -> tuple[set[int], set[str]]:
+            """Write marks and messages in one transaction; called again after a lost connection."""
             # Race: each attempt has its own token. If the answer to COMMIT was lost, the marks of
             # that attempt may exist; only copies whose marks have this attempt's token may be
             # published now.
@@ -249,6 +267,7 @@ class ReplayTask:
             for copy in batch
             if copy.origin in marks and marks[copy.origin].info["run"] == self._writer.run
         ]
+        # Also copies that an earlier attempt has committed: their positions are taken.
         slots = {copy.origin: number for number, copy in enumerate(own_copies, self._slots)}
         rows = [
             {
@@ -267,7 +286,8 @@ class ReplayTask:
     def _compute_due_time(self, slot: int, now: datetime) -> datetime:
         """Return the due time of the copy at position `slot` of this task.
 
-        A time out of range becomes the latest possible time.
+        With a rate all copies are written at once, and become due one after the other. A time out
+        of range becomes the latest possible time.
         """
         with contextlib.suppress(OverflowError):
             since = now if self._start is None else self._start
@@ -275,7 +295,11 @@ class ReplayTask:
         return MAX_DUE_TIME
 
     def _build_mark(self, copy: ReplayCopy, token: uuid.UUID, now: datetime) -> dict[str, Any]:
-        """Return the mark of a published copy, which stops other runs from publishing the row."""
+        """Return the mark of a published copy, which stops other runs from publishing the row.
+
+        `token` is of this attempt of the transaction, and `run` of this call of `replay`: so an
+        attempt can tell its own marks from those of an earlier attempt, and of another run.
+        """
         remember = self._writer.remember
         return {
             "scope": self._writer.scope,
@@ -287,7 +311,10 @@ class ReplayTask:
         }
 
     def _read_marks(self, connection: Connection, batch: Sequence[ReplayCopy]) -> Sequence[Any]:
-        """Return the existing marks of a batch, from any run of the job."""
+        """Return the existing marks of a batch, from any run of the job.
+
+        A mark is a row of the policy state that shows that the job has published a row.
+        """
         c = self._state.c
         condition = and_(
             c.scope == self._writer.scope, c.key.in_([str(copy.origin) for copy in batch])
@@ -297,7 +324,7 @@ class ReplayTask:
     def _notify(self, queues: set[str]) -> None:
         """Wake the subscribers of the queues, in a database that can notify.
 
-        Other subscribers poll, so a failure is ignored.
+        Subscribers also poll from time to time, so a lost wake-up costs only time.
         """
         if self._connection is not None:
             try:
@@ -363,7 +390,8 @@ def filter_current_rows(
 def _is_current(row: Row, latest: int | None) -> bool:
     """Return True if the archive's newest row of the message is not newer than `row`.
 
-    `latest` is None if the live table has the message.
+    A newer row, or `latest` of None for a message in the live table, shows that the message was
+    redriven after `row` was archived.
     """
     archived_at = row["archived_us"]
     return latest is not None and archived_at is not None and latest <= archived_at
@@ -386,6 +414,7 @@ def find_latest(
             (int(id_), to_microseconds(archived_at))
             for id_, archived_at in connection.execute(query)
         )
+    # Read second, so that None wins: a redriven message may have older rows in the archive.
     live_query = select(message.c.id).where(message.c.id.in_(ids))
     latest.update((int(id_), None) for id_ in connection.execute(live_query).scalars())
     return latest
@@ -401,7 +430,7 @@ def split_batches(
 ) -> Iterator[list[ReplayCopy]]:
     """Split `copies` into batches of at most `size`, and of about `max_bytes` of payloads.
 
-    Each batch becomes a transaction.
+    Each batch becomes a transaction. A copy larger than `max_bytes` becomes a batch of its own.
     """
     batch: list[ReplayCopy] = []
     total = 0

@@ -92,7 +92,7 @@ def compute_figures(
     as_of: TimeInput | None = None,
     before: DataFrame | None = None,
 ) -> ReportFigures:
-    """Compute all figures of a report; each frame is read only once.
+    """Compute all figures of a report; each frame is read only once, and cached as `slim`.
 
     `before` is the previous period, for comparison: of its errors only those of this period are
     kept.
@@ -100,7 +100,7 @@ def compute_figures(
     require_columns(frame, "the report", *ARCHIVE_SCHEMA.names)
     if before is not None:
         require_columns(before, "the report (before)", *ARCHIVE_SCHEMA.names)
-    # Check all options before anything is read.
+    # Check all options before anything is read, which may take minutes.
     as_of_time = parse_time("as_of", as_of)
     _choose_width({"first": None}, every)
     with _cache(frame) as slim:
@@ -144,7 +144,10 @@ def _cache(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def _compute_totals(slim: DataFrame) -> Row:
-    """Compute the figures of all messages together."""
+    """Compute the figures of all messages together, as one row.
+
+    Its first and last time decide the width of the buckets; both are None without messages.
+    """
     totals = slim.agg(
         F.count("*").alias("messages"),
         *build_outcome_counts(),
@@ -157,14 +160,21 @@ def _compute_totals(slim: DataFrame) -> Row:
 
 
 def _rank_queues(slim: DataFrame, count: int) -> list[str]:
-    """Return the largest queues, and last a name for the sum of all smaller queues."""
+    """Return the largest queues, and last a name for the sum of all smaller queues.
+
+    `count` is the number of all queues. A chart has colours for `MAX_QUEUES` names.
+    """
     limit = MAX_QUEUES if count <= MAX_QUEUES else MAX_QUEUES - 1
     counts = slim.groupBy("queue").count().orderBy(F.desc("count"), "queue").limit(limit)
     return [*(row["queue"] for row in counts.collect()), f"{count - limit:,} other queues"]
 
 
 def _build_display_name(queues: Sequence[str], small: Column) -> Column:
-    """Return the queue's name, or the last of `queues` for a small queue without a name."""
+    """Return the queue's name, or the last of `queues` for a small queue without a name.
+
+    `queues` has the names to show, then a name for all other queues. Only where `small` is true may
+    a queue be counted among these others.
+    """
     unnamed = small & ~F.col("queue").isin(*queues[:-1])
     return F.when(unnamed, queues[-1]).otherwise(F.col("queue")).alias("queue")
 
@@ -184,6 +194,7 @@ def _choose_width(totals: Row, every: Duration | None) -> float:
     """
     span = 0.0 if totals["first"] is None else (totals["last"] - totals["first"]).total_seconds()
     if every is None:
+        # Whole days, for a span that is too long for every width of the list.
         days = 86_400 * math.ceil(span / DEFAULT_MAX_BUCKETS / 86_400)
         return float(
             next(
@@ -206,7 +217,10 @@ def _choose_width(totals: Row, every: Duration | None) -> float:
 
 
 def _compute_comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[str, DataFrame]:
-    """Compute the results that a report also shows for the previous period."""
+    """Compute the results that a report also shows for the previous period.
+
+    `queues` are the names of this period, so that both periods show the same queues by name.
+    """
     # Rates are computed for each queue first, then added up: a dead letter counts for its original
     # queue, which only its header names.
     sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
@@ -226,7 +240,11 @@ def _compute_comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[
 def _compute_results(
     slim: DataFrame, figures: ReportFigures, live: DataFrame | None, as_of: datetime | None
 ) -> dict[str, DataFrame]:
-    """Compute the results of a period, limited to the rows that fit on a page."""
+    """Compute the results of a period, limited to the rows that fit on a page.
+
+    Small queues are shown together under the last name of `figures.queues`. The results are still
+    frames of Spark; `compute_figures` collects them.
+    """
     results = _compute_comparable_results(slim, figures.queues)
     # The worst queues first, and not too many: sources of dead letters are queues too. A queue with
     # archived messages is in the table of queues, and needs its rate there.
@@ -268,7 +286,10 @@ def collect_latest_failures(slim: DataFrame, errors: list[str]) -> list[Row]:
 
 
 def _build_error_id() -> Column:
-    """Return queue, reason and class of the exception as a JSON text, which skips NULLs."""
+    """Return queue, reason and class of the exception as a JSON text, which skips NULLs.
+
+    The text identifies an error in the tables of a report, and when two periods are compared.
+    """
     return F.to_json(F.struct("queue", "reason", "error_type"))
 
 
@@ -282,5 +303,8 @@ def collect_rows(frame: DataFrame) -> list[Row]:
 
 
 def to_datetime(micros: int | None) -> datetime | None:
-    """Return the time, or the nearest time that an axis can show."""
+    """Return the time, or the nearest time that an axis can show; None stays None.
+
+    Databases have times that Python lacks, such as PostgreSQL's infinity.
+    """
     return None if micros is None else from_microseconds(min(max(micros, _MIN_TIME), _MAX_TIME))

@@ -21,7 +21,11 @@ def render_page(
     message_url: str | None = None,
     replay_options: Sequence[str] = (),
 ) -> str:
-    """Render the page as HTML."""
+    """Render the page as HTML.
+
+    Arguments as for `write_report`. Texts of messages are escaped, and invisible characters are
+    replaced, as they could reorder or hide what is shown.
+    """
     environment = Environment(
         loader=PackageLoader("pyspark_sqlbroker.report", ""),
         autoescape=True,

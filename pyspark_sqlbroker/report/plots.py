@@ -60,6 +60,7 @@ def draw(name: str, figures: ReportFigures) -> tuple[Markup, Colours]:
         table = pd.DataFrame(figures.tables[name])
         if "bucket" in table:
             table["bucket"] = dates.date2num(table["bucket"])
+        # Each chart has a function below, such as draw_latency.
         colours = globals()[f"draw_{name}"](axes, table, figures)
         no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=no_metadata)
@@ -74,7 +75,11 @@ def draw(name: str, figures: ReportFigures) -> tuple[Markup, Colours]:
 
 
 def draw_throughput(axes: Axes, table: Any, figures: ReportFigures) -> Colours:
-    """Stack the queues' bars over time."""
+    """Stack the queues' bars over time: messages a second in each bucket of time.
+
+    The bars are drawn as areas from 0 to the sum so far, the highest first, so that each area is
+    one element of the SVG instead of one for each bucket.
+    """
     rates = table.pivot_table("per_second", "bucket", "queue")
     rates = rates[[queue for queue in figures.queues if queue in rates]]
     rates.columns = build_labels(rates)
@@ -109,7 +114,10 @@ def draw_latency(parts: Any, table: Any, figures: ReportFigures) -> Colours:
 
 
 def draw_latency_trend(axes: Axes, table: Any, figures: ReportFigures) -> Colours:
-    """Draw the median and the 99th percentile of all queues over time."""
+    """Draw the median and the 99th percentile of all queues over time, for each phase.
+
+    Each phase has a colour; the median is dotted. Points are left out if there are many.
+    """
     speeds = table.pivot_table(["p50", "p99"], "bucket", "phase")
     speeds.columns = [f"{phase} {PERCENTILES[name]}" for name, phase in speeds]
     every = figures.every / 86_400
@@ -128,7 +136,10 @@ def draw_latency_trend(axes: Axes, table: Any, figures: ReportFigures) -> Colour
 
 
 def draw_failure_rate(axes: Axes, table: Any, _: ReportFigures) -> Colours:
-    """Draw failed and moved messages by queue, as a share."""
+    """Draw failed and moved messages by queue, as a share of the messages that ended.
+
+    Moved messages went to a dead letter queue. Completed ones only count in the total.
+    """
     counts = table.set_index("queue")[["failed", "moved", "completed"]]
     percents = 100 * counts.div(counts.sum(axis=1), axis=0)
     percents.columns = ["failed", "to a dead letter queue", "completed"]
@@ -139,7 +150,10 @@ def draw_failure_rate(axes: Axes, table: Any, _: ReportFigures) -> Colours:
 
 
 def draw_retry_histogram(axes: Axes, table: Any, _: ReportFigures) -> Colours:
-    """Draw the number of messages by attempts and final state."""
+    """Draw the number of messages by attempts and final state.
+
+    The last bar has all messages with `MAX_ATTEMPTS` or more attempts.
+    """
     counts = table.groupby("attempts")[[*STATE_COLOURS]].sum()
     counts.index = [
         f"{attempts}+" if attempts == MAX_ATTEMPTS else str(attempts) for attempts in counts.index
@@ -173,7 +187,11 @@ def draw_policy_effects(axes: Axes, table: Any, _: ReportFigures) -> Colours:
 def _draw_bars(
     axes: Axes, sizes: Any, colours: Colours, titles: tuple[str, str], value_format: str
 ) -> None:
-    """Draw bars of parts for each row: stacked, or side by side on a logarithmic axis."""
+    """Draw bars of parts for each row: stacked, or side by side on a logarithmic axis.
+
+    The height of a stacked part would mislead on a logarithmic axis. `titles` are those of both
+    axes; `sizes` has a row for each place on the axis and a column for each part.
+    """
     is_logarithmic = axes.get_yscale() == "log"
     positions = np.arange(len(sizes))
     width = min(0.7, 0.085 * len(sizes)) / (len(colours) if is_logarithmic else 1)
@@ -198,7 +216,11 @@ def _draw_bars(
 
 
 def _add_hints(axes: Axes, starts: Any, width: float, sizes: Any, value_format: str) -> None:
-    """Add invisible columns to a chart, which show a row's name and sizes under the mouse."""
+    """Add invisible columns to a chart, which show a row's name and sizes under the mouse.
+
+    matplotlib has no tooltips: the text becomes the id of a column in the SVG, and `draw` makes a
+    title of that id.
+    """
     # Thousands of hints would be larger than the drawing.
     rows = sizes.iterrows() if len(sizes) <= 2 * DEFAULT_MAX_BUCKETS else ()
     for start, (title, row) in zip(starts, rows, strict=False):
@@ -228,7 +250,10 @@ def _set_names(axes: Any, names: list[str], title: str) -> None:
 
 
 def build_labels(names: Iterable[str]) -> list[str]:
-    """Shorten names to fit on an axis, and number equal results."""
+    """Shorten names to fit on an axis, and number equal results.
+
+    Two columns of one name would be drawn as one.
+    """
     unique_labels: list[str] = []
     for name in names:
         short = replace_invisible(

@@ -34,7 +34,10 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         self._target: datetime | None = None
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
-        """Return maxRowsPerTrigger as Spark's limit."""
+        """Return maxRowsPerTrigger as Spark's limit, which Spark passes to `latestOffset`.
+
+        If only the length of a window is limited, the limit is a number of rows that no window has.
+        """
         from pyspark.sql.streaming import datasource  # type: ignore[attr-defined]  # noqa: PLC0415
 
         options = self._options
@@ -43,7 +46,11 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return datasource.ReadMaxRows(options.max_rows or UNLIMITED_ROWS)
 
     def latestOffset(self, start: dict[str, str], limit: Any) -> dict[str, str]:  # type: ignore[override]  # noqa: N802
-        """Return the end of the window that begins at `start`; `start` if there are no new rows."""
+        """Return the end of the window that begins at `start`; `start` if there are no new rows.
+
+        `limit` is that of `getDefaultReadLimit`. A limit without a number of rows means all new
+        rows, whatever the length of the window.
+        """
         rows = getattr(limit, "max_rows", None)
         limits = (
             WindowLimits()
@@ -53,11 +60,17 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return to_offset(self._find_next_offset(from_offset(start), limits, self._target))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take the current horizon as the end of the query."""
+        """Take the current horizon as the end of the query.
+
+        Spark calls this once for the trigger availableNow, whose query ends with these rows.
+        """
         database = get_database(self._options.address)
         with database.connect() as connection:
             self._target = self._find_horizon(database, connection)
 
     def reportLatestOffset(self) -> dict[str, str] | None:  # noqa: N802 - Spark's name
-        """Return the last horizon: how far the stream could be."""
+        """Return the last horizon: how far the stream could be.
+
+        Spark shows it with the progress of a query, as a measure of the stream's lag.
+        """
         return None if self._last_horizon is None else to_offset(self._last_horizon)

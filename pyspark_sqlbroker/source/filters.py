@@ -39,7 +39,8 @@ class FilteringReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Accept filters; return the filters that Spark must evaluate itself.
 
-        Spark calls this before it plans the partitions.
+        Spark calls this before it plans the partitions. An accepted filter becomes a condition of
+        the statement, so that the database sends fewer rows.
         """
         selection = self._options.selection
         database = get_database(self._options.address)
@@ -60,9 +61,10 @@ class FilteringReader(BatchReader):
 def to_condition(
     database: ArchiveDatabase, fields: dict[str, Field], filter_: Filter
 ) -> str | None:
-    """Convert a filter to SQL; None if there is no equivalent.
+    """Convert a filter to SQL; None if there is no equivalent, so that Spark evaluates it.
 
-    The SQL is true, false or NULL for exactly the rows for which the filter is.
+    The SQL is true, false or NULL for exactly the rows for which the filter is. A filter on a part
+    of a column, such as a field of a struct, has a path of several names.
     """
     if isinstance(filter_, Not):
         inner = to_condition(database, fields, filter_.child)
@@ -78,7 +80,10 @@ def to_condition(
 
 
 def _build_comparison(database: ArchiveDatabase, field: Field, filter_: Any) -> str | None:
-    """Return the condition of a filter with a value; None if databases may compare differently."""
+    """Return the condition of a filter with a value; None if databases may compare differently.
+
+    Spark then evaluates the filter itself. Texts are compared for equality only.
+    """
     name = database.quote(field.name)
     if isinstance(filter_, EqualTo):
         return _build_equality(database, field, (filter_.value,))
@@ -98,7 +103,10 @@ def _build_comparison(database: ArchiveDatabase, field: Field, filter_: Any) -> 
 
 
 def _build_equality(database: ArchiveDatabase, field: Field, values: tuple[Any, ...]) -> str | None:
-    """Return the condition that the column equals any of the values."""
+    """Return the condition that the column equals any of the values.
+
+    None if a value has no exact literal, or if there are none or too many values.
+    """
     literals = [_format_literal(database, field, value) for value in values]
     if not literals or None in literals or len(literals) > MAX_VALUES:
         return None
@@ -108,7 +116,10 @@ def _build_equality(database: ArchiveDatabase, field: Field, values: tuple[Any, 
 
 
 def _format_literal(database: ArchiveDatabase, field: Field, value: Any) -> str | None:
-    """Format a value of the column's type as SQL; None for any other value, such as NULL."""
+    """Format a value of the column's type as SQL; None for any other value, such as NULL.
+
+    None also for values that a database may read or compare differently from Spark.
+    """
     if field.type == "string":
         # PostgreSQL has no NUL; readers replace bytes that are not UTF-8 by the other character.
         is_plain = isinstance(value, str) and not {"\0", "\N{REPLACEMENT CHARACTER}"} & set(value)
@@ -124,8 +135,8 @@ def _format_literal(database: ArchiveDatabase, field: Field, value: Any) -> str 
 def _limit_times(selection: Selection, filter_: Filter) -> Selection:
     """Narrow the selection by a filter on the time column.
 
-    The selection's times decide how the rows are cut among tasks; the filter's own condition stays
-    exact.
+    The selection's times decide how the rows are cut among tasks. They may be wider than the
+    filter, because the filter's own condition is applied, too, and is exact.
     """
     if getattr(filter_, "attribute", ()) != (selection.time_column,):
         return selection

@@ -157,7 +157,10 @@ def _normalize_names(raw_options: Mapping[str, str], streaming: bool | None) -> 
 
 
 def _parse_selection(kind: str, options: Mapping[str, str]) -> Selection:
-    """Return the selected rows, by the table, queues, states and times in the options."""
+    """Return the selected rows, by the table, queues, states and times in the options.
+
+    Streams have no options since and until: the windows of a stream decide its times.
+    """
     return select_rows(
         LAYOUTS[kind],
         options.get("table"),
@@ -172,12 +175,18 @@ def _parse_selection(kind: str, options: Mapping[str, str]) -> Selection:
 def _get_option(
     options: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: Any
 ) -> Any:
-    """Parse an option, or return the default if the option is not set."""
+    """Parse an option, or return the default if the option is not set.
+
+    `parse` gets name and text; its errors name the option as the user wrote it.
+    """
     return parse(name, options[name]) if name in options else default
 
 
 def _parse_url(options: Mapping[str, str], name: str) -> URL | None:
-    """Parse an option that is a URL, without repeating the URL in errors; None if not set."""
+    """Parse an option that is a URL, without repeating the URL in errors; None if not set.
+
+    `name` is the option: "url", or "primary" for the primary of a standby.
+    """
     if name not in options:
         return None
     try:
@@ -190,7 +199,11 @@ def _parse_url(options: Mapping[str, str], name: str) -> URL | None:
 
 
 def _add_credentials(url: URL, options: Mapping[str, str]) -> URL:
-    """Return the URL with user and password from the options, which win over the URL's own."""
+    """Return the URL with user and password from the options, which win over the URL's own.
+
+    The option passwordEnv names an environment variable of the driver, so that the password is in
+    no program.
+    """
     if "password" in options and "passwordEnv" in options:
         raise SetupError("password and passwordEnv are both given: remove one of them")
     password = options.get("password")
@@ -207,7 +220,10 @@ def _add_credentials(url: URL, options: Mapping[str, str]) -> URL:
 
 
 def _parse_primary(options: Mapping[str, str], url: URL) -> URL | None:
-    """Return the primary's URL; without a user the standby's credentials apply."""
+    """Return the primary's URL; without a user the standby's credentials apply.
+
+    `url` is that of the standby, with user and password. None if there is no primary.
+    """
     primary = _parse_url(options, "primary")
     if primary is None or primary.username is not None:
         return primary
@@ -233,7 +249,10 @@ def _parse_flag(name: str, text: str) -> bool:
 
 
 def _parse_list(name: str, text: str) -> tuple[str, ...]:
-    """Parse names between commas, or a JSON list for names that contain commas."""
+    """Parse names between commas, or a JSON list for names that contain commas.
+
+    Spark passes options as text only.
+    """
     if not text.lstrip().startswith("["):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:

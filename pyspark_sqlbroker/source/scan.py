@@ -46,7 +46,10 @@ class BatchReader(DataSourceReader):
             raise SetupError(str(error)) from error
 
     def _plan(self) -> list[InputPartition]:
-        """Cut the selected rows, up to the database's current time, into partitions."""
+        """Cut the selected rows, up to the database's current time, into partitions.
+
+        Without that end, tasks that start later would read newer rows than the others.
+        """
         database = get_database(self._options.address)
         with database.connect() as connection:
             selection = self._options.selection.end_now(database, connection)
@@ -59,6 +62,8 @@ class BatchReader(DataSourceReader):
 
 def select_fields(schema: StructType, selection: Selection) -> list[Field]:
     """Return the fields of a user's schema, in order.
+
+    Spark passes its own schema, or the one given to `schema(…)`, which may name fewer columns.
 
     Raises:
         SetupError: a name or a type that is not in the table; the message lists the allowed
@@ -79,7 +84,9 @@ def select_fields(schema: StructType, selection: Selection) -> list[Field]:
 def read_partition(
     options: SourceOptions, fields: Sequence[Field], partition: InputPartition | None
 ) -> Iterator[Any]:
-    """Read the rows of a task as record batches.
+    """Read the rows of a task as record batches; runs in a worker of Spark.
+
+    The partition is one that `build_partitions` made in the driver, with the task's statement.
 
     Raises:
         SetupError: Spark passed a partition that was not planned.
@@ -98,7 +105,9 @@ def plan_partitions(
     selection: Selection,
     fields: list[Field],
 ) -> list[InputPartition]:
-    """Cut the selected rows into partitions.
+    """Cut the selected rows into partitions, a statement for each task.
+
+    The number is that of the option numPartitions, else chosen by the size of the table.
 
     Raises:
         SetupError: the database has no such table.
@@ -123,7 +132,8 @@ def build_partitions(
 ) -> list[InputPartition]:
     """Build a partition for each condition on `column`, from `build_predicates`.
 
-    A partition is the statement that one task runs.
+    A partition is the statement that one task runs. `column` is selected inside even if `fields`
+    lacks it, as the conditions need it.
     """
     names = {field.name for field in fields} | {column}
     inner = selection.build_subquery(database, names, column)

@@ -66,6 +66,11 @@ class StreamReader(DataSourceStreamReader):
     """The source of a query; Spark plans in the driver's Python, and reads in the executors'."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Prepare the reader; nothing is queried yet.
+
+        `_position` is the end of the last planned window. `_empty_range` is a span of time in which
+        a search has found no row.
+        """
         self._options = options
         self._fields = select_fields(schema, options.selection)
         self._first = options.start or FIRST_START
@@ -81,13 +86,14 @@ class StreamReader(DataSourceStreamReader):
     def latestOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         """Return the end of the next window, or the last end if there are no new rows.
 
-        The end is the horizon, or less under a limit.
+        The end is the horizon, the time before which no row can appear any more, or less under a
+        limit of rows or length.
         """
         limits = WindowLimits(self._options.max_rows, self._options.max_window)
         return to_offset(self._find_next_offset(self._position or self._first, limits))
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
-        """Cut the window into partitions.
+        """Cut the window into partitions, which Spark's tasks read at the same time.
 
         After a restart Spark calls this with an empty window, which tells where an earlier run
         ended.
@@ -99,6 +105,7 @@ class StreamReader(DataSourceStreamReader):
         """
         first = from_offset(start)
         last = from_offset(end)
+        # Before Spark 4.2 `latestOffset` gets no start, so remember how far the stream is.
         self._position = max(last, first, self._position or last)
         if last <= first:
             return []
@@ -144,7 +151,7 @@ class StreamReader(DataSourceStreamReader):
             horizon = self._find_horizon(database, connection)
             if latest is not None:
                 horizon = min(horizon, latest)
-            # An empty range below the horizon stays empty, so skip it.
+            # A range without rows below the horizon stays empty, so do not search it again.
             since = (
                 self._empty_range[1]
                 if self._empty_range[0] <= start <= self._empty_range[1]
@@ -161,7 +168,11 @@ class StreamReader(DataSourceStreamReader):
         return end
 
     def _find_horizon(self, database: ArchiveDatabase, connection: Connection) -> datetime:
-        """Return the current horizon, and log the horizon's source after a change."""
+        """Return the current horizon, and log the horizon's source after a change.
+
+        The horizon is the time before which no row can be archived any more. Its source says how it
+        was found: "safety lag" means that transactions could not be seen.
+        """
         options = self._options
         horizon = find_horizon(
             database, connection, safety_lag=options.safety_lag, primary=options.primary
@@ -177,7 +188,7 @@ class StreamReader(DataSourceStreamReader):
     def _check_horizon(
         self, database: ArchiveDatabase, connection: Connection, last: datetime
     ) -> None:
-        """Check that this server is complete up to `last`.
+        """Check that this server is complete up to `last`, the end of a repeated window.
 
         An earlier run may have planned the window by another server, and the checkpoint keeps the
         window's end.
@@ -231,6 +242,9 @@ def from_offset(offset: dict[str, str]) -> datetime:
 def make_stream_reader(options: SourceOptions, schema: StructType) -> DataSourceStreamReader:
     """Create a reader for this version of Spark.
 
+    The class for newer versions imports names that older versions lack, so its module is imported
+    here, by name.
+
     Raises:
         SetupError: a column or type that is not in the table.
         NotSupportedError: the live table.
@@ -263,8 +277,8 @@ def find_window_end(
     """Return the first time after the window that begins at `since`; None without a selected
     row.
 
-    The window ends at `horizon` at the latest. Rows of one time are never separated, so a time with
-    more rows than `limits.rows` makes a window of its own.
+    The window ends at `horizon` at the latest, as later rows may still appear. Rows of one time are
+    never separated, so a time with more rows than `limits.rows` makes a window of its own.
     """
     if since >= horizon:
         return None
@@ -285,7 +299,10 @@ def find_window_end(
 def _find_row_time(
     database: ArchiveDatabase, connection: Connection, window: Selection, offset: int
 ) -> datetime | None:
-    """Return the time of the row after `offset` rows, by an index; None if there is none."""
+    """Return the time of the row after `offset` rows, by an index; None if there is none.
+
+    With `offset` 0 this is the window's first row.
+    """
     time = database.quote(window.time_column)
     microseconds = database.fetch_scalar(
         connection,
@@ -298,7 +315,10 @@ def _find_row_time(
 def count_window_rows(
     database: ArchiveDatabase, connection: Connection, window: Selection, max_count: int
 ) -> int:
-    """Count the rows of the window, up to `max_count`, and return at least 1."""
+    """Count the rows of the window, up to `max_count`, and return at least 1.
+
+    The count only decides into how many tasks a micro-batch is cut, at least one.
+    """
     inner = f"SELECT 1 {window.build_from_clause(database)} LIMIT {max_count}"
     return max(int(database.fetch_scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q")), 1)
 
@@ -306,7 +326,10 @@ def count_window_rows(
 def has_rows_before(
     database: ArchiveDatabase, connection: Connection, selection: Selection, time: datetime
 ) -> bool:
-    """Return True if a row of the selected queues, in any state, was archived before `time`."""
+    """Return True if a row of the selected queues, in any state, was archived before `time`.
+
+    Retention removes the oldest rows first, so an older row shows that no later one was removed.
+    """
     # A single queue may be pruned, but not a single state; a dead letter that is retried goes,
     # though.
     earlier = replace(selection, since=None, until=time, states=None)
