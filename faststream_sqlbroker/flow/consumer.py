@@ -121,9 +121,10 @@ class QueueConsumer:
         self._build()
 
     def _build(self) -> None:
-        """Build the parts of the subscriber for a new start.
+        """Build the parts of the subscriber for a new life, from a `start` to the next `stop`.
 
-        Nothing of an earlier life, whose handlers may still run in threads, reaches them.
+        Handlers of an earlier life may still run in threads. They refer to the old parts, so
+        their late results do not reach the new ones.
         """
         s = self._settings
         log = self._log
@@ -132,6 +133,8 @@ class QueueConsumer:
         signals = Signals()
         self.inflight = inflight = Inflight(log, clock, signals, self._metrics)
         inflight.debug = self._debug
+        # A slot is the time that a policy gives a message to start. The call of a handler uses it
+        # up, except where the real start may come later: in a thread, or in a batch.
         inflight.slots.start_is_final = self._is_cancellable and not s.batch
         if self._heartbeat is not None:
             inflight.ended = self.registration.ended
@@ -214,6 +217,7 @@ class QueueConsumer:
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
+        """All loops of the subscriber; the loop for starts exists only under ACK_FIRST."""
         loops = (
             self._fetch_loop,
             self._flush_loop,
@@ -228,6 +232,9 @@ class QueueConsumer:
     def healthy(self) -> bool:
         """True if all loops and workers are healthy, no right is missing, and few outcomes are
         quarantined.
+
+        A quarantined outcome has repeatedly failed to be written, and is tried again separately.
+        `is_held` means that outcomes cannot be written at present, so nothing is claimed.
         """
         is_healthy = all(loop.healthy for loop in self._loops) and not self._dead_workers
         is_healthy = is_healthy and not any(worker.done() for worker in self._workers)
@@ -238,7 +245,11 @@ class QueueConsumer:
 
     @property
     def health(self) -> "SubscriberHealth":
-        """Health of the subscriber as reported to operators."""
+        """Health of the subscriber as reported to operators.
+
+        The times are seconds since the last success of a loop, None before the first. `held` is the
+        number of messages that are claimed and not settled yet.
+        """
         from faststream_sqlbroker.core.health import SubscriberHealth  # noqa: PLC0415
 
         now = self._wakeups.clock.monotonic()
@@ -269,7 +280,11 @@ class QueueConsumer:
         return self._fetch_loop.is_orphaned or _is_cut_off(self._stop_task)
 
     async def start(self) -> None:
-        """Start the loops and the workers; return at once."""
+        """Start the loops and the workers; return at once, before anything is claimed.
+
+        Then join what the subscribers of a broker share: polls, hints to poll, heartbeats and the
+        check of rights. No effect while running.
+        """
         if not self._stopping:
             return
         self._start_life(pauses_known=self._heartbeat is None)
@@ -295,8 +310,8 @@ class QueueConsumer:
     def _start_life(self, *, pauses_known: bool) -> None:
         """Start a new life of the subscriber, with new parts that hold nothing of an earlier life.
 
-        `pauses_known` is True if the paused queues are known, or if no heartbeat reports them; else
-        the first claim waits for the heartbeat.
+        A life lasts from a start to the next stop. `pauses_known` is True if no heartbeat reports
+        paused queues; else the first claim waits for the heartbeat.
         """
         self.registration.start(pauses_known=pauses_known)
         self._build()
@@ -304,7 +319,11 @@ class QueueConsumer:
         self._stop_task = None
 
     async def _run_worker(self, number: int) -> None:
-        """Run a worker until the stop, and replace any worker that dies before."""
+        """Run a worker until the stop, and replace the worker whenever it dies before.
+
+        A worker dies of a bug, or of a cancellation that came from its handler. Deaths in a row
+        lead to growing pauses; a life longer than the longest pause starts the count again.
+        """
         clock = self._wakeups.clock
         inflight = self.inflight
         deaths = 0
@@ -329,7 +348,10 @@ class QueueConsumer:
                 self._handle_worker_death(number, worker, error, deaths)
 
     async def _pause_after(self, deaths: int) -> None:
-        """Pause after `deaths` of a worker in a row; until then the subscriber is unhealthy."""
+        """Pause after `deaths` of a worker in a row, before the next worker starts.
+
+        The subscriber reports itself as unhealthy during the pause.
+        """
         self._dead_workers += 1
         try:
             await self._wakeups.clock.sleep(backoff(deaths, self._wakeups.clock))
@@ -341,8 +363,8 @@ class QueueConsumer:
     ) -> None:
         """Clean up after `error` has ended worker `number`, whose task goes on with a new worker.
 
-        Clear the task's cancellations, which would end the new worker too, and release the messages
-        that have no outcome.
+        Clear the task's cancellations, which would end the new worker too, and release its current
+        messages if they have no outcome. Deaths in a row are logged ever more rarely.
         """
         task = asyncio.current_task()
         while task is not None and task.cancelling():
@@ -360,7 +382,11 @@ class QueueConsumer:
             )
 
     def cancel_worker(self, task: "asyncio.Task[Any]") -> None:
-        """Cancel the task of a worker, which ends."""
+        """Cancel the task of a worker, which ends.
+
+        The task is remembered, because a worker survives any other cancellation, which its handler
+        may have caused.
+        """
         self._cancelled_workers.add(task)
         task.cancel()
 
@@ -372,6 +398,7 @@ class QueueConsumer:
         """
         if task in self._cancelled_workers:
             return True
+        # While workers run, only the end of the event loop cancels this task, which waits for ever.
         end = self._loop_end
         return end is not None and (end.cancelled() or end.cancelling() > 0)
 
@@ -393,13 +420,20 @@ class QueueConsumer:
         )
 
     def pause(self, paused: bool) -> None:
-        """Stop claiming and release what has not started; False resumes."""
+        """Stop claiming and release what has not started; False resumes.
+
+        The heartbeat is sent at once, so that operators see the change.
+        """
         self.registration.pause(paused)
         if self._heartbeat is not None:
             self._heartbeat.wake()
 
     def request_stop(self, graceful_timeout: float | None = None) -> "asyncio.Task[None]":
-        """Start the stop in the background and return the task; safe inside a handler."""
+        """Start the stop in the background and return the task, the same for a second call.
+
+        A handler may call this, but must not await the task: the stop waits for the handler. A stop
+        that the end of its event loop cut off is started again.
+        """
         self._stopping = True
         self.registration.mark_stopping()
         if self._stop_task is None or _is_cut_off(self._stop_task):
@@ -407,25 +441,28 @@ class QueueConsumer:
         return self._stop_task
 
     async def stop(self, graceful_timeout: float | None = None) -> None:
-        """Drain and stop.
+        """Drain and stop: end the running handlers and write every outcome.
 
         Args:
             graceful_timeout: Seconds for running handlers to end; None waits for them without
                 limit.
         """
         if self._stopping and self._stop_task is None:
-            return
+            return  # never started
+        # A cancelled caller must not cut off the stop, which others may await, too.
         await asyncio.shield(self.request_stop(graceful_timeout))
 
     def _on_hint(self, queues: frozenset[str] = ALL) -> None:
+        """Poll and claim at once, because messages may have arrived in `queues`."""
         self._fetcher.on_hint(queues)
         self._fetch_loop.wake()
 
     def _on_released(self) -> None:
         """Poll and claim soon, after expired leases were released or open queues have changed.
 
-        While polls are slow, claims begin at the last claimed row, so only a poll finds released
-        rows, whose due times are older.
+        A poll looks which queues have due rows; a claim leases rows. While polls are slow, claims
+        begin at the last claimed row, so only a poll finds released rows, whose due times are
+        older.
         """
         self._fetcher.ready.scan_soon()
         self._scan_loop.wake()
@@ -439,14 +476,20 @@ class QueueConsumer:
         self._on_released()
 
     async def _leave(self) -> None:
-        """Remove the subscriber from the fleet, after the workers have ended."""
+        """Remove the subscriber from the fleet, after its workers have ended.
+
+        Then other processes no longer count it as alive.
+        """
         if self._rights is not None:
             self._rights.leave(self.registration)
         if self._heartbeat is not None:
             await self._heartbeat.leave(self.registration)
 
     async def _flush(self) -> float | None:
-        """Write a batch of outcomes if due; return the seconds until the next tick."""
+        """Write a batch of outcomes if due; return the seconds until the next tick.
+
+        To flush is to write the outcomes of several handlers in one transaction.
+        """
         wait = await self._flusher.tick()
         # Claims pause while too many outcomes wait; this tick may have written some.
         self.inflight.on_capacity()
@@ -464,7 +507,8 @@ class QueueConsumer:
         _, unfinished_workers = await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
-        # In a closed event loop the task has ended, and cancelling it would fail.
+        # This task tells workers of the end of the event loop, and no worker is left. In a closed
+        # event loop it has ended, and cancelling it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
         await asyncio.gather(
@@ -472,7 +516,10 @@ class QueueConsumer:
         )
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
-        """Stop the loops that claim, poll and release, then release the last claimed rows."""
+        """Stop the loops that claim, poll and release, then release the last claimed rows.
+
+        To release a row is to give up its lease, so that another worker can have it at once.
+        """
         # Wait for a claim in progress, so that its rows are known and can be released.
         limit = get_grace_timeout(graceful_timeout)
         # A poll only reads: nothing is lost if it is cut off, and it may be slow.
@@ -485,22 +532,30 @@ class QueueConsumer:
         self._release_input()
 
     def _release_input(self) -> None:
-        """Release unstarted rows, and wake every worker to end.
+        """Release rows that no handler has started, and tell every worker to end.
 
-        A worker ends when it takes the sentinel None from the buffer; a running handler ends
-        before.
+        A worker ends when it takes a None from the buffer of claimed rows, which is after its
+        running handler. Called again after the last claim, which may have filled the buffer.
         """
         self.inflight.release_waiting()
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
 
     async def _end_workers(self, graceful_timeout: float | None) -> Workers:
-        """Stop the workers; return the workers that had to be abandoned."""
+        """Stop the workers; return the workers that had to be abandoned.
+
+        A worker is abandoned if its handler runs in a thread for longer than the timeout, or goes
+        on after its cancellation.
+        """
         workers, self._workers = self._workers, []
         return await self._shutdown.stop(workers, graceful_timeout)
 
     async def _end_writes(self) -> None:
-        """Write everything that is still pending in this process, within a time limit."""
+        """Write everything that is still pending in this process, within a time limit.
+
+        That is outcomes, ends of handlers under ACK_FIRST, and the release of rows that a claim
+        without an answer may have leased.
+        """
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
         # Each has its own time limit: a part that hangs, or is refused, does not keep the others
         # from being written.
@@ -512,15 +567,16 @@ class QueueConsumer:
         )
 
     async def _end_outcomes(self, limit: float) -> None:
-        """Write the remaining outcomes within `limit` seconds; log the unwritten messages.
+        """Write the remaining outcomes within `limit` seconds; log the messages without success.
 
-        Their messages are delivered again when their leases expire.
+        Such messages are delivered again when their leases expire, even though a handler has run.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + limit
         # Wait for a cancelled loop, or it would outlive the stop.
         await self._flush_loop.stop(limit)
-        # Quarantined outcomes may hang for long: the other outcomes do not wait for them.
+        # Quarantined outcomes, which have failed before and are repeated separately, may hang for
+        # long: the other outcomes do not wait for them.
         repeating = self._quarantine_loop.stop(max(0.0, deadline - clock()))
         await asyncio.gather(repeating, self._flusher.flush_until(deadline))
         if (
@@ -534,7 +590,11 @@ class QueueConsumer:
             )
 
     async def _flush_remaining(self) -> None:
-        """Write queued and quarantined outcomes until none is left."""
+        """Write queued and quarantined outcomes until none is left.
+
+        Quarantined outcomes have failed before; `quarantine.tick` repeats the due ones, and returns
+        the seconds until the next is due, or None if none is left.
+        """
         wait: float | None = 0.0
         while wait is not None or self.inflight.queued:
             await self.inflight.clock.sleep(wait or 0.0)
@@ -542,14 +602,22 @@ class QueueConsumer:
             wait = await self._flusher.quarantine.tick()
 
     async def _end_starts(self, limit: float) -> None:
-        """Record, under ACK_FIRST, which handlers have ended; the rest is listed as unknown."""
+        """Record, under ACK_FIRST, which handlers have ended.
+
+        With ACK_FIRST a message is removed before its handler starts, and a note of the start is
+        kept. A note that stays lists the message as unknown: its handler may have been cut off.
+        """
         deadline = asyncio.get_running_loop().time() + limit
         if self._ack_first_tracker is not None and self._starts_loop is not None:
             await self._starts_loop.stop(limit)
             await self._ack_first_tracker.stop(deadline)
 
     async def _end_unanswered(self, limit: float) -> None:
-        """Release rows of claims without an answer, which no worker has, within `limit` seconds."""
+        """Release rows of claims without an answer, within `limit` seconds.
+
+        Such a claim may have been committed although its connection broke. Then its rows are leased
+        to this subscriber, which does not know them.
+        """
         deadline = asyncio.get_running_loop().time() + limit
         if not await retry_until(self._fetcher.release_unanswered, deadline, self.inflight.clock):
             self._log(
@@ -560,7 +628,10 @@ class QueueConsumer:
 
 
 def _is_cut_off(stop: "asyncio.Task[None] | None") -> bool:
-    """Return True if the end of the event loop cut off `stop`."""
+    """Return True if the end of the event loop cut off `stop`, the task of an earlier stop.
+
+    Its outcomes may be unwritten, so another stop must run, in the event loop that runs now.
+    """
     return (
         stop is not None and stop.get_loop().is_closed() and (not stop.done() or stop.cancelled())
     )

@@ -35,8 +35,8 @@ P = ParamSpec("P")
 def _suppress_errors(step: Callable[P, None]) -> Callable[P, None]:
     """Wrap `step` to raise nothing, because messages are being processed during the call.
 
-    A logger may raise: loguru fills in braces, including those of a header. Then a claimed message
-    would be held and never handled, or its outcome never written.
+    A logger may raise: loguru takes braces, even of a header's text, for placeholders. An error
+    here would leave a claimed message leased and never handled, or its outcome unwritten.
     """
 
     @wraps(step)
@@ -57,7 +57,10 @@ class PerMinuteLimit:
         self._refused_at = float("-inf")
 
     def try_admit(self) -> bool:
-        """Return True and count the message if the limit allows another message."""
+        """Return True and count the message if fewer than the limit came in the last minute.
+
+        `_admitted` has the times of these messages, the oldest first.
+        """
         now = self._clock.monotonic()
         while self._admitted and self._admitted[0] <= now - MINUTE:
             self._admitted.popleft()
@@ -67,7 +70,10 @@ class PerMinuteLimit:
         return True
 
     def claim_refusal_log(self) -> bool:
-        """Return True if a refusal may be logged: once a minute."""
+        """Return True if a refusal may be logged, which is once a minute; the caller then logs it.
+
+        The call itself takes the right to log: the next call within a minute returns False.
+        """
         now = self._clock.monotonic()
         if now < self._refused_at + MINUTE:
             return False
@@ -102,7 +108,10 @@ class DebugLog:
     # -- watched messages --------------------------------------------------------------------------
 
     def _is_requested(self, stored: Any) -> bool:
-        """Return True if stored headers request the debug log."""
+        """Return True if stored headers, a JSON text or an object, request the debug log.
+
+        Most messages do not: the search for the header's name in the text avoids parsing them.
+        """
         if stored is None or (isinstance(stored, str) and self._encoded_header not in stored):
             return False
         return bool(load_headers(stored).get(self._header))
@@ -110,7 +119,8 @@ class DebugLog:
     def _watch(self, message_id: int, queue: str, stored: Any) -> bool:
         """Start to log the steps of a message; return False if too many messages request the log.
 
-        Steps of messages that are not watched are skipped. A message is watched once per process.
+        A watched message is one whose steps are logged; steps of others are skipped. A message is
+        watched once per process. The first refusal of a minute is logged.
         """
         if message_id in self._watched:
             return True
@@ -123,21 +133,25 @@ class DebugLog:
         suffix = "" if correlation is None else f", correlation id {_format_name(correlation)}"
         name = f"message {message_id} of {_format_name(queue)}{suffix}"
         if len(self._watched) >= 10 * MAX_PER_MINUTE:
-            # A message that was published here and handled elsewhere never ends here.
+            # Forget the oldest: a message that was published here and handled elsewhere never ends
+            # here.
             del self._watched[next(iter(self._watched))]
         self._watched[message_id] = _WatchedMessage(name, self._clock.monotonic())
         return True
 
     @_suppress_errors
     def _log_step(self, message_id: int, text: str, queue: str = "") -> None:
-        """Log a step of a watched message, with the milliseconds since the last step."""
+        """Log a step of a watched message, with the milliseconds since the last step.
+
+        Messages are watched if they request the debug log by a header; others are skipped.
+        """
         watched = self._watched.get(message_id)
         if watched is None:
             return
         now = self._clock.monotonic()
         self._watched[message_id] = _WatchedMessage(watched.name, now)
-        since = (now - watched.at) * 1000
-        self._log_debug(f"debug: {watched.name}: {text} (+{since:.1f} ms)", message_id, queue)
+        elapsed_ms = (now - watched.at) * 1000
+        self._log_debug(f"debug: {watched.name}: {text} (+{elapsed_ms:.1f} ms)", message_id, queue)
 
     def _forget(self, message_id: int) -> None:
         self._watched.pop(message_id, None)
@@ -148,7 +162,10 @@ class DebugLog:
     def log_published(
         self, rows: Sequence[NewMessage], ids: Sequence[int | None], duration: float, where: str
     ) -> None:
-        """Log inserted `rows`."""
+        """Log inserted `rows` that request the log; `where` names the caller's transaction, if any.
+
+        An id of None means that the row was not stored.
+        """
         for row, message_id in zip(rows, ids, strict=True):
             if not self._is_requested(row.headers):
                 continue
@@ -163,7 +180,10 @@ class DebugLog:
 
     @_suppress_errors
     def log_claimed(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Log leased `rows`."""
+        """Log leased `rows` that request the debug log.
+
+        A row with a slot must wait: its policies have given it a time to start.
+        """
         for row in rows:
             if not self._is_requested(row.stored_headers):
                 continue
@@ -184,7 +204,8 @@ class DebugLog:
     ) -> None:
         """Log the decisions of policies on messages of `queue` that a claim has not leased.
 
-        The claim is not committed yet, so a rollback may still undo them.
+        `decisions` are texts and `stored` the headers, both by message id. The claim is not
+        committed yet, so a rollback may still undo them.
         """
         for message_id, text in decisions.items():
             headers = stored.get(message_id)
@@ -192,7 +213,10 @@ class DebugLog:
                 self._log_step(message_id, f"policies: {text}", queue)
 
     def wrap_handler(self, handle: Handle) -> Handle:
-        """Wrap `handle` to log the start and the end of the call."""
+        """Wrap `handle`, which runs a row or a batch, to log the start and the end of each call.
+
+        A call without a watched message is passed through.
+        """
 
         async def handle_logged(delivery: Any) -> Any:
             rows = [delivery] if isinstance(delivery, ClaimedMessage) else list(delivery)
@@ -216,7 +240,7 @@ class DebugLog:
 
     @_suppress_errors
     def log_settled(self, settlements: Iterable[Settlement]) -> None:
-        """Log deliveries that have ended, and wait to be written."""
+        """Log deliveries whose outcome is decided, and waits to be written with others (flush)."""
         for settlement in settlements:
             if settlement.id in self._watched:
                 self._log_step(
@@ -232,7 +256,11 @@ class DebugLog:
 
     @_suppress_errors
     def log_written(self, settlements: Iterable[Settlement], result: SettleResult) -> None:
-        """Log the database's answer."""
+        """Log the database's answer for each watched message.
+
+        A lost lease means that another worker has, or may have, the message. A message that is
+        retried is watched further.
+        """
         for settlement in settlements:
             if settlement.id not in self._watched:
                 continue
@@ -248,7 +276,10 @@ class DebugLog:
 
     @_suppress_errors
     def log_lost(self, rows: Iterable[ClaimedMessage], phase: str) -> None:
-        """Log lost leases."""
+        """Log lost leases of watched messages: another worker may have these messages now.
+
+        `phase` names the work that found the loss, such as a renewal or the write of outcomes.
+        """
         for row in rows:
             if row.id in self._watched:
                 self._log_step(row.id, f"its lease was lost, noticed by {phase}", row.queue)
@@ -269,7 +300,11 @@ def validate_debug_header(name: object) -> str:
 
 
 def _format_settlement(settlement: Settlement) -> str:
-    """Format the state and the details of `settlement` for a log line."""
+    """Format the state and the details of `settlement` for a log line.
+
+    A settlement is what is written for a delivery: the message's next state (None: as it was before
+    the claim), the queue to move it to, and messages to publish with it.
+    """
     state = "as before the claim" if settlement.state is None else settlement.state.name
     details = [
         None if settlement.reason is None else f"reason {_format_name(settlement.reason)}",

@@ -30,12 +30,21 @@ CANCEL_LIMIT = 10.0
 
 
 def backoff(failures: int, clock: Clock) -> float:
-    """Return the seconds to wait after so many failures in a row (≥ 1)."""
+    """Return the seconds to wait before the next try, after so many failures in a row (≥ 1).
+
+    The pause doubles with each failure, up to `LAST_BACKOFF`. Jitter spreads the tries of loops
+    and processes that failed at the same time.
+    """
+    # The exponent is limited because a long outage would make the power a huge number.
     return clock.add_jitter(min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 16)))
 
 
 def is_logged(failures: int) -> bool:
-    """Return True if so many failures in a row are logged: the first, second, fourth, and so on."""
+    """Return True if so many failures in a row are logged: the first, second, fourth, and so on.
+
+    So a failure that repeats for hours does not flood the log.
+    """
+    # A power of two has a single bit.
     return failures.bit_count() == 1
 
 
@@ -77,7 +86,8 @@ class Outages:
     def is_general(self) -> bool:
         """True if an outage stops more than the loops that write outcomes.
 
-        Those loops may fail because of a single outcome.
+        These may fail because of a single outcome, so their failures alone do not prove that the
+        database is down.
         """
         outage = self._outages.get("")
         return outage is not None and not WRITE_LOOPS.issuperset(outage.failing.values())
@@ -85,10 +95,12 @@ class Outages:
     def record_failure(
         self, part: Hashable, name: str, error: StoreError, started_at: float | None = None
     ) -> None:
-        """Record that `part` has failed and will try again; several parts may share `name`.
+        """Record that `part` has failed and will try again; log the beginning of an outage.
 
-        A try that started at `started_at` (monotonic seconds), before the last outage ended, is not
-        logged: its statement had waited all that time.
+        `part` identifies a loop or a task; several parts may share the `name` for the log. Passing
+        errors of all parts are one outage, of kind ""; other errors are one per `name`. A try that
+        started at `started_at` (monotonic seconds), before the last outage ended, is ignored: its
+        statement had hung since that outage.
         """
         kind = "" if isinstance(error, TransientStoreError) else name
         # A part fails for one reason at a time, so the new reason replaces the previous one.
@@ -113,21 +125,29 @@ class Outages:
         outage.counts[name] += 1
 
     def record_success(self, part: Hashable) -> None:
-        """Record that `part`, which had failed, works again."""
+        """Record that `part`, which had failed, works again.
+
+        After the last failing part of an outage this logs that the outage is over.
+        """
         for kind in [k for k, outage in self._outages.items() if part in outage.failing]:
             self._end(kind, part)
 
     def remove_part(self, part: Hashable) -> None:
-        """Remove `part`, which has stopped.
+        """Remove `part`, which has stopped and will report neither failure nor success.
 
-        If nothing else failed, the second line says that the outage had not ended.
+        If no other part fails, its outage is logged as over, with the remark that `part` stopped
+        before it worked again.
         """
         for kind, outage in list(self._outages.items()):
             if part in outage.failing:
                 self._end(kind, part, is_stopped=True)
 
     def _end(self, kind: str, part: Hashable, *, is_stopped: bool = False) -> None:
-        """Remove `part` from the outage; after the last part, end the outage and log a summary."""
+        """Remove `part` from the outage; after the last part, end the outage and log a summary.
+
+        `kind` is the name of the parts that were refused, or "" for the outage that all parts
+        share. `is_stopped` says that `part` was removed because it stopped, not because it works.
+        """
         outage = self._outages[kind]
         del outage.failing[part]
         if outage.failing:
@@ -191,17 +211,25 @@ class Loop:
         return self._task is not None and not self.is_orphaned
 
     def start(self, outages: Outages) -> None:
-        """Start the loop's task; database failures are reported to `outages`."""
+        """Start the loop's task; database failures are reported to `outages`.
+
+        The first tick comes at once. A loop that was stopped, or whose event loop has ended, may be
+        started again.
+        """
         # A new event: a task that was told to stop, and still runs its tick, must not go on.
         self._stop_event = asyncio.Event()
-        # The old event may belong to another event loop. The first tick comes at once.
+        # The old event may belong to another event loop.
         self._wake_event = asyncio.Event()
         self._outages = outages
         self.failures = 0
         self._task = asyncio.create_task(self._run(self._stop_event), name=f"sqlbroker-{self.name}")
 
     def wake(self) -> None:
-        """Let the next tick come at once."""
+        """Let the next tick come at once, because there may be work that the pause ignores.
+
+        A call during a tick, or before the start, counts too: the event stays set until the next
+        tick begins.
+        """
         try:
             self._wake_event.set()
         except RuntimeError:
@@ -212,12 +240,18 @@ class Loop:
             self._wake_event.set()
 
     def finish(self) -> None:
-        """Stop after the running tick, which calls this."""
+        """Stop after the running tick, which calls this when no further tick is needed.
+
+        A tick cannot call `stop`, which waits for the loop's task and so for the tick itself.
+        """
         self._stop_event.set()
         self._task = None
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Stop after the running tick, which is cancelled after `timeout` seconds (None: never)."""
+        """Stop after the running tick, which is cancelled after `timeout` seconds (None: never).
+
+        An orphaned loop is one whose event loop was closed before: there is no task to wait for.
+        """
         was_orphaned = self.is_orphaned
         if was_orphaned:
             self._wake_event = asyncio.Event()
@@ -240,7 +274,10 @@ class Loop:
             self._outages.remove_part(self)
 
     async def _run(self, stop_event: asyncio.Event) -> None:
-        """Call the tick and pause, until stopped."""
+        """Call the tick and pause, until `stop_event` is set: the event of this start.
+
+        A later `start` creates a new event, so it cannot revive a task that was told to stop.
+        """
         while not stop_event.is_set():
             # Cleared before the tick, so that a wake-up during the tick makes the next one come at
             # once.
@@ -250,7 +287,11 @@ class Loop:
                 await self._pause(wait)
 
     async def _run_tick(self, stop_event: asyncio.Event) -> float | None:
-        """Call the tick; return the pause until the next, or 0 after a failure and a back-off."""
+        """Call the tick; return the pause until the next tick, or None to wait for `wake`.
+
+        After a failure the growing pause is made here, where `wake` cannot cut it short, and 0 is
+        returned.
+        """
         started_at = self._clock.monotonic()
         try:
             wait = await self._tick()
@@ -268,7 +309,10 @@ class Loop:
         return wait
 
     def _report(self, error: Exception, pause: float, started_at: float) -> None:
-        """Report a failed tick: a database error to the outages, a bug to the log."""
+        """Report a failed tick: a database error to the outages, a bug to the log.
+
+        The outages of a broker log a failure of the database once for all its loops.
+        """
         if isinstance(error, StoreError) and self._outages is not None:
             self._outages.record_failure(self, f"{self.name} loop", error, started_at)
             return
@@ -279,14 +323,16 @@ class Loop:
         self._log(logging.CRITICAL, text, exc_info=error)
 
     async def _sleep_unless_stopping(self, seconds: float, stop_event: asyncio.Event) -> None:
-        """Sleep for `seconds`, or until the loop is stopped."""
-        # A wake-up must not cut a back-off short: it would hammer a failing database.
+        """Sleep for `seconds` after a failure, or until the loop is stopped.
+
+        Unlike `_pause`, it ignores wake-ups: these would let the loop hammer a failing database.
+        """
         with suppress(TimeoutError):
             async with self._clock.timeout(seconds):
                 await stop_event.wait()
 
     async def _pause(self, wait: float | None) -> None:
-        """Wait for `wait` seconds (None: no limit), or until `wake`."""
+        """Wait for `wait` seconds (None: no limit), or until `wake`, after a successful tick."""
         if wait is not None and wait <= 0:
             # A loop that always has work must let other tasks run.
             await asyncio.sleep(0)
@@ -298,6 +344,9 @@ class Loop:
 
 async def retry_until(work: Callable[[], Awaitable[None]], deadline: float, clock: Clock) -> bool:
     """Call `work` until a success, or until the `deadline` (the event loop's time).
+
+    Used while stopping, where a database that fails or hangs must not delay the end. Database
+    errors are followed by growing pauses; any other error is raised.
 
     Returns:
         True if it succeeded.
@@ -318,7 +367,11 @@ async def retry_until(work: Callable[[], Awaitable[None]], deadline: float, cloc
 
 
 def is_task_cancelled() -> bool:
-    """Return True if the running task is cancelled, or closed after the end of the event loop."""
+    """Return True if the running task is cancelled, or closed after the end of the event loop.
+
+    It distinguishes a cancellation of the task, which must be passed on, from a CancelledError that
+    an application's function has raised by itself.
+    """
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -363,19 +416,30 @@ class FleetLoop(ABC):
             self._loop.start(outages)
 
     async def acquire(self, lease: float) -> bool:
-        """Acquire or renew the lock for `lease` seconds; return True on success."""
+        """Acquire or renew the lock for `lease` seconds; return True if this process has it.
+
+        Called at each tick before the work. The token is drawn once for this object, so the owner
+        acquires its own lock again, and another process gets it only after the lease.
+        """
         fence = await self._store.locks.acquire(self._lock, self._token, lease, self._info)
         return fence is not None
 
     async def extend(self, lease: float) -> bool:
-        """Renew the lock for `lease` seconds; return True if this process is still the owner."""
+        """Renew the lock for `lease` seconds; return True if this process is still the owner.
+
+        Called between the steps of long work. Unlike `acquire`, it fails for good once another
+        process has had the lock.
+        """
         return await self._store.locks.extend(self._lock, self._token, lease)
 
     def forget(self) -> None:  # noqa: B027 - most have nothing to forget
         """Forget what must not be reported once this process no longer does the work."""
 
     async def stop(self) -> None:
-        """Stop, then release the lock to other processes; no effect if nothing runs."""
+        """Stop, then release the lock, so that another process need not wait for the lease's end.
+
+        Without effect if nothing runs. A failed release is ignored: the lease expires.
+        """
         loop, self._loop = self._loop, None
         if loop is None:
             return

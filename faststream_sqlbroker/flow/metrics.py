@@ -95,7 +95,10 @@ class GuardedRecorder:
         self._call(self._recorder.gauge, metric, values)
 
     def _call(self, method: Callable[..., None], metric: Metric, *values: Any) -> None:
-        """Call the recorder; log an error, which must not stop the delivery of messages."""
+        """Call the recorder; log an error, which must not stop the delivery of messages.
+
+        Errors are logged ever more rarely: a broken recorder fails with each batch.
+        """
         try:
             method(metric, *values)
         except Exception as error:  # noqa: BLE001 - an application's own recorder
@@ -121,7 +124,10 @@ class RecordedMetrics(SubscriberMetrics):
         self._init_counters(queues)
 
     def _init_counters(self, queues: Sequence[str]) -> None:
-        """Set counters to 0: the growth of a counter that begins at 1 is unknown."""
+        """Set counters to 0 at the start, so that the first event shows as growth from 0 to 1.
+
+        Prometheus computes rates from growth, and does not see a counter before its first value.
+        """
         self._recorder.count(RELEASED, self._name, 0)
         self._recorder.count(SURPLUS, self._name, 0)
         for queue in queues:
@@ -141,7 +147,10 @@ class RecordedMetrics(SubscriberMetrics):
     def record_settled(
         self, parts: Sequence[Settlement], done: Collection[int], held: HeldRows
     ) -> None:
-        """Count the settlements by queue, outcome and reason."""
+        """Count the written settlements by queue, outcome and reason.
+
+        With a single queue, the queue of each settlement need not be looked up in `held`.
+        """
         written = parts if len(parts) == len(done) else [s for s in parts if s.id in done]
         counts: Counter[tuple[str, str, str]]
         if self._single_queue is not None:
@@ -203,7 +212,10 @@ class DirectMetrics:
     def record_claim(
         self, rows: Sequence[ClaimedMessage], settlements: Sequence[Settlement]
     ) -> None:
-        """Record that a claim has leased `rows`, and has settled some rows (`settlements`)."""
+        """Record that a claim has leased `rows`, and has settled some rows (`settlements`).
+
+        A claim settles a message that must not be delivered, such as an expired message.
+        """
         if self._recorder is None:
             return
         queue_of = {row.id: row.queue for row in rows}
@@ -248,7 +260,10 @@ def create_metrics(recorder: Recorder | None, queues: Sequence[str]) -> Subscrib
 
 
 def _find_queue(settlement: Settlement, held: HeldRows) -> str:
-    """Return the queue of the message of `settlement`; empty if the message is not held."""
-    # A later delivery of the same message may be held instead: it has the same queue.
+    """Return the queue of the message of `settlement`; empty if the message is not held.
+
+    `held` has the rows that this process has claimed, by id. A later delivery of the same message
+    may be there instead: it has the same queue.
+    """
     row = held.get(settlement.id)
     return "" if row is None else row.queue

@@ -34,7 +34,12 @@ class SuspendedCoroutine:
         self._future = future
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Drive the coroutine in a separate context; close the coroutine of an abandoned task."""
+        """Drive the coroutine in a separate context; close the coroutine of an abandoned task.
+
+        Like `yield from`, written out: each `send` and `throw` goes through `run`, which enters the
+        context. A stop abandons a task whose handler goes on after its cancellation; the coroutine
+        is then closed instead of receiving the error.
+        """
         run = self._run
         coroutine = self._coroutine
         future = self._future
@@ -60,7 +65,8 @@ class SuspendedCoroutine:
 def start_coroutine(coroutine: Coroutine[Any, Any, Any]) -> SuspendedCoroutine | None:
     """Run `coroutine` in a copy of the context until it suspends; return None if it has ended.
 
-    The caller awaits the result. A handler that never suspends costs no more than the copy.
+    The caller awaits the result, which runs the rest. The copy keeps context variables that a
+    handler sets from the next message, without a task for each message.
     """
     context = copy_context()
     try:
@@ -71,7 +77,10 @@ def start_coroutine(coroutine: Coroutine[Any, Any, Any]) -> SuspendedCoroutine |
 
 
 async def run_closable(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await `coroutine` in the running context, so that `abandon_task` can close it."""
+    """Await `coroutine` in the running context, so that `abandon_task` can close it.
+
+    With a plain `await`, a coroutine that swallows its cancellation could not be ended.
+    """
     try:
         future = coroutine.send(None)
     except StopIteration as stop:
@@ -82,7 +91,9 @@ async def run_closable(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def abandon_task(task: "asyncio.Task[Any]") -> None:
     """Cancel `task` if still running, and close the awaited coroutine.
 
-    Inside of a `SuspendedCoroutine` GeneratorExit is raised.
+    Called at a stop for a task that goes on after its cancellation. If it awaits a
+    `SuspendedCoroutine`, GeneratorExit is raised inside of it, which application code rarely
+    catches.
     """
     _abandoned_tasks.add(task)
     task.cancel()
@@ -93,7 +104,10 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _close_coroutine(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Close `coroutine`, repeatedly if `finally` blocks await or raise."""
+    """Close `coroutine`, repeatedly if `finally` blocks await or raise.
+
+    An `await` during `close` raises RuntimeError, and the coroutine stays open for another try.
+    """
     for _ in range(MAX_CLOSES):
         with suppress(Exception):  # it waits again, or fails
             coroutine.close()

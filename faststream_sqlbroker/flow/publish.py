@@ -73,7 +73,11 @@ class Publisher:
         return self._write_limited(self._limits, rows, connection=transaction, droppable=droppable)
 
     def _find_transaction(self, *, at_once: bool) -> HandlerTransaction | None:
-        """Return the handler's transaction to publish in; None for a separate transaction."""
+        """Return the handler's transaction to publish in; None for a separate transaction.
+
+        Called in a handler with transactional=True. `at_once` needs a separate transaction, which
+        SQLite refuses: it allows one writer, and that is the handler's transaction.
+        """
         store = self._store
         if at_once:
             refuse_in_handler(store.dialect, store.engine, "with_ack=False", _OR_JOIN)
@@ -88,17 +92,19 @@ class Publisher:
         connection: Any,
         droppable: bool,
     ) -> list[int | None]:
-        """Insert the rows that the publish limits admit; the other ids are None.
+        """Insert the rows that the publish limits admit; return None as the id of the others.
 
-        In a handler's transaction a publish may wait for capacity only where other transactions can
-        write at that time, which is not so on SQLite.
+        The limits are `max_payload` and `max_depth`. A publish in an open transaction of the caller
+        does not wait for capacity. One in a handler's transaction waits where other transactions
+        can write at that time, and so free capacity, which is not so on SQLite.
         """
         if not rows:
             return []
         limits.check_payload(rows)
         count_connection: Any = connection
         if isinstance(connection, HandlerTransaction):
-            # Where others can write, they free capacity while this call waits.
+            # None: count on the broker's own connection, and wait if the queue is full. With one
+            # writer that would be a deadlock: no worker could write an outcome while this waits.
             count_connection = connection.connection if self._has_one_writer else None
         admitted = await limits.admit(
             rows,
@@ -113,11 +119,18 @@ class Publisher:
         )
 
     def _get_count_connection(self, connection: Any) -> Any:
-        """Return the caller's connection on which to count; None for the broker's own."""
+        """Return the caller's connection on which to count; None for the broker's own.
+
+        A test's publisher overrides this: its messages may be in another database than the caller's
+        transaction.
+        """
         return connection
 
     async def _write(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
-        """Insert `rows`, and log rows that request the debug log."""
+        """Insert `rows`, and log rows that request the debug log by a header.
+
+        The broker has a debug log (`_debug`) only if it was given the name of such a header.
+        """
         if self._debug is None:
             return await self._insert_rows(rows, connection=connection)
         started_at = self._wakeups.clock.monotonic()
@@ -131,7 +144,8 @@ class Publisher:
     ) -> list[int | None]:
         """Insert `rows` and send hints to subscribers of queues in which a message is due now.
 
-        In a caller's transaction the hints are sent after it has ended.
+        A hint makes them poll at once. For a caller's transaction it is sent after the end of that:
+        before, nothing could be found.
         """
         if not rows:
             return []
@@ -150,6 +164,8 @@ class Publisher:
     async def wait_for_capacity(self, queue: str) -> None:
         """Wait until `queue` has fewer due messages than `max_depth`.
 
+        For callers that publish in their own transaction, which a wait would keep open.
+
         Raises:
             QueueFullError: that took longer than the limit's timeout.
             StoreError: the queue could not be counted.
@@ -162,7 +178,8 @@ class Publisher:
     ) -> bool:
         """Add `rows` to the transaction that settles `delivery`; return True if that was possible.
 
-        The delivery must be the one that is being handled.
+        The rows are then published if and only if the handler's outcome is written. The delivery
+        must be the current one of a worker of this broker.
 
         Raises:
             PublishError: it was not possible although `required`; or one of `rows` is larger than
@@ -174,13 +191,19 @@ class Publisher:
     def check_size(self, row: NewMessage) -> None:
         """Refuse a row that is too large for the database, before the write with an ack.
 
+        Refused only at the write, it would keep the ack from being written.
+
         Raises:
             MessageTooLargeError: it is too large, or larger than `max_payload`.
         """
         self._check_sizes([row])
 
     def _check_sizes(self, rows: Sequence[NewMessage]) -> None:
-        """Raise MessageTooLargeError if a row exceeds `max_payload` or the database's limits."""
+        """Raise MessageTooLargeError if a row exceeds `max_payload` or the database's limits.
+
+        Checked now for rows that are written with an ack: a refusal then would keep the ack from
+        being written.
+        """
         if self._limits is not None:
             self._limits.check_payload(rows)
         self._store.refuse_too_large(rows)
@@ -188,7 +211,9 @@ class Publisher:
     def publish_sync(
         self, rows: Sequence[NewMessage], *, connection: "Connection | Session"
     ) -> list[int | None]:
-        """Insert `rows` in a synchronous caller's transaction; subscribers must poll for new rows.
+        """Insert `rows` in a synchronous caller's transaction; return their ids as `publish`.
+
+        Without an event loop no hint is sent: subscribers find the rows at their next poll.
 
         Raises:
             PublishError: as `publish`.
@@ -206,7 +231,10 @@ class Publisher:
         )
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
-        """Insert `rows` in a synchronous transaction, and log rows with the debug header."""
+        """Insert `rows` in a synchronous transaction, and log rows with the debug header.
+
+        No hint is sent to subscribers: that needs an event loop.
+        """
         if not rows:
             return []
         if self._debug is None:
@@ -230,15 +258,19 @@ def filter_admitted(rows: Sequence[NewMessage], admitted: Sequence[bool]) -> lis
 
 
 def align_ids(admitted: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
-    """Return an id per row, with None for the rows that were not admitted."""
+    """Return an id per row, with None for the rows that were not admitted.
+
+    `ids` has an entry for each admitted row only, in the order of the rows.
+    """
     remaining_ids = iter(ids)
     return [next(remaining_ids) if is_admitted else None for is_admitted in admitted]
 
 
 def _find_sync_transaction(connection: Any) -> Any:
-    """Return the synchronous transaction of the caller's connection or session, if any.
+    """Return the synchronous transaction under the caller's async connection or session, if any.
 
-    It turns inactive when the transaction ends, which is the only sign to send hints.
+    This object turns inactive when the transaction ends. SQLAlchemy has no event after a COMMIT, so
+    that is the sign to send hints to subscribers.
     """
     sync_session = getattr(connection, "sync_session", None)
     if sync_session is not None:

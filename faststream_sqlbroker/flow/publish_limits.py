@@ -68,11 +68,12 @@ class PublishLimits:
         self._depths = {queue: _QueueLimit(limit) for queue, limit in depths.items()}
         self._max_payload = max_payload
         self._log = log
+        # A publish waits in the time of the application: real time if a test's clock stands still.
         self._clock = (clock or Clock()).callers
         self._recorder = recorder
 
     def check_payload(self, rows: Sequence[NewMessage]) -> None:
-        """Refuse bodies of more than `max_payload` bytes.
+        """Refuse bodies of more than `max_payload` bytes, before anything is written.
 
         Raises:
             MessageTooLargeError: one of `rows` has such a body.
@@ -93,11 +94,15 @@ class PublishLimits:
     ) -> list[bool] | None:
         """Wait until `rows` may be written; return True or False per row, or None if all may.
 
+        False is a row that is dropped because its queue is full. A queue's depth is estimated: a
+        count, which is repeated when too old, plus the publishes of this process since.
+
         Args:
             rows: The messages to be published.
             connection: The caller's, on which to count; None: the broker's own.
             can_wait: Whether the call may wait for capacity.
-            droppable: Whether the caller can do without the message.
+            droppable: Whether the caller can do without the message; if not, a queue whose limit
+                drops messages raises instead.
 
         Raises:
             QueueFullError: a queue is full, and its limit raises; nothing was written.
@@ -106,11 +111,12 @@ class PublishLimits:
         full_queues: set[str] = set()
         for queue, count in self._count_rows(rows).items():
             depth = self._depths[queue]
-            # The usual case is a fresh count that leaves capacity, without waiting callers. Earlier
-            # callers may wait for capacity that the caller's own transaction holds back.
             has_line = depth.count_lock.locked()
             is_known = depth.depth.get_count_delay(self._clock.monotonic()) is None
             if not can_wait if has_line else is_known:
+                # Decide by the estimate, without a count. Usually the last count is fresh. Behind a
+                # line of callers, a caller that cannot wait must not queue: they may wait for
+                # capacity that its own transaction holds back.
                 is_free = not depth.depth.is_full
             else:
                 is_free = await self._has_capacity(queue, depth, connection)
@@ -124,6 +130,8 @@ class PublishLimits:
 
     def admit_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[bool] | None:
         """Admit `rows` in the transaction of synchronous code, which never waits.
+
+        Returns as `admit`: False for a row that is dropped, None if all rows may be written.
 
         Raises:
             QueueFullError: as `admit`.
@@ -146,7 +154,10 @@ class PublishLimits:
         return [row.queue not in full_queues for row in rows] if full_queues else None
 
     def _count_sync(self, queue: str, depth: _QueueLimit, connection: Any) -> None:
-        """Count the due messages of `queue` in the caller's transaction if the count is old."""
+        """Count the due messages of `queue` in the caller's transaction if the count is old.
+
+        Synchronous code has no event loop, so it cannot use the broker's own connection.
+        """
         started_at = self._clock.monotonic()
         if depth.depth.get_count_delay(started_at) is None:
             return
@@ -155,9 +166,10 @@ class PublishLimits:
         depth.depth.record_count(count, now, now - started_at)
 
     async def wait_for_capacity(self, queue: str) -> None:
-        """Wait until `queue` has capacity, whatever `when_full` says.
+        """Wait until `queue` has capacity, whatever `when_full` says about a publish.
 
-        A queue without a limit always has capacity.
+        For callers that publish in their own transaction, where a wait would keep it open: they
+        wait here first. A queue without a limit always has capacity.
 
         Raises:
             QueueFullError: none was free within the limit's timeout.
@@ -168,7 +180,8 @@ class PublishLimits:
             await self._wait_for_capacity(queue, depth, None)
 
     def _count_rows(self, rows: Sequence[NewMessage]) -> Mapping[str, int]:
-        """Return the number of `rows` for each queue with a limit."""
+        """Return the number of `rows` for each queue with a `max_depth`; leave out other queues."""
+        # Two short cuts, because each publish calls this.
         if not self._depths:
             return {}
         if len(rows) == 1:
@@ -178,10 +191,13 @@ class PublishLimits:
     def _add_or_refuse(
         self, queue: str, depth: _QueueLimit, count: int, *, is_free: bool, droppable: bool
     ) -> None:
-        """Count messages that are written or dropped now.
+        """Record the decision on `count` messages for `queue`: written, dropped or refused.
+
+        With `is_free` they are written now, and add to the estimated depth. Else the limit says
+        whether they are dropped, unless the caller needs them (`droppable` is False).
 
         Raises:
-            QueueFullError: they are neither.
+            QueueFullError: the messages are refused.
         """
         if is_free:
             depth.depth.add(count)
@@ -193,20 +209,25 @@ class PublishLimits:
         self._record_refused(queue, "raised", count)
         text = _format_full(queue, depth.limit)
         if depth.limit.when_full == "wait":
+            # The limit waits, but this caller could not: the advice says what to do instead.
             text += _NO_WAIT.format(queue=queue)
         raise QueueFullError(queue, text)
 
     async def _has_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> bool:
-        """Return True if `queue` has capacity, after earlier callers have been served."""
+        """Return True if `queue` has capacity, after earlier callers have been served.
+
+        Unlike `_wait_for_capacity`, it does not wait for a full queue to become shorter.
+        """
         async with depth.count_lock:
             return await self._check_capacity(queue, depth, connection)
 
     async def _check_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> bool:
         """Return True if there is capacity, after a new count if the last count is too old.
 
-        The caller holds `count_lock`, so that one count serves all callers that wait behind it.
+        The caller holds `count_lock`, so one count serves all callers that wait behind it. A slow
+        count is followed by a pause of some times its duration: counting must stay a small load.
         """
-        pause = depth.depth.get_count_delay(self._clock.monotonic())
+        pause = depth.depth.get_count_delay(self._clock.monotonic())  # None: the count is fresh
         if pause is not None:
             if pause > 0:
                 await self._clock.sleep(pause)
@@ -217,7 +238,9 @@ class PublishLimits:
         return not depth.depth.is_full
 
     async def _wait_for_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> None:
-        """Wait until there is capacity; callers are served in the order of their calls.
+        """Wait until there is capacity, or raise; callers are served in the order of their calls.
+
+        There is capacity if fewer messages are due in `queue` than its limit allows.
 
         Raises:
             QueueFullError: none was free in time.
@@ -243,7 +266,10 @@ class PublishLimits:
             self._recorder.count(REFUSED, (queue, action), count)
 
     def _log_dropped(self, queue: str, depth: _QueueLimit, count: int) -> None:
-        """Count dropped messages, and log their number every `LOG_INTERVAL` seconds at most."""
+        """Count dropped messages, and log their number every `LOG_INTERVAL` seconds at most.
+
+        A full queue may drop thousands of messages a second: a line for each would flood the log.
+        """
         depth.dropped_count += count
         now = self._clock.monotonic()
         if now - depth.logged_at < LOG_INTERVAL:
@@ -262,3 +288,4 @@ _NO_WAIT = (
     "; waiting here would keep your transaction open: roll it back, await "
     "broker.wait_for_room({queue!r}), and repeat it"
 )
+"""Advice in the error of a publish that cannot wait although the queue's limit says "wait"."""

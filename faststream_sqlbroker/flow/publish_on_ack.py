@@ -39,6 +39,7 @@ class CurrentDelivery:
         self.worker = asyncio.current_task()
         self.task = self.worker
         """The task in which the handler runs."""
+        # `int()` is 0: without a task there are no cancellations.
         self.cancelling = int if self.task is None else self.task.cancelling
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
         self.use_slots: Callable[[Sequence[ClaimedMessage]], bool] | None = None
@@ -57,19 +58,30 @@ class CurrentDelivery:
 
     @property
     def handled_rows(self) -> list[ClaimedMessage]:
-        """Rows that a handler is processing now."""
+        """Rows that a handler is processing now, without rows whose handler has ended.
+
+        A row gets the reason `ENDED` at the end of its handler, so that nothing can join its ack.
+        """
         rows = (self.delivery,) if isinstance(self.delivery, ClaimedMessage) else self.delivery
         return [row for row in rows if row.no_chain_reason is not ENDED]
 
     def try_start(self) -> bool:
-        """Return True if the handler, whose thread begins now, may start."""
+        """Return True if the handler, whose thread begins now, may start.
+
+        A thread may begin late: then the lease may be lost, or the slot missed, which is the time
+        that a Throttle policy has given the message to start.
+        """
         rows = [self.delivery] if isinstance(self.delivery, ClaimedMessage) else self.delivery
         if any(row.lease_lost for row in rows):
             return False
         return self.use_slots is None or self.use_slots(rows)
 
     async def run_in_task(self, handler: Coroutine[Any, Any, None]) -> None:
-        """Run `handler` in a separate task."""
+        """Run `handler` in a separate task, and keep that task, which an operator may cancel.
+
+        Then the handler may cancel its task, or leave cancellations behind, without any effect on
+        the worker's task.
+        """
 
         async def run() -> None:
             # An eager task starts before `create_task` returns.
@@ -87,15 +99,19 @@ class CurrentDelivery:
                 handler.close()  # if it has not started
 
     def _set_task(self, task: "Task | None") -> None:
+        """Set the task in which the handler runs, which an operator's cancel would cancel."""
         self.task = task
         self.cancelling = int if task is None else task.cancelling
 
     def cancel(self, row: ClaimedMessage) -> None:
-        """Cancel the handler if processing `row`.
+        """Cancel the handler if processing `row`, because an operator has cancelled the message.
 
-        Call it outside of any task, so that the worker's own task is suspended in its handler.
+        Call it outside of any task, so that the worker's own task is suspended in its handler. A
+        second call has no effect before the first has ended the handler.
         """
         delivery = self.delivery
+        # Compared by identity, which is cheap and exact: a later delivery of the same message is
+        # another object.
         is_current = delivery is row or (
             not isinstance(delivery, ClaimedMessage) and any(item is row for item in delivery)
         )
@@ -112,7 +128,7 @@ class CurrentDelivery:
         """Forget cancellations of the task, unless the task must end.
 
         A handler may cancel its own task. Timeouts of anyio 3 and of old async_timeout do so, and
-        do not reset the count.
+        do not reset the count, so the task would seem cancelled while it runs the next handler.
         """
         if self.task is not None and not self.must_end():
             while self.task.cancelling():
@@ -120,6 +136,8 @@ class CurrentDelivery:
 
     def clear_cancel(self, error: BaseException | None = None) -> bool:
         """Clear an operator's cancel, which must not end the worker, after the handler has ended.
+
+        Otherwise the task would count as cancelled while it handles the next message.
 
         Returns:
             True if `error` is that cancel and nothing else.
@@ -146,8 +164,9 @@ def join_ack(
 ) -> bool:
     """Add `rows` to the delivery that is being handled; return True if that was possible.
 
+    The rows wait in `chained` of the first row, until the outcome is written together with them.
     `delivery` belongs to FastStream's message. It is empty where there is none yet (parsers,
-    filters, `on_receive`): there the worker's own task knows.
+    filters, `on_receive`): there the current delivery of the worker counts.
 
     Raises:
         PublishError: it was not possible although `required`.
@@ -170,9 +189,11 @@ def join_ack(
 
 
 def _find_first_row(current: CurrentDelivery | None) -> ClaimedMessage | None:
-    """Return the first row of `current` if the caller is the worker's own task."""
-    # A task that the handler started may still run when the worker has the next delivery. Its
-    # publish must not join that delivery.
+    """Return the first row of `current` if the caller runs in the task of the handler.
+
+    None otherwise: a task that the handler has started may still run when the worker has the next
+    delivery, which its publish must not join.
+    """
     if current is None or asyncio.current_task() is not current.task:
         return None
     rows = current.delivery
@@ -185,7 +206,11 @@ def get_due_queues(rows: Iterable[NewMessage]) -> set[str]:
 
 
 def get_filled_queues(settlement: Settlement) -> set[str]:
-    """Return the queues in which a message is due at once after `settlement` is written."""
+    """Return the queues in which a message is due at once after `settlement` is written.
+
+    Subscribers of these queues get a hint to poll. A message is due there because the settlement
+    moves its own message, or because messages are published with it (`on_ack` of its unit).
+    """
     moved_queues = set() if settlement.queue is None or settlement.delay else {settlement.queue}
     return (
         moved_queues

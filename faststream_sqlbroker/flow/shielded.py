@@ -28,9 +28,9 @@ class ShieldedCalls:
     ) -> T:
         """Run `work` to the end, even if the caller is cancelled.
 
-        After a cancellation, `undo` is called unless `work` returned None or failed with an error
-        other than `UnknownOutcomeError`. Database errors of `undo` are dropped: leases expire by
-        themselves.
+        A cancelled caller never gets the result, for example a lease, so `undo` gives it back. It
+        is not called if `work` had no effect: it returned None, or failed with an error other than
+        `UnknownOutcomeError`. Database errors of `undo` are dropped: leases expire by themselves.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -39,6 +39,7 @@ class ShieldedCalls:
             if task.cancelled():
                 raise  # with the event loop
             remaining_work = asyncio.ensure_future(_finish(task, undo))
+            # asyncio refers to tasks weakly: the set keeps this one until its end.
             self._tasks.add(remaining_work)
             remaining_work.add_done_callback(self._tasks.discard)
             await wait_through_cancel(remaining_work, SHIELDED_TIMEOUT)
@@ -51,7 +52,10 @@ class ShieldedCalls:
 
 
 async def wait_through_cancel(task: "asyncio.Task[Any]", seconds: float) -> None:
-    """Wait for `task` for up to `seconds`, even if cancelled: the caller raises that later."""
+    """Wait for `task` for up to `seconds`, even if the caller is cancelled during the wait.
+
+    The cancellation is swallowed here, so the caller must raise it, or end, afterwards.
+    """
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
     while not task.done() and (remaining := deadline - clock()) > 0:
@@ -64,8 +68,8 @@ async def wait_through_cancel(task: "asyncio.Task[Any]", seconds: float) -> None
 async def _finish(task: "asyncio.Task[Any]", undo: Callable[[], Awaitable[object]] | None) -> None:
     """Wait for the end of `task`, whose caller was cancelled, and undo the effect, if any.
 
-    After an `UnknownOutcomeError` there may be an effect. A result of None means that there is
-    none.
+    After an `UnknownOutcomeError`, a COMMIT without an answer, there may be an effect. A result of
+    None means that there is none: for example, a claim found no message.
     """
     await asyncio.wait((task,))
     if task.cancelled():
@@ -79,7 +83,10 @@ async def _finish(task: "asyncio.Task[Any]", undo: Callable[[], Awaitable[object
 
 
 async def try_undo(undo: Callable[[], Awaitable[object]]) -> bool:
-    """Call `undo`; return False after a refusal or without an answer."""
+    """Call `undo`; return False if the database has refused or did not answer.
+
+    That is no error for the caller: a lease that is not given back expires.
+    """
     try:
         await undo()
     except StoreError:

@@ -43,7 +43,10 @@ class _ThreadCall:
     error: BaseException | None = None
 
     def run(self) -> None:
-        """Call the function in this thread, and keep the result or the error for `report`."""
+        """Call the function in this thread, and keep the result or the error for `report`.
+
+        If the caller has been cancelled before the start, the function is not called.
+        """
         if self.future.cancelled():
             return
         try:
@@ -56,18 +59,26 @@ class _ThreadCall:
             self.error = error
 
     def _enter_anyio(self) -> AbstractContextManager[None]:
-        """Return a context in which the function can use `anyio.from_thread`."""
+        """Return a context in which the function can use `anyio.from_thread`.
+
+        anyio allows that only in its own worker threads, so this marks the thread as such by
+        anyio's private functions; without them the context does nothing.
+        """
         if claim_worker_thread is None:
             return nullcontext()
         threadlocals.current_cancel_scope = self.scope
         return claim_worker_thread(self.backend, self.future.get_loop())
 
     def report(self) -> None:
+        """Hand the result over to the event loop of the caller, which alone may set the future."""
         with suppress(RuntimeError):  # the event loop is closed
             self.future.get_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
-        """Set the result of the caller's future; runs in the event loop."""
+        """Set the result of the caller's future; runs in the event loop.
+
+        A caller that was cancelled no longer waits, and its future accepts no result.
+        """
         if self.future.cancelled():
             return
         if self.error is None:
@@ -87,15 +98,18 @@ if hasattr(os, "register_at_fork"):
 
 
 async def run_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `function` in a thread; every call gets a thread at once.
+    """Call `function` in a daemon thread; every call gets a thread at once.
 
-    A cancellation ends the wait, not the function. The function may use `anyio.from_thread`.
+    Unlike with `asyncio.to_thread`, no call waits for a free thread of a pool, and a function that
+    does not end cannot keep the process from exiting. A cancellation ends the wait, not the
+    function. The function may use `anyio.from_thread`.
     """
     await asyncio.sleep(0)  # a pending cancellation comes before the start
     future = asyncio.get_running_loop().create_future()
     context = copy_context()
     if sniffio is not None:
-        context.run(sniffio.current_async_library_cvar.set, None)  # for `anyio.run` in the function
+        # Else `anyio.run` in the function would believe that an event loop runs in its thread.
+        context.run(sniffio.current_async_library_cvar.set, None)
     call = partial(context.run, function, *args, **kwargs)
     try:
         calls = _idle_queues.pop()
@@ -108,7 +122,11 @@ async def run_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: A
 
 
 def _run_calls(calls: _CallQueue) -> None:
-    """Run calls from the queue of this thread, which ends after some idle seconds."""
+    """Run calls from the queue of this thread, which ends after some idle seconds.
+
+    Each thread has a queue of its own. While it is in `_idle_queues`, `run_in_thread` may take it
+    and put the next call there.
+    """
     while True:
         try:
             call = calls.get(timeout=MAX_IDLE_SECONDS)
@@ -116,7 +134,7 @@ def _run_calls(calls: _CallQueue) -> None:
             try:
                 _idle_queues.remove(calls)
             except ValueError:
-                continue  # a call was added just now
+                continue  # `run_in_thread` has just taken the queue: its call comes next
             return
         call.run()
         # Before the report, because the next call may follow it at once.
@@ -130,7 +148,8 @@ async def run_in_tracked_thread(function: Callable[..., Any], /, *args: Any, **k
 
     The shutdown must know which workers wait for a thread: these are abandoned, not cancelled,
     because their messages must not be released. The function is noted in the worker's current
-    delivery, because a middleware may run the handler in another task.
+    delivery, because a middleware may run the handler in another task. Without a delivery it is a
+    schedule's function, noted for its task.
     """
     name = getattr(function, "__name__", None) or repr(function)
     if (delivery := current_delivery_var.get()) is not None:
@@ -148,8 +167,8 @@ async def run_in_tracked_thread(function: Callable[..., Any], /, *args: Any, **k
 
 
 def find_thread_function(task: "asyncio.Task[Any] | None") -> str | None:
-    """Return the name of the schedule's function that `task` waits for in a thread.
+    """Return the name of the schedule's function that `task` waits for in a thread, or None.
 
-    Cancelling the task would only end the wait.
+    A stop logs such a function as abandoned: to cancel the task would only end the wait.
     """
     return _schedule_functions.get(task)

@@ -71,7 +71,8 @@ class Wakeups:
     ) -> None:
         """Call `hint` when messages may have arrived in `queues`.
 
-        With `notify_only` nothing else makes the subscriber poll.
+        With `listen`, also for hints of other processes, if the database can carry them. With
+        `notify_only` nothing else makes the subscriber poll.
         """
         self._hints[hint] = frozenset(queues)
         if notify_only:
@@ -103,7 +104,10 @@ class Wakeups:
         self._wake_local(ALL)
 
     async def stop(self) -> None:
-        """End the tasks; pending hints are dropped."""
+        """End the tasks; pending hints are dropped.
+
+        That loses no message: a hint only makes subscribers poll sooner.
+        """
         tasks = [t for t in (self._listener, self._sender, self._watcher) if t is not None]
         # Tasks of another event loop have ended with it.
         tasks = [t for t in tasks if t.get_loop() is asyncio.get_running_loop()]
@@ -119,7 +123,10 @@ class Wakeups:
         self._watched_transactions.clear()
 
     def notify_published(self, queues: Iterable[str]) -> None:
-        """Send hints for a committed publish into `queues`."""
+        """Send hints for a committed publish into `queues`: at once here, soon to other processes.
+
+        Hints to these are collected for up to 10 ms, so that many publishes cost few notifications.
+        """
         names = frozenset(queues)
         if self._hints:
             self._wake_local(names)
@@ -132,8 +139,8 @@ class Wakeups:
         """Send hints for a publish into `queues` when the caller's `transaction` ends.
 
         There is no signal after COMMIT, so the transaction is checked every 10 ms; the hint goes
-        out when it is no longer active, and once more 20 ms later. A rollback costs one spurious
-        hint. However often a transaction publishes, each check covers it once.
+        out when it is no longer active, and once more 20 ms later. A rollback costs a spurious
+        hint. The reference is weak: the broker must not keep the caller's objects alive.
         """
         self._watched_transactions.setdefault(weakref.ref(transaction), set()).update(queues)
         if self._watcher is None or self._watcher.done():
@@ -142,11 +149,15 @@ class Wakeups:
     def _wake_local(self, queues: frozenset[str]) -> None:
         """Call the hints of this process for `queues`, or every hint if that is ALL."""
         for hint, registered in list(self._hints.items()):
+            # ALL is the empty set.
             if not queues or queues & registered:
                 hint(queues & registered)
 
     async def _watch(self) -> None:
-        """Check the callers' open transactions every 10 ms; send hints after the end of each."""
+        """Check the callers' open transactions every 10 ms; send hints after the end of each.
+
+        A transaction has ended if it is inactive, or if its object is gone (`ref()` is None).
+        """
         while self._watched_transactions:
             await self.clock.sleep(COALESCE_INTERVAL)
             ended = [
@@ -160,9 +171,10 @@ class Wakeups:
                 self._repeat_hint(queues)
 
     def _repeat_hint(self, queues: frozenset[str]) -> None:
-        """Send the hint for `queues` again soon.
+        """Send the hint for `queues` again soon, after the end of a caller's transaction.
 
-        The transaction may look ended slightly before its COMMIT makes the rows visible.
+        The transaction may look ended slightly before its COMMIT makes the rows visible. Then the
+        first hint made subscribers poll too early.
         """
 
         def send() -> None:
@@ -173,7 +185,10 @@ class Wakeups:
         self._timers.add(timer)
 
     async def _send(self) -> None:
-        """Notify other processes of published queues, together every 10 ms at most."""
+        """Notify other processes of published queues, together every 10 ms at most.
+
+        The first one after a pause goes out at once. The task ends when nothing is left to send.
+        """
         while self._pending_queues:
             await self.clock.sleep(
                 max(0.0, self._sent_at + COALESCE_INTERVAL - self.clock.monotonic())
@@ -190,8 +205,8 @@ class Wakeups:
     async def _listen(self) -> None:
         """Listen for notifications of other processes; reconnect after each failure.
 
-        Subscribers poll until then. The connection is checked regularly, because a proxy may keep
-        it open although the server is gone.
+        Subscribers poll until then. `alive` checks the connection, and with True queries the
+        server, because a proxy may keep a connection open although the server is gone.
         """
         failures = 0
         while True:
@@ -205,8 +220,8 @@ class Wakeups:
                     self._wake_local(ALL)
                     self.on_pauses()
                     for number in count(1):
-                        # Subscribers that poll only when notified must not wait for a closed
-                        # connection.
+                        # Pause until the next check, but end the pause if the connection is closed:
+                        # subscribers that poll only when notified would miss messages.
                         with suppress(TimeoutError):
                             async with self.clock.timeout(CHECK_INTERVAL):
                                 await closed.wait()
@@ -229,7 +244,10 @@ class Wakeups:
                     self._wake_local(ALL)
 
     def _on_notification(self, payload: str) -> None:
-        """Pass a notification on: `payload` is a queue, empty for all, or STATE_CHANGED."""
+        """Pass a notification on: `payload` is a queue, empty for all, or STATE_CHANGED.
+
+        STATE_CHANGED says that another process may have paused or resumed a queue.
+        """
         if payload == STATE_CHANGED:
             self.on_pauses()
             return

@@ -121,7 +121,8 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     async def _create_ctx(self) -> AsyncGenerator[list[SqlBroker], None]:
         """Move the brokers to a SQLite database of the test, and back afterwards.
 
-        With `with_real=True` only the call records are separate; everything else stays real.
+        The pump claims and runs the handlers in place of the brokers' loops. With `with_real=True`
+        only the call records, for assertions, are separate; everything else stays real.
         """
         if self.with_real:
             with ExitStack() as stack:
@@ -163,7 +164,11 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     def _move_broker(
         self, broker: Any, config: SqlBrokerSchemaConfig, pump: Pump
     ) -> Iterator[None]:
-        """Let `broker` work on the test's database and clock inside the block."""
+        """Let `broker` work on the test's database and clock inside the block.
+
+        Its parts are built anew around the test's store, as at its own creation. The attributes
+        that this replaces get their old values after the block.
+        """
         shared = broker.config.broker_config
         with ExitStack() as stack:
             stack.enter_context(
@@ -175,6 +180,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             store = TestStore(pump.database.engine, build_tables(config), clock=clock)
             broker.engine = store.engine
             broker._work_on(store, clock)  # noqa: SLF001 - the composition root
+            # Time stands still: the pump says when a message may be there.
             broker._direct_claimer.polls = False  # noqa: SLF001
             store.send_heartbeat = broker._heartbeat.tick  # noqa: SLF001
             broker._under_test = pump  # noqa: SLF001
@@ -192,7 +198,10 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     @contextmanager
     @override
     def _patch_producer(self, broker: Any) -> Generator[None, None, None]:
-        """Replace the producer and the requests inside the block; `_move_broker` restores both."""
+        """Replace the producer and the requests inside the block; `_move_broker` restores both.
+
+        With these, a publish also runs the handlers, and a request gets its reply without a loop.
+        """
         store = broker._store  # noqa: SLF001
         wakeups = broker._wakeups  # noqa: SLF001
         limits = broker._publish_limits(store, broker._clock)  # noqa: SLF001
@@ -222,10 +231,12 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     def _fake_start(self, broker: Any, *args: Any, **kwargs: Any) -> None:
         """Register the broker's schedules and subscribers with the pump instead of starting loops.
 
-        Called again at each start of the broker, so only what is new is added.
+        The pump claims and delivers step by step in place of their loops. Called again at each
+        start of the broker, so only what is new is added.
         """
         super()._fake_start(broker, *args, **kwargs)
         pump: Any = broker._under_test  # noqa: SLF001
+        # With the real database there is no pump to describe what waits: use an empty text.
         describe = "".__str__ if pump is None else pump.describe_waiting
         for recorder in _list_recorders(broker):
             attach_waiting_report(recorder, describe)
@@ -270,8 +281,11 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     def create_publisher_fake_subscriber(
         self, broker: SqlBroker, publisher: "QueuePublisher"
     ) -> tuple[Any, bool]:
-        """Return the subscriber whose calls count as the publisher's: a real subscriber, or a new
-        fake.
+        """Return the subscriber whose calls count as the publisher's, and True if that one is real.
+
+        FastStream calls this so that a test can assert on a publisher. Without a real subscriber of
+        its queue, a fake subscribes. If the queue is not known, or is only forwarded, the fake gets
+        a name that no message has, and the producer records the calls.
         """
         subscribers = [
             cast("QueueSubscriber", subscriber)
@@ -296,7 +310,10 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
 
 
 def _convert_to_sqlite(config: SqlBrokerSchemaConfig) -> SqlBrokerSchemaConfig:
-    """Return a configuration of the same tables for SQLite."""
+    """Return a configuration of the same tables for SQLite.
+
+    SQLite has neither schemas nor partitions.
+    """
     return replace(config, schema=None, archive_partitions=None)
 
 
@@ -322,7 +339,10 @@ def _block_sync_producers() -> Iterator[None]:
 
 
 def _connect_producer(broker: Any) -> None:
-    """Give the producer the broker's current serializer, codec and context."""
+    """Give the producer the broker's current serializer, codec and context.
+
+    The real producer gets these when the broker connects, which a test skips.
+    """
     config = broker.config
     config.producer.connect(
         config.fd_config._serializer,  # noqa: SLF001
@@ -332,7 +352,10 @@ def _connect_producer(broker: Any) -> None:
 
 
 def _set_seed(subscriber: Any, seed: int) -> None:
-    """Make the jitter of a subscriber's retries the same in each run of the test."""
+    """Make the jitter of a subscriber's retries the same in each run of the test.
+
+    An application's own strategy may have no generator.
+    """
     strategy = subscriber.config.settings.retry_strategy
     if (generator := getattr(strategy, "_random", None)) is not None:
         generator.seed(seed)
@@ -345,7 +368,10 @@ def _list_recorders(broker: Any) -> list[CallRecorder]:
 
 @contextmanager
 def _restore_attributes(owners: Iterable[Any], names: Iterable[str]) -> Iterator[None]:
-    """Restore the current attributes `names` of `owners` after the block, which replaces them."""
+    """Restore the current attributes `names` of `owners` after the block, which replaces them.
+
+    An attribute that an owner does not have now is left alone.
+    """
     saved = [
         (owner, name, getattr(owner, name))
         for owner in owners
@@ -363,7 +389,8 @@ def _restore_attributes(owners: Iterable[Any], names: Iterable[str]) -> Iterator
 def _isolate_records(broker: Any) -> Iterator[None]:
     """Give handlers and publishers separate call records inside the block.
 
-    An outer test keeps its calls.
+    A call record keeps the calls of a handler for the test's assertions. If the test runs inside of
+    another, whose `is_test` is set already, the outer test keeps its calls.
     """
     handlers = [call.handler for subscriber in broker.subscribers for call in subscriber.calls]
     under_test = [endpoint for endpoint in (*handlers, *broker.publishers) if endpoint.is_test]

@@ -135,7 +135,10 @@ class VirtualClock:
         await self._advance_to(_round_up(to_microseconds(moment)))
 
     async def _advance_to(self, end: int) -> None:
-        """Jump from event to event until `end` (microseconds), and let each event's work finish."""
+        """Jump from event to event until `end` (microseconds), and let each event's work finish.
+
+        A single jump to the end would skip what events cause, such as a retry before the end.
+        """
         if self._advancing is not None or self.is_delivering():
             raise SetupError(
                 "advance waits until no handler runs, and only one task can move time at a time: "
@@ -155,7 +158,10 @@ class VirtualClock:
             self._advancing = None
 
     def _get_next_time(self) -> int | None:
-        """Return the time of the next event or timer, in microseconds since 1970, or None."""
+        """Return the time of the next event or timer, in microseconds since 1970, or None.
+
+        Rounded up to the resolution of SQLite's clock: before that, the event would not be due.
+        """
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
         times = [time for pump in self._pumps if (time := pump.get_next_time()) is not None]
@@ -165,11 +171,15 @@ class VirtualClock:
         return max(self.microseconds, _round_up(min(times))) if times else None
 
     def _set_time(self, time: int) -> None:
-        """Set the time, and run the timers that are due by then."""
+        """Set the time, and run the timers that are due by then.
+
+        All due timers are removed before any is run: a call may start a new timer, which must wait
+        for the next jump even if it is due at once.
+        """
         self.microseconds = max(self.microseconds, time)
         now = self.monotonic()
-        # A timer that one of these calls starts again ends at a later time.
         due = []
+        # The small margin is for rounding errors of sums.
         while self._timers and self._timers[0][0] <= now + 1e-7:
             self._last_timer_end, _, timer = heapq.heappop(self._timers)
             due.append(timer)
@@ -179,7 +189,10 @@ class VirtualClock:
                 call()
 
     async def _run_until_idle(self) -> None:
-        """Deliver due messages until no handler, timer or store call has work left at this time."""
+        """Deliver due messages until no handler, timer or store call has work left at this time.
+
+        With several brokers, a delivery of one may publish for another: repeat until none works.
+        """
         await self.wait_until_idle()
         has_worked = True
         while has_worked:
@@ -230,13 +243,16 @@ class VirtualClock:
         self.notify_change()
 
     def notify_change(self, *_: object) -> None:
-        """Notify waiting code that something has changed."""
+        """Notify waiting code that something has changed: a call, a wait or a delivery."""
         self._change_count += 1
+        # A new event each time, so that later waits are for later changes.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def wait_for_change(self, deadline: float | None, subject: str) -> None:
         """Wait until something changes, until `deadline` (the event loop's time).
+
+        A change is the start or end of a call of the store, of a wait for time, or of a delivery.
 
         Raises:
             TimeoutError: nothing changed; the message names the `subject` that was waited for.
@@ -252,7 +268,8 @@ class VirtualClock:
     def is_waiting_for_time(self, task: "asyncio.Task[Any]", *, within: bool = False) -> bool:
         """Return True if `task` waits for virtual time, so a wait for the task would never end.
 
-        With `within`, also if a task that was created by the delivery `task` waits.
+        Virtual time is the time of this clock. With `within`, also if another task that the handler
+        in `task` has created waits.
         """
         return self._waiting_tasks[task] > 0 or (within and self._waiting_deliveries[task] > 0)
 
@@ -264,7 +281,7 @@ class VirtualClock:
     # -- as a TimeSource -----------------------------------------------------------------------
 
     def monotonic(self) -> float:
-        """Return the seconds since the start."""
+        """Return the seconds since the start, not before the end of the last timer that has run."""
         # Trap: sums of floats may be slightly after their millisecond. Code that waits until such a
         # time would poll forever if the clock stood before it.
         return max(self._last_timer_end, (self.microseconds - self._started_at) / 1_000_000)
@@ -276,13 +293,17 @@ class VirtualClock:
     def call_later(
         self, seconds: float, callback: Callable[..., object], *args: object
     ) -> VirtualTimer:
-        """Call `callback` after `seconds` of virtual time."""
+        """Call `callback` after `seconds` of virtual time, during a jump of the clock."""
         timer = VirtualTimer(partial(callback, *args))
+        # The number orders timers of the same time: first started, first called.
         heapq.heappush(self._timers, (self.monotonic() + seconds, next(self._number), timer))
         return timer
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until `advance` has moved the time forward by `seconds`."""
+        """Wait until `advance` has moved the time forward by `seconds`.
+
+        The task is marked as waiting for time, so that `advance` does not wait for its end.
+        """
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -296,14 +317,19 @@ class VirtualClock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Return asyncio's timeout, but expiring after `seconds` of virtual time."""
+        """Return asyncio's timeout, but let it expire after `seconds` of virtual time.
+
+        A timer of this clock moves the timeout's end, which is without limit at first, to now. None
+        never expires.
+        """
         async with asyncio.timeout(None) as scope:
             if seconds is None:
                 yield scope
                 return
 
             def expire() -> None:
-                # A task that waits for a cancelled statement may still be ending.
+                # A scope that has expired must not be changed. Its task may still be ending, if it
+                # waits for a cancelled statement.
                 if not scope.expired():
                     scope.reschedule(asyncio.get_running_loop().time())
 
@@ -320,7 +346,8 @@ class VirtualClock:
     def _mark_waiting(self) -> Iterator[None]:
         """Mark the running task, and the delivery that created it, as waiting for virtual time.
 
-        Otherwise `advance` would wait for a handler that in turn waits for `advance`.
+        Otherwise `advance` would wait for a handler that in turn waits for `advance`. The delivery
+        is the task of the handler; counters, because it may have several waiting tasks.
         """
         counts = [
             (self._waiting_tasks, asyncio.current_task()),

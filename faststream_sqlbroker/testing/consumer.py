@@ -58,7 +58,11 @@ class SteppedConsumer(QueueConsumer):
         return (row for row in self.iter_live() if row.due <= now and row.lease_ends_at is None)
 
     def start_claims(self) -> None:
-        """Let the pump claim for this subscriber; works without an event loop."""
+        """Let the pump claim for this subscriber; works without an event loop.
+
+        No loop and no worker is started, and the subscriber joins the heartbeat passively: only
+        pauses by the test itself reach it.
+        """
         if not self._stopping:
             return
         self._start_life(pauses_known=True)
@@ -74,7 +78,10 @@ class SteppedConsumer(QueueConsumer):
 
     @override
     async def _end_workers(self, graceful_timeout: float | None) -> Workers:
-        """Stop the tasks of the pump, which are the workers of this subscriber."""
+        """Stop the tasks of the pump, which are the workers of this subscriber.
+
+        Then the stop drains, cancels or abandons them like real workers.
+        """
         self._workers = self._pump.list_delivery_tasks(self)
         return await super()._end_workers(graceful_timeout)
 
@@ -84,7 +91,7 @@ class SteppedConsumer(QueueConsumer):
             await asyncio.wait((self._stop_task,))
 
     def abandon(self) -> None:
-        """Stop at the end of the test without writing anything."""
+        """Stop at the end of the test without writing anything: the database is removed."""
         self._stopping = True
         self.registration.mark_stopping()
         if self._heartbeat is not None:
@@ -104,7 +111,8 @@ class SteppedConsumer(QueueConsumer):
             ReadyPair(*pair, 0.0) for pair in list(pairs)[: None if claims_several else 1]
         ]
         poll_delay: float | None = 0.0
-        # The age of the last complete read is measured in real time.
+        # Search from the first due row, not from the end of the last claim. How long that position
+        # is used depends on real time, so tests would differ from run to run.
         self._fetcher.reset_position()
         for _ in range(MAX_CLAIM_TRIES):
             limit = self.inflight.missing_count or settings.run_size
@@ -124,7 +132,10 @@ class SteppedConsumer(QueueConsumer):
             await self.write_outcomes()
 
     async def deliver(self) -> None:
-        """Run the handler on the first waiting row, and write the outcome."""
+        """Run the handler on the first waiting row, or on the batch, and write the outcome.
+
+        Called by the pump, in a task for each delivery, in place of a worker that runs many.
+        """
         try:
             await self._make_worker().run_one()
         finally:
@@ -133,7 +144,8 @@ class SteppedConsumer(QueueConsumer):
     async def write_outcomes(self) -> None:
         """Write all recorded outcomes now; retry outcomes that the database refused.
 
-        The quarantine holds refused outcomes until they are retried.
+        The quarantine holds refused outcomes until they are retried; its tick returns None when it
+        is empty. The lock lets one delivery write at a time.
         """
         async with self._writing:
             self._flusher.flush_soon()
@@ -145,7 +157,10 @@ class SteppedConsumer(QueueConsumer):
                 await self._ack_first_tracker.write_ended()
 
     async def renew_leases(self) -> None:
-        """Renew the leases of running handlers that have reached the age for a renewal."""
+        """Renew the leases of running handlers that have reached the age for a renewal.
+
+        Called at each jump of the clock, in place of the loop that renews leases.
+        """
         if self.inflight.held:
             await self._lease_keeper.tick()
 

@@ -62,7 +62,10 @@ class TestNow:
         self._original = sqlite3.connect(":memory:", check_same_thread=False)
 
     def __call__(self, moment: Any) -> Any:
-        """Return the Julian day of `moment`."""
+        """Return the Julian day of `moment`: SQLite's form of a time, in days.
+
+        Only 'now' is replaced; any other moment goes to SQLite's own function.
+        """
         if moment != "now":
             return self._original.execute("SELECT julianday(?)", (moment,)).fetchone()[0]
         clock = self.clock
@@ -102,7 +105,9 @@ class TestDatabase:
     __test__ = False
 
     def __init__(self, clock: VirtualClock, engine: AsyncEngine | None = None) -> None:
-        """Use `engine`, or a new file.
+        """Use `engine`, or a new file in a temporary folder.
+
+        Each connection that leaves the engine's pool gets the test's clock.
 
         Raises:
             SetupError: `engine` is not SQLite with a file.
@@ -128,7 +133,11 @@ class TestDatabase:
         return self.is_external and connection.engine.pool is self.engine.pool
 
     def create_tables(self, config: SqlBrokerSchemaConfig) -> None:
-        """Create the missing tables of a configuration."""
+        """Create the missing tables of a configuration, and the outbox.
+
+        In an empty file a cached script does this, much faster than the real creation. A private
+        file needs no safety: it does not survive the test.
+        """
         if config in self._configs:
             return
         self._configs.add(config)
@@ -145,7 +154,11 @@ class TestDatabase:
             _create_tables(self.path, config)
 
     def _install_clock(self, connection: Any, record: Any, _proxy: Any) -> None:
-        """Make SQLite's current time the test's clock on a connection that leaves the pool."""
+        """Make SQLite's current time the test's clock on a connection that leaves the pool.
+
+        The broker's statements read the time by `julianday`. A given engine may have connections of
+        an earlier test, so each is checked.
+        """
         if record.info.get(_CLOCK_KEY) is not self._now:
             # Trap: statements that the connection has prepared before keep SQLite's own function
             # until a function with the same number of arguments is replaced, which the second call
@@ -157,7 +170,10 @@ class TestDatabase:
             record.info[_CLOCK_KEY] = self._now
 
     async def close(self) -> None:
-        """Remove the file; a given engine keeps the file, without the outbox."""
+        """Remove the file; a given engine keeps its file, without the outbox.
+
+        Its connections may go on after the test: they read real time from now on.
+        """
         self._now.clock = None
         event.remove(self.engine.sync_engine, "checkout", self._install_clock)
         if self._reader is not None:
@@ -178,7 +194,10 @@ class TestDatabase:
     # -- reading -------------------------------------------------------------------------------
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return committed rows of the file."""
+        """Return committed rows of the file, by a connection that is opened at the first call.
+
+        It is synchronous, so that failed assertions, and tests without an event loop, can read.
+        """
         if self._reader is None:
             self._reader = sqlite3.connect(self.path, check_same_thread=False, timeout=10)
             self._reader.isolation_level = None
@@ -186,7 +205,7 @@ class TestDatabase:
 
     def list_live(self, table: str) -> "list[LiveRow]":
         """Return the live messages, by due time, priority, id; cached until the next commit."""
-        # The number changes with each commit.
+        # SQLite changes this number with each commit of another connection.
         [(version,)] = self.read("PRAGMA data_version")
         if self._live.get(table, (None,))[0] != version:
             rows = self.read(
@@ -199,7 +218,10 @@ class TestDatabase:
     def list_published(
         self, table: str, queue: str | None, message_id: int | None = None
     ) -> list[Any]:
-        """Return `COPIED_COLUMNS` of published messages, in order; None is any queue, or any id."""
+        """Return `COPIED_COLUMNS` of published messages, in order; None is any queue, or any id.
+
+        They come from the outbox, which keeps each message as published.
+        """
         return self.read(
             f"SELECT {', '.join(COPIED_COLUMNS)} FROM {table}_outbox "
             "WHERE queue = coalesce(?, queue) AND id = coalesce(?, id) ORDER BY id",
@@ -215,7 +237,8 @@ class TestDatabase:
         """Return the ids that `insert` would use, without inserting; no later insert uses them.
 
         A publish in the caller's transaction in another database needs its ids now, although the
-        messages are inserted here only after its COMMIT.
+        messages are inserted here only after its COMMIT. The rollback also resets SQLite's counter
+        of ids (`sqlite_sequence`), which is therefore set past these ids.
         """
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -245,21 +268,22 @@ class TestDatabase:
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
             ids = dict(zip(reserved_ids, await insert(connection), strict=True))
-            for old, new in ids.items():
+            # An inserted id of None is a message that was not stored, for its dedup_id exists.
+            for reserved_id, inserted_id in ids.items():
                 for name in (table, f"{table}_outbox"):
                     await connection.exec_driver_sql(
                         f"UPDATE {name} SET id = ? WHERE id = ?",
-                        (old, new),
+                        (reserved_id, inserted_id),
                     )
                 await connection.exec_driver_sql(
                     f"UPDATE {table}_policy_state SET counter = ?, key = ? "
                     f"WHERE {_IS_MIRRORED_SQL} AND counter = ?",
-                    (old, str(old), new),
+                    (reserved_id, str(reserved_id), inserted_id),
                 )
-        return [old for old, new in ids.items() if new is not None]
+        return [reserved_id for reserved_id, inserted_id in ids.items() if inserted_id is not None]
 
     async def remove_messages(self, table: str, ids: Sequence[int]) -> None:
-        """Remove messages that no handler works on."""
+        """Remove the messages `ids`, except those that a handler works on or has finished."""
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql(
                 f"DELETE FROM {table} WHERE id IN ({_build_placeholders(ids)}) AND state IN "
@@ -279,7 +303,8 @@ def _get_outbox_name(config: SqlBrokerSchemaConfig) -> str:
 def _create_tables(path: str, config: SqlBrokerSchemaConfig) -> None:
     """Create missing tables, and the outbox: a table that keeps every message as published.
 
-    A trigger copies each new message, because the message's row changes and goes away.
+    A trigger copies each new message, because the message's row changes and goes away. The outbox
+    of an earlier test is replaced.
     """
     outbox = _get_outbox_name(config)
     message = config.message_table_name
@@ -300,7 +325,11 @@ def _create_tables(path: str, config: SqlBrokerSchemaConfig) -> None:
 
 @cache
 def _build_script(config: SqlBrokerSchemaConfig) -> str:
-    """Build a script that creates empty tables in milliseconds; cached for all tests."""
+    """Build a script that creates empty tables in milliseconds; cached for all tests.
+
+    The script is the dump of a temporary file, in which the tables were created as in a real
+    database.
+    """
     with tempfile.TemporaryDirectory(prefix="sqlbroker-test-") as folder:
         path = f"{folder}/template.db"
         _create_tables(path, config)
@@ -313,7 +342,10 @@ def _build_script(config: SqlBrokerSchemaConfig) -> str:
 
 
 def _get_path(engine: AsyncEngine) -> str:
-    """Return the file of the application's engine; refuse anything but a SQLite file."""
+    """Return the file of the application's engine; refuse anything but a SQLite file.
+
+    A database in memory has no file that a second connection, the test's reader, could open.
+    """
     name = engine.dialect.name
     path = engine.url.database
     if name != "sqlite" or not path or ":memory:" in path or isinstance(engine.pool, StaticPool):

@@ -38,6 +38,8 @@ class FakeProducer(SqlBrokerProducer):
     async def publish(self, cmd: "SqlBrokerPublishCommand") -> int | None:
         """Write a message, and run the first attempt, unless a transaction must end first.
 
+        An attempt is one run of a handler. With a `connection` it runs after the caller's COMMIT.
+
         Raises:
             Exception: the handler's error, after its outcome was written.
         """
@@ -59,12 +61,13 @@ class FakeProducer(SqlBrokerProducer):
     def _register_record(self, cmd: "SqlBrokerPublishCommand", ids: Sequence[int | None]) -> None:
         """Prepare to record the messages of a publisher as calls, once committed.
 
-        Only needed for messages that the publisher's own subscriber, which otherwise records them,
-        does not get.
+        A test asserts on the calls of a publisher. A subscriber of its queue records them, real or
+        fake; this is for messages to other queues.
         """
         records = self._publisher.records
         for message_id in ids:
-            # Trap: the id of a message that was rolled back may be given again.
+            # Trap: the id of a message that was rolled back may be given again, and must not keep
+            # the record of the first message.
             records.pop(message_id, None)
             if message_id is not None and cmd.publisher in self._publisher.recorded_queues:
                 records[message_id] = partial(self._record_call, cmd.publisher)
@@ -72,8 +75,8 @@ class FakeProducer(SqlBrokerProducer):
     async def _record_call(self, publisher: Any, message_id: int) -> None:
         """Record a published message as a call of the publisher.
 
-        Called after the commit. A message in the queue of the publisher's own subscriber is
-        skipped: that subscriber records it.
+        Called after the commit, with the message as it is in the outbox. A message in the queue of
+        the publisher's own subscriber is skipped: that subscriber records it.
         """
         test_publisher = self._publisher
         for row in test_publisher.pump.database.list_published(
@@ -83,7 +86,7 @@ class FakeProducer(SqlBrokerProducer):
             if queue == test_publisher.recorded_queues[publisher]:
                 continue
             times = from_microseconds(created_at), from_microseconds(due_at)
-            # Never attempted, as at its publish.
+            # The rest of a claimed message: no attempts, no lease, as at its publish.
             state = (0, 0, 0, *times, None, None, None, times[0], UUID(int=0))
             claimed_message = ClaimedMessage(
                 message_id, queue, payload, headers, priority, key, *state
@@ -111,7 +114,8 @@ class FakePublisher(Publisher):
     async def deliver(self, ids: Sequence[int | None]) -> None:
         """Run the first attempts of the messages `ids`, and raise their errors.
 
-        Messages published in a handler's transaction wait for its COMMIT.
+        In a handler's transaction nothing is run: its messages are visible only after its COMMIT,
+        when the pump finds them as due.
         """
         if get_only_writer(self._store.dialect, self._store.engine) is not None:
             return
@@ -124,7 +128,8 @@ class FakePublisher(Publisher):
     def _get_count_connection(self, connection: Any) -> Any:
         """Return the connection that counts due messages for `max_depth`; None for a new one.
 
-        Only in the engine passed to TestSqlBroker can the caller's transaction see the messages.
+        Without an engine of its own, the test keeps the messages in a private file, which the
+        caller's connection does not see.
         """
         return connection if self.pump.database.is_external else None
 
@@ -136,7 +141,7 @@ class FakePublisher(Publisher):
 
         In the engine passed to TestSqlBroker the caller's transaction itself inserts the rows. For
         a transaction of another database only ids are reserved, and the rows are inserted after its
-        COMMIT.
+        COMMIT: a rollback there must leave no messages here.
         """
         if connection is None or not rows:
             return await super()._write(rows, connection=None)
@@ -155,7 +160,7 @@ class FakePublisher(Publisher):
         if not sync_connection.in_transaction():
             # Begin, as an INSERT would: without a transaction there would be no COMMIT to wait for.
             await async_connection.run_sync(Connection.begin)
-        # This runs all checks.
+        # The insert is rolled back, but runs all checks, whose errors belong to this publish.
         insert = partial(self._store.insert_in, rows=rows)
         ids = await self.pump.database.reserve_ids(insert, self.table)
         reserved = [(id_, row) for id_, row in zip(ids, rows, strict=True) if id_ is not None]
@@ -164,7 +169,10 @@ class FakePublisher(Publisher):
         return ids
 
     async def _insert_reserved(self, reserved: "Sequence[tuple[int, NewMessage]]") -> None:
-        """Insert messages after the caller's COMMIT, with the ids it already got; deliver them."""
+        """Insert messages after the caller's COMMIT, with the ids it already got; deliver them.
+
+        Called by `HeldPublishes`. `reserved` has each row with its id.
+        """
         ids, rows = zip(*reserved, strict=True)
         database = self.pump.database
         insert = partial(self._store.insert_in, rows=rows)
@@ -174,8 +182,9 @@ class FakePublisher(Publisher):
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         """Insert the rows of synchronous code like `_write`.
 
-        Rows that are inserted after the COMMIT get negative ids, because without an event loop no
-        ids can be reserved in the database.
+        A transaction of the test's own engine inserts them now; for another database they are
+        inserted after its COMMIT. Then they get negative ids, because without an event loop no ids
+        can be reserved in the test's database.
         """
         sync_connection = (
             connection if isinstance(connection, Connection) else connection.connection()
@@ -239,7 +248,8 @@ class TestRequests(Requests):
                 raise  # the handler's own error
             msg = f"no reply to the request to queue {row.queue!r} within {timeout} s"
             raise TimeoutError(msg) from error
-        # Replies to other requests, which run at the same time, stay.
+        # The handler has run, so the reply is there. All requests of a process share a queue:
+        # replies to others, which run at the same time, stay.
         for reply in await self._store.replies.read_replies(address.queue):
             if _is_for(reply, address, correlation_id):
                 await self._store.replies.remove([reply.id])
@@ -251,14 +261,20 @@ class TestRequests(Requests):
         )
 
     async def _withdraw(self, ids: Sequence[int | None]) -> None:
-        """Remove a request whose caller stopped waiting: requests do not expire in virtual time."""
+        """Remove a request whose caller stopped waiting, before a handler starts it.
+
+        A real request expires by itself, but the test's time may stand still.
+        """
         publisher = self._publisher
         request_ids = [id_ for id_ in ids if id_ is not None]
         await publisher.pump.database.remove_messages(publisher.table, request_ids)
 
 
 def _is_for(reply: ClaimedMessage, address: ReplyAddress, correlation_id: str | None) -> bool:
-    """Return True if `reply` answers the request: by reply id, or else by correlation id."""
+    """Return True if `reply` answers the request: by its reply id, or else its correlation id.
+
+    A replier that does not copy the header with the reply id still keeps the correlation id.
+    """
     reply_id = reply.headers.get(REPLY_ID)
     if reply_id is None:
         return correlation_id == reply.headers.get("correlation_id")

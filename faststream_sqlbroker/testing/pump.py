@@ -105,8 +105,9 @@ class _ChainLengths:
     def add(self, delivery: RunningDelivery, last_id: int) -> int:
         """Return the length of the chain that ends with `delivery`.
 
-        `last_id` is the table's last id now. Every message with an id since the previous call
-        counts as published by this delivery.
+        It is one more than the longest chain that led to one of its messages; a message that comes
+        back is in its own chain. `last_id` is the table's last id now: messages with an id since
+        the previous call count as published by this delivery.
         """
         self.count += 1
         table = delivery.consumer.table
@@ -155,10 +156,14 @@ class Pump:
         """Let `consumer` claim from now on, until the stop."""
         if consumer not in self._consumers:
             self._consumers.append(consumer)
+        # Subscribers without a startable message may have one now: they share the database.
         self._blocked_consumers = set()
 
     def is_consumed(self, queue: str) -> bool:
-        """Return True if a subscriber of the test has `queue`, paused or not."""
+        """Return True if a running subscriber of the test has `queue`, paused or not.
+
+        A request to another queue would never be answered, so it is refused at once.
+        """
         return any(
             queue in consumer.settings.queues
             for consumer in self._consumers
@@ -176,7 +181,10 @@ class Pump:
         ]
 
     async def close(self) -> None:
-        """Cancel everything that waits for time to pass."""
+        """End the test: stop the subscribers, and cancel everything that waits for time to pass.
+
+        The clock no longer moves, so what waits for it would never end.
+        """
         await self.held_publishes.close()
         self._closed = True
         for consumer in self._consumers:
@@ -197,15 +205,19 @@ class Pump:
         """Deliver the messages `ids` and all other due messages, for a publish in a test.
 
         Raise the first error of their first attempts, as if the handler ran inside the publish.
+        Errors of later attempts are left to `drain`.
         """
         own_keys = {(table, message_id) for message_id in ids if message_id is not None}
         self._blocked_consumers = set()
+        # Messages of which another call awaits the attempt: errors go to the call that was first.
         own_keys -= self._awaited
         self._awaited |= own_keys
         failure_count = len(self._failures)
         try:
             await self.run_due()
             await self._wait_until_ended(own_keys)
+            # A policy or a busy worker may hold the messages back until another handler has ended.
+            # A handler that publishes does not wait for that: it may be this handler itself.
             while not self.clock.is_delivering() and await self._wait_for_blocking_handler(
                 own_keys, table
             ):
@@ -217,7 +229,8 @@ class Pump:
     def _raise_first_failure(self, own_keys: set[tuple[str, int]], start: int) -> None:
         """Raise the first unreported error from index `start` on, as the publish's own error.
 
-        The error of a message that another publisher waits for is left to that publisher.
+        It may come from a message that the handler has published in turn. The error of a message
+        that another publisher waits for is left to that publisher; later attempts to `drain`.
         """
         for failure in self._failures[start:]:
             if failure.is_reported or not failure.is_first_attempt:
@@ -228,6 +241,9 @@ class Pump:
 
     async def finish_running(self, *, time_follows: bool = False) -> None:
         """Wait until no handler runs, or is about to be started by a committed transaction.
+
+        Called before time is advanced and by `drain`: the result must not depend on how fast the
+        handlers are. Handlers that wait for time are not waited for.
 
         Args:
             time_follows: True if time is advanced next, so that a handler which waits for time in
@@ -254,7 +270,8 @@ class Pump:
     def _is_running(self, delivery: RunningDelivery, time_follows: bool) -> bool:
         """Return True if the delivery can end without an advance of time.
 
-        `time_follows` is True if the caller advances time next.
+        Waiting for a handler that sleeps on the test's clock would never end. With `time_follows`,
+        which says that the caller advances time next, the tasks that it has created count, too.
         """
         task = delivery.task
         return not task.done() and not self.clock.is_waiting_for_time(task, within=time_follows)
@@ -264,8 +281,9 @@ class Pump:
     ) -> bool:
         """Wait for a running handler if a due message of `own_keys` still has no lease.
 
-        Such a message is blocked by a policy, its order or a busy worker. Return False if no
-        handler runs that could unblock it, or no message is blocked.
+        Such a message is blocked by a policy, its order or a busy worker, until a handler ends.
+        Return False if no message is blocked, or no handler runs that could unblock it; True if
+        one has ended, so that the caller tries again.
         """
         now = self.clock.microseconds
         live = self.database.list_live(table)
@@ -287,9 +305,10 @@ class Pump:
         return True
 
     async def _wait_until_ended(self, own_keys: set[tuple[str, int]]) -> None:
-        """Wait until no other task runs a handler on any of `own_keys`.
+        """Wait until no other task runs a handler on any of `own_keys` (tables and message ids).
 
-        A nested or concurrent `run_due` may have started these deliveries.
+        A nested or concurrent `run_due` may have started these deliveries. The current task is
+        left out: it may be such a handler, which publishes.
         """
         current = asyncio.current_task()
         for task, delivery in list(self._deliveries.items()):
@@ -300,7 +319,8 @@ class Pump:
         """Deliver all due messages until there are no more; return True if there were any.
 
         Called after each publish and each jump of the clock. A handler that publishes calls it
-        again inside its own delivery.
+        again inside its own delivery: such nesting, and deliveries that cause each other, form a
+        chain, which is called endless if it gets too long.
 
         Args:
             limit: Maximum real seconds of a handler.
@@ -330,7 +350,10 @@ class Pump:
         return chains.count > 0
 
     def _check_endless(self) -> None:
-        """Raise AssertionError if `run_due` has detected an endless chain of deliveries."""
+        """Raise AssertionError if `run_due` has detected an endless chain of deliveries.
+
+        Every handler that publishes in the chain gets the error, so that all of them end.
+        """
         if self._is_endless:
             raise AssertionError(
                 f"deliveries do not end at {self.clock.now:%H:%M:%S.%f}: handlers publish to each "
@@ -341,6 +364,8 @@ class Pump:
         """Deliver the first due message; return the delivery, or None if no message may start.
 
         A claimed message either joins a batch that still waits for messages, or starts a delivery.
+        The claim goes on if the caller is cancelled, and is then released: its result would be
+        unknown otherwise. Return after the handler's end, or when it waits for time.
         """
         async with self._claiming:
             claimed = await self._shielded.run(self._claim_next(), self._release_claims)
@@ -367,8 +392,8 @@ class Pump:
         """Claim the first due message of all subscribers; return the subscriber.
 
         The second value is a batch that still waits for messages and takes this one, or None. A
-        subscriber whose claim finds nothing is blocked until something changes, although its
-        messages are due: a policy, for example, holds them back. Return None if no message may
+        subscriber whose claim finds nothing, as a policy holds its due messages back, is blocked:
+        without a change another claim would find nothing again. Return None if no message may
         start.
         """
         while True:
@@ -408,17 +433,21 @@ class Pump:
     def _join_batch(self, consumer: SteppedConsumer) -> RunningDelivery | None:
         """Return the started batch that takes the claimed rows, if any still waits for messages.
 
-        With `batch_max_wait` a handler's batch is filled over several claims before it runs.
+        With `batch_max_wait` a handler's batch is filled over several claims before it runs. Its
+        worker takes the rows itself; here they are only noted for the report of `drain`.
         """
-        gathering = consumer.inflight.first_pending_batch
-        if gathering is None or gathering.task not in self._deliveries:
+        pending_batch = consumer.inflight.first_pending_batch
+        if pending_batch is None or pending_batch.task not in self._deliveries:
             return None
-        delivery = self._deliveries[gathering.task]
-        delivery.add(consumer.list_waiting()[: gathering.missing_count])
+        delivery = self._deliveries[pending_batch.task]
+        delivery.add(consumer.list_waiting()[: pending_batch.missing_count])
         return delivery
 
     def _start(self, consumer: SteppedConsumer) -> RunningDelivery:
-        """Start a task that runs the handler on the claimed rows."""
+        """Start a task that runs the handler on the claimed rows: all in a batch, else the first.
+
+        A task for each delivery lets handlers overlap that wait for time, or for each other.
+        """
         rows = consumer.list_waiting() if consumer.settings.batch else consumer.list_waiting()[:1]
         task = asyncio.create_task(self._deliver(consumer), name=consumer.title)
         delivery = self._deliveries[task] = RunningDelivery(consumer, task)
@@ -427,14 +456,21 @@ class Pump:
         return delivery
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        """Forget an ended delivery; retrieve the exception so asyncio logs nothing."""
+        """Forget an ended delivery, and wake the code that waits for the end.
+
+        Errors of handlers are recorded elsewhere. asyncio would log an exception that is never
+        retrieved, so it is retrieved here.
+        """
         del self._deliveries[task]
         if not task.cancelled():
             task.exception()
         self.clock.notify_change()
 
     async def _deliver(self, consumer: SteppedConsumer) -> None:
-        """Run a delivery, and record the attempts for `drain`; the body of the task."""
+        """Run one delivery, and record its attempts for `drain`; the body of its task.
+
+        The context variables tell publishes of the handler that they are nested, and at what depth.
+        """
         _nesting_depth.set(_nesting_depth.get() + 1)
         clocks.current_delivery_var.set(asyncio.current_task())
         try:
@@ -451,7 +487,8 @@ class Pump:
     def _record_attempt(self, row: ClaimedMessage, delivery: RunningDelivery) -> None:
         """Add an attempt to the report of `drain`, with the handler's error.
 
-        The error of handler_timeout is found in the outcome, because no handler raised it.
+        The outcome is what the broker writes for the delivery, such as Ack or Nack; None if the
+        delivery was cut off. The error of handler_timeout is found there: no handler raised it.
         """
         outcome = row.outcome
         error = getattr(outcome, "error", None)
@@ -464,7 +501,11 @@ class Pump:
         self._attempts.append(Attempt(row.id, row.queue, delivery.attempts[row.id], name, error))
 
     def record_failure(self, _rows: object, error: BaseException) -> None:
-        """Record that the handler of the running delivery has raised `error`."""
+        """Record that the handler of the running delivery has raised `error`.
+
+        Called by the broker's pipeline, where the error is turned into an outcome. The publish that
+        waits for the delivery raises it later, or `drain` does.
+        """
         task: Any = clocks.current_delivery_var.get()
         if (delivery := self._deliveries.get(task)) is None:
             return
@@ -477,7 +518,8 @@ class Pump:
     ) -> None:
         """Wait until the delivery has ended, or waits for time to pass.
 
-        If the waiting task is cancelled, the handler is cancelled, too.
+        `limit` are real seconds. If the waiting task is cancelled, the handler is cancelled, too.
+        Errors of the delivery's task are raised; most errors of handlers become outcomes instead.
         """
         clock = self.clock
         deadline = None if limit is None else asyncio.get_running_loop().time() + limit
@@ -500,7 +542,8 @@ class Pump:
     async def _run_schedules(self, member: BrokerMember) -> None:
         """Publish the messages of the schedules that are due, and store the next fire time.
 
-        The next time is at least 1 ms away, because at the same time `advance` would never end.
+        The clock jumps to that time. It is at least 1 ms away: a jump to the same time, again and
+        again, would never let `advance` end.
         """
         now = self.clock.microseconds
         if member.fires_at is not None and member.fires_at <= now:
@@ -518,6 +561,8 @@ class Pump:
         now = self.clock.microseconds
         for consumer in self._consumers:
             await consumer.renew_leases()
+            # Search only when a lease has expired, which the reader of the file knows: no broker
+            # of a test has a loop that looks for it.
             if any(
                 row.lease_ends_at is not None and row.next_time <= now
                 for row in consumer.iter_live()
@@ -537,7 +582,7 @@ class Pump:
         return min((time for time in self._iter_event_times(now) if time > now), default=None)
 
     def _iter_event_times(self, now: int) -> Iterator[int]:
-        """Yield the times of all known future events, for `get_next_time`.
+        """Yield the times of all known events, for `get_next_time`, which drops past times.
 
         A claim may find more messages, a schedule fires, a pause ends, a message becomes due for a
         subscriber or a waiting caller, a lease ends, or a lease must be renewed.
@@ -549,6 +594,7 @@ class Pump:
             if member.pause_ends_at is not None:
                 yield member.pause_ends_at + 1
             awaited = member.wakeups.registered_queues
+            # Queues in which callers of `get_one` and the like wait.
             yield from (
                 row.next_time
                 for row in self.database.list_live(member.table)
@@ -556,13 +602,18 @@ class Pump:
             )
         for consumer in self._consumers:
             yield from (row.next_time for row in consumer.iter_live())
+            # Leases of running handlers are renewed after a third of their length.
             if consumer.inflight.held:
                 yield now + round(consumer.settings.release_stuck_timeout * 1_000_000 / 3)
 
     # -- reports -------------------------------------------------------------------------------
 
     async def drain(self, *, raise_errors: bool) -> Drained:
-        """Implement `SqlBroker.drain`."""
+        """Implement `SqlBroker.drain`: run what is due, and return the attempts and what waits.
+
+        With `raise_errors`, raise the errors that no publish has raised yet, of handlers and of
+        publishes in transactions.
+        """
         if self.clock.is_delivering():
             raise SetupError(
                 "drain waits until no handler runs, so handlers cannot call it: call it in the "
@@ -582,7 +633,7 @@ class Pump:
         return drained
 
     def outbox(self, queue: str | None) -> list[Published]:
-        """Implement `SqlBroker.outbox`."""
+        """Implement `SqlBroker.outbox`: return messages as published, even if handled since."""
         tables = self.tables
         return [
             parse_published(row)
@@ -591,7 +642,10 @@ class Pump:
         ]
 
     def describe_waiting(self) -> str:
-        """Describe the waiting messages for a failed assertion; empty if there are none."""
+        """Describe the waiting messages for a failed assertion; empty if there are none.
+
+        They often say why the asserted call of a handler has not happened.
+        """
         lines = [str(message) for message in self.list_waiting()]
         if self.held_publishes.count:
             lines.append(
@@ -604,7 +658,10 @@ class Pump:
         )
 
     def list_waiting(self) -> list[Waiting]:
-        """Return the live messages, by due time, priority, id, with the reason for waiting."""
+        """Return the live messages, by due time, priority, id, with the reason for waiting.
+
+        A live message is not finished. `running` has the ids that a handler is working on.
+        """
         running = frozenset[int]().union(
             *(delivery.attempts for delivery in self._deliveries.values())
         )

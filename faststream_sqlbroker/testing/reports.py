@@ -49,7 +49,11 @@ for _name in (
 
 
 def attach_waiting_report(recorder: CallRecorder, describe: Callable[[], str]) -> None:
-    """Append the text of `describe` to failed assertions on the calls that `recorder` knows."""
+    """Append the text of `describe` to failed assertions on the calls that `recorder` knows.
+
+    FastStream keeps the calls of a handler in a mock, which is replaced once by a `ReportingMock`.
+    The function is kept in the mock's `__dict__`, because any attribute of a mock seems to exist.
+    """
     if not isinstance(recorder.mock, ReportingMock):
         recorder.mock = ReportingMock()
     recorder.mock.__dict__["what_waits"] = describe
@@ -125,7 +129,10 @@ class Published:
 
 
 def parse_published(row: Any) -> Published:
-    """Parse a row of `TestDatabase.list_published`."""
+    """Parse a row of `TestDatabase.list_published`, whose columns are `COPIED_COLUMNS`.
+
+    The body is decoded as a handler would get it, or stays bytes if that is not possible.
+    """
     message_id, queue, key, priority, dedup_id, stored, payload, created, due, expires = row
     headers = json.loads(stored) if stored else {}
     message = SimpleNamespace(body=payload, content_type=headers.get("content-type"))

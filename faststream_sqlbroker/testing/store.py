@@ -26,6 +26,7 @@ class StoreClock(Clock):
         super().__init__(virtual)
         self.virtual = virtual
         if isinstance(virtual, StandingClock):
+            # Nothing moves this clock, so waits of the test itself (`get_one`) use real time.
             self.callers = Clock()
 
 
@@ -36,7 +37,10 @@ class CountingDatabase(Database):
     async def run(
         self, work: Callable[[Connection], T], *activities: Activity, **options: Any
     ) -> T:
-        """Run a transaction as `Database.run`."""
+        """Run a transaction as `Database.run`, and count the running calls.
+
+        `VirtualClock.advance` waits until no call of the store runs.
+        """
         clock: Any = self.clock
         clock.virtual.begin_call()
         try:
@@ -69,7 +73,10 @@ class TestStore(Store):
         explanations.list_policied_queues = self._wrap_with_heartbeat(read_queues)
 
     def _wrap_with_heartbeat(self, read: ReadFunction) -> ReadFunction:
-        """Let `read` run after a heartbeat, because no loop sends heartbeats."""
+        """Let `read` run after a heartbeat, because no loop sends heartbeats in a test.
+
+        These reads show the live subscribers, which the database knows by their heartbeats.
+        """
 
         async def read_after_heartbeat(*args: Any) -> Any:
             await self.send_heartbeat()

@@ -28,7 +28,7 @@ class HeldPublishes:
     """Runs held publishes after the commit of their transaction, or discards all on a rollback."""
 
     def __init__(self) -> None:
-        """Start empty; must be created in the event loop in which commits continue."""
+        """Start empty; must be created in the event loop in which handlers run after a COMMIT."""
         self._loop = asyncio.get_running_loop()
         self._pending: WeakKeyDictionary[Connection, _PendingPublishes] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -43,7 +43,7 @@ class HeldPublishes:
     def hold(self, connection: Connection, commit: CommitCallback) -> None:
         """Call `commit` in the event loop once the transaction of `connection` has committed.
 
-        After a rollback it is not called.
+        After a rollback, of the transaction or of a savepoint that began before, it is not called.
         """
         if connection not in self._pending:
             self._listen(connection)
@@ -62,7 +62,7 @@ class HeldPublishes:
             if commits:
                 self._committing_count += 1
                 transaction = connection.get_transaction()
-                # Synchronous code may commit in a thread.
+                # Synchronous code may commit in a thread; handlers run in the event loop.
                 self._loop.call_soon_threadsafe(
                     self._start_commit, connection, transaction, commits
                 )
@@ -71,7 +71,8 @@ class HeldPublishes:
             pending.callbacks.clear()
 
         def on_savepoint_rollback(_connection: Connection, name: str, _context: Any) -> None:
-            # Savepoints are numbered as they begin: nested savepoints have greater numbers.
+            # Savepoints are numbered as they begin: nested savepoints have greater numbers. Keep
+            # the publishes from before this savepoint.
             number = _parse_savepoint_number(name)
             pending.callbacks[:] = [
                 callback for callback in pending.callbacks if callback[0] < number
@@ -84,7 +85,10 @@ class HeldPublishes:
     def _start_commit(
         self, connection: Connection, transaction: Any, commits: Sequence[CommitCallback]
     ) -> None:
-        """Run the callbacks of a committed transaction in a task of the test's event loop."""
+        """Run the callbacks of a committed transaction in a task of the test's event loop.
+
+        The set keeps the task until its end, because asyncio refers to tasks weakly.
+        """
         task = asyncio.get_running_loop().create_task(
             self._commit(connection, transaction, commits)
         )
@@ -96,7 +100,8 @@ class HeldPublishes:
     ) -> None:
         """Wait until the COMMIT has ended, and after a success run the callbacks.
 
-        SQLAlchemy announces a commit before the database has executed it.
+        SQLAlchemy announces a commit before the database has executed it, and has no event for its
+        end: the transaction is polled. Errors are kept for `drain`: no publish waits for them.
         """
         try:
             while transaction.is_active:
@@ -113,7 +118,10 @@ class HeldPublishes:
             self._committing_count -= 1
 
     def take_errors(self) -> list[BaseException]:
-        """Return the errors of handlers, or of the store, since the last call."""
+        """Take the errors of handlers, or of the store, since the last call.
+
+        `drain` raises these errors of publishes in transactions, which have returned long before.
+        """
         errors, self._errors = self._errors, []
         return errors
 
@@ -123,7 +131,7 @@ class HeldPublishes:
         return bool(self._committing_count)
 
     async def close(self) -> None:
-        """Cancel everything."""
+        """Cancel the callbacks of committed transactions that still run, at the end of the test."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -134,7 +142,8 @@ class HeldPublishes:
 def _get_savepoint_number(connection: Connection) -> float:
     """Return the number of the innermost savepoint of `connection`; 0 without a savepoint.
 
-    The event of a savepoint does not name it, only the event of its rollback does.
+    A rollback to a savepoint discards the publishes since then, whose numbers are not smaller.
+    SQLAlchemy names a savepoint in the event of its rollback only, so the name is read here.
     """
     nested = connection.get_nested_transaction()
     return 0 if nested is None else _parse_savepoint_number(getattr(nested, "_savepoint", ""))

@@ -123,7 +123,11 @@ class Heartbeat:
         """A queue and two modes of subscribing that do not go together, each already logged."""
 
     def join(self, registration: Registration) -> None:
-        """Announce `registration` until it leaves, and soon notify it of the paused queues."""
+        """Announce `registration` until it leaves, and soon notify it of the paused queues.
+
+        A registration is a subscriber's entry in the fleet. The first one starts the loop, and each
+        one causes a heartbeat at once, because a subscriber waits for the paused queues.
+        """
         self._registrations[registration.name] = registration
         self._removed_policies.start(is_sleeping=self._is_sleeping)
         if self._loop is None or self._loop.is_orphaned:
@@ -132,11 +136,16 @@ class Heartbeat:
         self.wake()
 
     def add_passive(self, registration: Registration) -> None:
-        """Notify `registration` of pauses by this process, without an announcement."""
+        """Notify `registration` of pauses by this process, without announcing it.
+
+        For a subscriber under test, which has no heartbeat loop.
+        """
         self._registrations[registration.name] = registration
 
     async def refresh(self) -> datetime | None:
         """Read the paused queues without the loop, if any queue is known to be paused.
+
+        A test calls this when its time has advanced: a pause may have reached its end.
 
         Returns:
             The time when the first of these pauses ends; None if no pause has an end.
@@ -159,7 +168,11 @@ class Heartbeat:
         self._registrations.pop(registration.name, None)
 
     async def leave(self, registration: Registration) -> None:
-        """Remove `registration`, which has ended. Never fails; takes about two seconds at most."""
+        """Remove `registration`, which has ended. Never fails; takes about two seconds at most.
+
+        Without this the subscriber would count as alive until the lease of its last heartbeat ends.
+        The last one to leave stops the loop.
+        """
         self._registrations.pop(registration.name, None)
         self._compared_names.discard(registration.name)
         loop = self._loop
@@ -182,7 +195,8 @@ class Heartbeat:
     def apply_paused(self, paused: frozenset[str]) -> None:
         """Notify all registrations that exactly the queues `paused` are paused now.
 
-        Called after this process itself has paused, resumed or drained.
+        Called after this process itself has paused, resumed or drained, so that its subscribers
+        need not wait for the next heartbeat.
         """
         # A heartbeat in progress may have read the orders before this change: it drops them.
         self._change_count += 1
@@ -192,7 +206,8 @@ class Heartbeat:
     def notify_cancel(self, request: CancelRequest) -> None:
         """Pass on a request to cancel a message, which a subscriber of this process may hold.
 
-        Subscribers of other processes get it with their next heartbeat.
+        To hold a message is to have its lease. Other processes get the request with their next
+        heartbeat.
         """
         for registration in list(self._registrations.values()):
             registration.notify_cancels([request])
@@ -205,6 +220,9 @@ class Heartbeat:
 
     async def tick(self) -> float:
         """Send a heartbeat, read operators' orders and free messages of removed policies.
+
+        Orders are pauses, drains and cancels. A removed policy is one that no live subscriber has
+        any more, although messages still wait because of it.
 
         Returns:
             Seconds until the next tick.
@@ -223,8 +241,9 @@ class Heartbeat:
     async def _tick(self) -> float:
         """Write a heartbeat if due, and apply the operators' orders in the answer.
 
-        Return the seconds for which the next one can wait for a poll that carries it. Orders that
-        may be older than a change by this process are dropped, and read again.
+        Return the seconds until the next tick: longer than the interval, because a subscriber's
+        poll, which comes first, can carry the next heartbeat. Orders that may be older than a
+        change by this process are dropped, and read again.
         """
         clean = self._clock.monotonic() >= self._clean_at
         if (
@@ -269,7 +288,8 @@ class Heartbeat:
     async def _compare_new(self, names: AbstractSet[str]) -> None:
         """Warn if new subscribers do not go together with subscribers of other processes.
 
-        Also check due destinations that messages have named.
+        They do not if their policies or order differ in a shared queue. Also warn if no live
+        subscriber has a queue that messages have named as their destination.
         """
         new_names = names - self._compared_names
         if new_names or self.destinations.has_due:
@@ -284,7 +304,8 @@ class Heartbeat:
     def written_at(self) -> float:
         """Time when the last heartbeat was committed (monotonic seconds).
 
-        It is -inf if the last heartbeat failed, or if there was none.
+        It is -inf if the last heartbeat failed, or if there was none. `WritePath` takes a recent
+        one as proof that the database takes writes.
         """
         is_healthy = self._loop is not None and self._loop.healthy
         return self._last_written_at if is_healthy else float("-inf")
@@ -309,7 +330,11 @@ class Heartbeat:
 
     @property
     def _remaining_wait(self) -> float:
-        """Seconds for which the next heartbeat can still wait to be carried by a poll."""
+        """Seconds for which the next heartbeat can still wait for a poll that carries it.
+
+        A heartbeat is due after the interval. It may be late by a share of that (PIGGYBACK_WAIT),
+        to save a transaction; after that the heartbeat's own loop writes it.
+        """
         max_interval = self._current_interval * (1 + PIGGYBACK_WAIT)
         return self._last_written_at + max_interval - self._clock.monotonic()
 
@@ -317,7 +342,7 @@ class Heartbeat:
         """Build the data of the next heartbeat: all registrations, and which have changed.
 
         The heartbeat is the sign that the subscribers live: without another one they count as ended
-        after the lease.
+        after the lease. Unchanged descriptions are not written again.
         """
         is_frequent = self._current_interval <= WINDOW_SECONDS
         descriptions = {
@@ -339,7 +364,11 @@ class Heartbeat:
 
     @asynccontextmanager
     async def piggyback(self) -> AsyncIterator[PiggybackHeartbeat | None]:
-        """Provide a heartbeat to be written inside of the block, or None if none is due."""
+        """Provide a heartbeat to be written inside of the block, or None if none is due.
+
+        A poll of a subscriber carries the heartbeat in its own transaction, which saves one. In the
+        block the poll reports the commit, with the operators' orders, or the failure.
+        """
         is_early = self._clock.monotonic() < self._last_written_at + self._current_interval
         # A poll does not wait for a heartbeat in progress: it goes on without one.
         if self._loop is None or self._is_requested or is_early or self._lock.locked():
@@ -363,7 +392,11 @@ class Heartbeat:
             )
 
     def _compare(self, new_names: AbstractSet[str], live_subscribers: list[LiveSubscriber]) -> None:
-        """Warn once per pair of subscribers of a queue whose policies or order differ."""
+        """Warn once per pair of subscribers of a queue whose policies or order differ.
+
+        The mode of a subscriber is the text of its policies and its order. Only pairs with a
+        subscriber of `new_names` are compared: subscribers of this process that have just joined.
+        """
         for local_subscriber in (
             subscriber for subscriber in live_subscribers if subscriber.worker in new_names
         ):
@@ -381,7 +414,11 @@ class Heartbeat:
                     self._log(logging.WARNING, text)
 
     def _notify(self, registrations: list[Registration], orders: OperatorRequests) -> None:
-        """Pass the operators' `orders` on to `registrations`: pauses, drains and cancels."""
+        """Pass the operators' `orders` on to `registrations`: pauses, drains and cancels.
+
+        A drained subscriber claims nothing, by an operator's order. `drained` of the orders is None
+        if they do not say which subscribers are drained.
+        """
         drained = orders.drained
         for registration in registrations:
             is_drained = None if drained is None else registration.name in drained
@@ -420,7 +457,8 @@ class Destinations:
     def record(self, queue: str, row: ClaimedMessage, log: Log) -> None:
         """Record that `row` is moved to `queue` because of a header.
 
-        If no live subscriber has that queue, `log` gets a warning later.
+        If no live subscriber has that queue, which may be misspelt, `log` gets a warning later.
+        Each name is checked once, and no more than `MAX_NAMES`.
         """
         if queue not in self._checked_names and len(self._checked_names) < MAX_NAMES:
             self._checked_names.add(queue)
@@ -432,7 +470,10 @@ class Destinations:
         return any(self._is_due(first) for first in self._pending.values())
 
     def compare(self, live_subscribers: Iterable[LiveSubscriber]) -> None:
-        """Warn of each due name that no live subscriber has as a queue."""
+        """Warn of each due name that no live subscriber has as a queue.
+
+        A name is due some seconds after its first use, so that a new subscriber has time to start.
+        """
         live_queues = {queue for subscriber in live_subscribers for queue in subscriber.queues}
         for queue, first in [item for item in self._pending.items() if self._is_due(item[1])]:
             del self._pending[queue]

@@ -32,6 +32,7 @@ class JobRunner:
     """
 
     def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
+        """Run nothing before `start`; whether the database user may run jobs is not known yet."""
         self._store = store
         self._log = log
         self._clock = clock
@@ -40,12 +41,15 @@ class JobRunner:
         self._is_allowed: bool | None = None
 
     def start(self) -> None:
-        """Let `run_due` start jobs."""
+        """Let `run_due` start jobs; check the necessary rights again before the first job."""
         self._is_open = True
         self._is_allowed = None
 
     async def stop(self) -> None:
-        """Stop the task. Another process continues what the current batch has not committed."""
+        """Stop the task. Another process continues what the current batch has not committed.
+
+        A task of another event loop has ended with that, and cannot be awaited.
+        """
         self._is_open = False
         task, self._task = self._task, None
         if task is not None and task.get_loop() is asyncio.get_running_loop():
@@ -53,16 +57,20 @@ class JobRunner:
             await asyncio.gather(task, return_exceptions=True)
 
     def run_due(self) -> None:
-        """Start a task that runs the due jobs, and return at once.
+        """Start a task that runs the due jobs of operators, and return at once.
 
-        Do nothing if a task runs already, or if `start` was not called.
+        Called with each cleaning of the tables, and when another process may have started a job. Do
+        nothing if a task runs already, or if `start` was not called.
         """
         # A running task handles all jobs, including those that were added after its start.
         if self._is_open and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="sqlbroker-jobs")
 
     async def _run(self) -> None:
-        """Run due jobs batch by batch, until none is left or the database fails."""
+        """Run due jobs batch by batch, until none is left or the database fails.
+
+        After a failure the next cleaning of the tables starts another task.
+        """
         try:
             while (pause := await self._run_step()) is not None:
                 await self._clock.sleep(min(pause, MAX_PAUSE))
@@ -73,7 +81,11 @@ class JobRunner:
             self._log(logging.DEBUG if is_transient else logging.WARNING, text)
 
     async def _run_step(self) -> float | None:
-        """Run a batch of a due job; return the seconds until the next step, None without jobs."""
+        """Run a batch of a due job; return the seconds until the next step, None without jobs.
+
+        None, too, if the database user may not run jobs: then other processes run them. A job that
+        the database refuses, or that has a bug, pauses and must not stop other jobs.
+        """
         due_in = await self._store.get_seconds_to_next_job()
         if due_in is None or due_in > 0 or not await self._has_rights():
             return due_in if self._is_allowed is not False else None
@@ -99,7 +111,10 @@ class JobRunner:
         return step.pause if step.job is not None or step.pause != 0 else BUSY_PAUSE
 
     async def _has_rights(self) -> bool:
-        """Return True if this process may run jobs; checked once, before the first job."""
+        """Return True if the database user may run jobs; checked once, before the first job.
+
+        Jobs need more rights than a subscriber. A process without them leaves jobs to others.
+        """
         if self._is_allowed is None:
             # Most processes never have a job to run.
             from faststream_sqlbroker.database.bulk.store import ALL_ACTIVITIES  # noqa: PLC0415
@@ -123,6 +138,7 @@ class Housekeeping:
     def __init__(
         self, store: "Store", log: Log, clock: Clock, jobs: JobRunner | None = None
     ) -> None:
+        """Clean at the first call of `clean`, which also starts due operators' `jobs`, if given."""
         self._jobs = jobs
         self._store = store
         self._log = log
@@ -131,6 +147,9 @@ class Housekeeping:
 
     async def clean(self, interval: float) -> float:
         """Clean unless that was done less than `interval` seconds ago.
+
+        All subscribers of the process call this, each with its own interval; the first due call
+        does the work for all.
 
         Returns:
             Seconds until the next call is due by that interval.
@@ -153,7 +172,11 @@ class Housekeeping:
         return 0.0
 
     async def _clean(self) -> bool:
-        """Return True if nothing expired is left."""
+        """Start due jobs, end dead sessions and delete expired rows; return True if none is left.
+
+        A dead session belongs to a client that is silent in the middle of a statement, and keeps
+        rows locked. One call deletes a single batch.
+        """
         if self._jobs is not None:
             self._jobs.run_due()
         if ended := await self._store.dead_sessions.end_dead_sessions():
@@ -186,6 +209,7 @@ class RemovedPolicies:
     """
 
     def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
+        """Check nothing before `start`: until then no check is ever due."""
         self._store = store
         self._log = log
         self._clock = clock
@@ -199,7 +223,11 @@ class RemovedPolicies:
         return self._next_check_at - self._clock.monotonic()
 
     def start(self, *, is_sleeping: bool) -> None:
-        """Check soon, because a subscriber has started and the deployment may have changed."""
+        """Check soon, because a subscriber has started and the deployment may have changed.
+
+        After a deployment, policies may have gone; checks are frequent for some minutes. A process
+        is sleeping if its subscribers poll only when notified: it checks once now, then rarely.
+        """
         now = self._clock.monotonic()
         self._frequent_until = float("-inf") if is_sleeping else now + START_PERIOD
         self._next_removal_at = (
@@ -210,7 +238,8 @@ class RemovedPolicies:
     async def free_waiting(self, queues: Collection[str], *, is_sleeping: bool) -> None:
         """Free messages of `queues` that wait for policies which no live subscriber has.
 
-        Also free those that wait longer than intended because the database's clock was set back.
+        A hold is the note that a policy has put messages off; a removed policy never lets them
+        start. Also free messages that wait too long because the database's clock was set back.
 
         Raises:
             StoreError: the database failed; call again.
@@ -218,6 +247,7 @@ class RemovedPolicies:
         now = self._clock.monotonic()
         self._next_check_at = now + CLOCK_INTERVAL
         holds = await self._store.policy_holds.load_holds(sorted(queues))
+        # False stands for a queue that was busy, and must be checked again soon.
         done = [
             await self._repair_clock_step(queue)
             for queue in {hold.queue for hold in holds if hold.is_ahead}
@@ -237,9 +267,10 @@ class RemovedPolicies:
             self._next_check_at = self._next_removal_at  # no message of its queues has been put off
 
     async def _free(self, hold: "Hold") -> bool:
-        """Free the messages of `hold`, which wait for a removed policy.
+        """Free the messages that the removed policy of `hold` has put off.
 
-        Return False if a claim of the queue is running, so that the search must be repeated soon.
+        These may start now, or as the policies of live subscribers say. Return False if a claim of
+        the queue is running, so that the search must be repeated soon.
         """
         freed = await self._store.policy_holds.free_removed(hold)
         if freed:
@@ -253,7 +284,8 @@ class RemovedPolicies:
     async def _repair_clock_step(self, queue: str) -> bool:
         """Free messages of `queue` that would wait too long because the clock was set back.
 
-        Return False if a claim of the queue is running, so that the search must be repeated soon.
+        Policies had put them off until a time that is now too far away. Return False if a claim of
+        the queue is running, so that the search must be repeated soon.
         """
         step = await self._store.policy_holds.repair_clock_step(queue)
         if step is not None and step.back:

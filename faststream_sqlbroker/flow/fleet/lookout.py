@@ -102,7 +102,8 @@ class SharedPoller:
     def join(self, member: PollMember, on_leases: Callable[[], None] = lambda: None) -> None:
         """Share polls with `member` while that subscriber is idle.
 
-        `on_leases` is called when leases are found and none existed before.
+        `on_leases` is called when leases are found and none existed before: from now on their
+        expiry must be watched.
         """
         self._members[member] = on_leases
 
@@ -112,7 +113,10 @@ class SharedPoller:
         self._sharing_members.pop(member, None)
 
     def is_polling_for(self, member: PollMember) -> bool:
-        """Return True if a poll in progress covers `member`, which need not poll itself."""
+        """Return True if a poll in progress covers `member`, which need not poll itself.
+
+        The poll must have been sent for exactly the queues that the member has open now.
+        """
         # Do not wait for a poll that hangs: another connection may answer.
         max_wait = min(member.max_poll_interval, MAX_POLL_WAIT)
         is_recent = self._clock.monotonic() - self._polled_at < max_wait
@@ -120,6 +124,9 @@ class SharedPoller:
 
     async def poll_for(self, requester: PollMember) -> ReadyPairs:
         """Poll the queues of `requester`, which is idle, and of all other idle members.
+
+        So one statement serves all subscribers of the process. Each gets the pairs of queue and
+        priority that have due messages in its own queues.
 
         Raises:
             StoreError: as `Store.find_ready_pairs`; the other members get no result.
@@ -156,7 +163,8 @@ class SharedPoller:
     def get_notified_wait(self) -> float:
         """Return the seconds until a notified subscriber polls again, if nothing is due.
 
-        It is an hour while wake-ups arrive and no lease exists: the end of a lease is not notified.
+        Such a subscriber polls only after a wake-up, so an hour will do. But without a connection
+        for wake-ups it must poll, and while a lease exists too, because its end is not notified.
         """
         if not self._has_notifications():
             return MAX_SILENCE
@@ -167,10 +175,11 @@ class SharedPoller:
     ) -> float | None:
         """Return the seconds until the first lease of any process ends, or None without leases.
 
-        Leases in `queues` count, and those in other queues of this broker. The answer comes from
-        the last poll unless that is too old.
+        Called to release expired leases in time. Leases in `queues` count, and those in other
+        queues of this broker. The answer comes from the last poll unless that is too old.
 
-        A subscriber with `notify_only` polls again whenever there may be new leases.
+        With `notify_only` an old answer of "no leases" is good enough: such a subscriber polls
+        again whenever there may be new ones.
 
         Raises:
             StoreError: as `Store.get_seconds_to_lease_end`.
@@ -190,15 +199,22 @@ class SharedPoller:
         return None if leases.expires_in is None else leases.expires_in - age
 
     def forget_leases(self) -> None:
-        """Forget when the first lease ends, because leases were released."""
+        """Forget when the first lease ends, because leases were released.
+
+        The next question for it asks the database.
+        """
         self._leases = LeaseExpiry(float("-inf"), frozenset(), None)
 
     def _list_lease_queues(self, queues: Sequence[str] = ()) -> list[str]:
+        """Return `queues` and all queues of the members, paused too: their leases also expire."""
         member_queues = (queue for member in self._members for queue in member.all_queues)
         return list(dict.fromkeys((*queues, *member_queues)))
 
     async def _query(self, queues: Sequence[str]) -> PollResult:
-        """Poll `queues`, with a due heartbeat if possible, and note when the first lease ends."""
+        """Poll `queues`, with a due heartbeat if possible, and note when the first lease ends.
+
+        The time of the note is that of the start: leases that are given later are not in it.
+        """
         started_at = self._clock.monotonic()
         lease_queues = self._list_lease_queues(queues)
         result = await self._poll_with_heartbeat(queues, lease_queues)
@@ -208,7 +224,10 @@ class SharedPoller:
         return result
 
     def _record_leases(self, leases: LeaseExpiry) -> None:
-        """Keep `leases` unless older than the known leases."""
+        """Keep the `leases` that a query has read, unless a later query is known.
+
+        If leases exist and none did before, the members are called to watch their expiry.
+        """
         previous = self._leases
         # The older of two queries may be answered last. It may lack a lease that no other poll
         # would find for an hour.
@@ -222,7 +241,7 @@ class SharedPoller:
     async def _poll_with_heartbeat(
         self, queues: Sequence[str], lease_queues: Sequence[str]
     ) -> PollResult | None:
-        """Poll and send a due heartbeat in the same transaction.
+        """Poll and send a due heartbeat in the same transaction, which saves one.
 
         Return None if no heartbeat is due, or if the statement failed: then a plain poll follows.
         """
@@ -242,7 +261,11 @@ class SharedPoller:
 
 
 def _select_queues(pairs: ReadyPairs, queues: Sequence[str], member_count: int) -> ReadyPairs:
-    """Return the pairs of `queues`, and an equal share of the server time among `member_count`."""
+    """Return the pairs of `queues` from a shared poll, with a share of the poll's duration.
+
+    Each of the `member_count` subscribers counts an equal share, because a subscriber with slow
+    polls polls less often: a poll for many must not seem slow to each.
+    """
     requested = set(queues)
     selected = ReadyPairs(pair for pair in pairs if pair.queue in requested)
     selected.duration = pairs.duration / member_count

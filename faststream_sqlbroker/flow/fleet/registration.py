@@ -46,6 +46,7 @@ class Registration:
         self._settings = settings
         self._on_change = on_change
         self._clock = clock or Clock()
+        # Identifies this subscriber: part of its name, and of the tokens of its leases.
         self._holder = os.urandom(HOLDER_BYTES)
         self.paused = paused
         self.stopping = False
@@ -64,10 +65,10 @@ class Registration:
         return UUID(bytes=self._holder + os.urandom(16 - HOLDER_BYTES))
 
     def describe(self, *, is_frequent: bool = False) -> dict[str, Any]:
-        """Return the description that other processes read.
+        """Return the description that other processes read in the heartbeat's row.
 
-        With `is_frequent`, which means several times a minute, it includes the counts of ended
-        messages.
+        With `is_frequent`, which means several times a minute, it includes the counts of messages
+        that have ended in the last minute: rare heartbeats would report old counts.
         """
         settings = self._settings
         description = build_description(
@@ -84,10 +85,11 @@ class Registration:
         return description
 
     def start(self, *, pauses_known: bool) -> None:
-        """Start a new life of the subscriber.
+        """Start a new life of the subscriber, as after a restart: an operator's drain is over.
 
-        Unless `pauses_known` says that nothing is paused, the heartbeat calls `update_paused`
-        later.
+        `pauses_known` is True if no heartbeat will report paused queues: all count as open. Else no
+        queue is open until the heartbeat calls `update_paused`, or `FIRST_WAIT` is over. Holds,
+        which are reasons why outcomes could not be written, are forgotten.
         """
         self.stopping = False
         self.ended = EndedCounts(self._settings.queues, self._clock.monotonic())
@@ -101,9 +103,10 @@ class Registration:
         self._update_open()
 
     def update_paused(self, paused: frozenset[str], drained: bool | None = None) -> None:
-        """Set the queues that are paused for everybody.
+        """Set the queues that are paused for all subscribers of the fleet.
 
-        `drained` is True if an operator has drained the subscriber; None leaves that as it was.
+        Called after each heartbeat. `drained` is True if an operator has ordered this subscriber to
+        claim nothing; None leaves that as it was.
         """
         self._cancel_timer()
         self._paused_queues = paused
@@ -122,7 +125,10 @@ class Registration:
         self._update_open()
 
     def hold(self, reason: str, is_active: bool) -> None:
-        """Stop claiming while outcomes cannot be written for `reason`; False ends this reason."""
+        """Stop claiming while outcomes cannot be written for `reason`; False ends this reason.
+
+        There may be several reasons, such as missing rights; claims resume when all have ended.
+        """
         (self._holds.add if is_active else self._holds.discard)(reason)
         self._update_open()
 
@@ -158,7 +164,10 @@ class Registration:
             self._timer = None
 
     def _find_open(self) -> tuple[str, ...]:
-        """Return the queues from which the subscriber may claim now."""
+        """Return the queues from which the subscriber may claim now.
+
+        None as the paused queues means that they are not known yet: then nothing is open.
+        """
         paused_queues = self._paused_queues
         queues = self._settings.queues
         return (
@@ -168,7 +177,11 @@ class Registration:
         )
 
     def _update_open(self) -> None:
-        """Compute the open queues; report a change, unless the subscriber is stopping."""
+        """Compute the open queues; report a change, unless the subscriber is stopping.
+
+        The report makes the subscriber poll queues that are open now, and release rows of others
+        that no handler has started.
+        """
         open_queues = self._find_open()
         if open_queues != self.open_queues and not self.stopping:
             self.open_queues = open_queues

@@ -80,7 +80,8 @@ class Rights:
     async def check(self, activities: Activities) -> None:
         """Check the rights for `activities`, unless checked before.
 
-        Missing tables are left to the schema's validation.
+        An activity is a kind of statements that need the same rights, such as to publish. These
+        count as declared from now on. Missing tables are left to the schema's validation.
 
         Raises:
             RightsError: rights are missing; the error names all of them, each with its GRANT.
@@ -94,7 +95,10 @@ class Rights:
         self._checked |= activities
 
     def join(self, registration: Registration, activities: Activities) -> None:
-        """Let `registration` claim while nothing of `activities` is missing."""
+        """Let `registration` claim while nothing of `activities` is missing.
+
+        `activities` are the kinds of statements that its claims and outcomes need.
+        """
         self._registrations[registration] = activities
         self._update_holds()
 
@@ -105,8 +109,9 @@ class Rights:
     def report_denied(self, activities: Activities) -> None:
         """Find out what is missing after the database has refused a statement of `activities`.
 
-        An activity that is not declared counts until nothing is missing for it, but no longer than
-        `DENIAL_TTL` seconds after its last refusal. Publishing counts without a limit.
+        An activity that `check` was not given beforehand is undeclared. It makes the process
+        unhealthy until nothing is missing for it, but no longer than `DENIAL_TTL` seconds after its
+        last refusal, because nothing may need it again. Publishing counts without a limit.
         """
         for activity in activities - self._checked:
             self._denied[activity] = self._clock.monotonic() + _DENIAL_TTLS.get(
@@ -117,14 +122,17 @@ class Rights:
             self._start_check()
 
     def _start_check(self) -> None:
-        """Start a task that checks until nothing is missing, unless such a task runs."""
+        """Start a task that checks until nothing is missing, unless such a task runs.
+
+        A task of another event loop, which may be closed, does not count.
+        """
         loop = asyncio.get_running_loop()
         task = self._task
         if task is None or task.done() or task.get_loop() is not loop:
             self._task = loop.create_task(self._check_until_granted(), name="sqlbroker-rights")
 
     async def stop(self) -> None:
-        """Stop checking, and forget earlier results."""
+        """Stop checking, and forget earlier results: rights may change before the next start."""
         task, self._task = self._task, None
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
@@ -136,7 +144,10 @@ class Rights:
         self._denied.clear()
 
     async def _check_until_granted(self) -> None:
-        """Repeat the check until nothing is missing."""
+        """Repeat the check, with growing pauses of up to 5 seconds, until nothing is missing.
+
+        So claims resume soon after an administrator has granted the missing rights.
+        """
         failures = 0
         while not self._is_healthy:
             async with self._check_lock:
@@ -146,7 +157,11 @@ class Rights:
                 await self._clock.sleep(min(MAX_RIGHTS_INTERVAL, backoff(failures, self._clock)))
 
     async def _check_once(self) -> None:
-        """Query what is missing, log a change, and update which subscribers may claim."""
+        """Query what is missing, log a change, and update which subscribers may claim.
+
+        A failed query changes nothing: `_check_until_granted` repeats it. A subscriber without the
+        rights for its outcomes is held: it claims nothing.
+        """
         activities = self._find_activities()
         try:
             access = await self._store.access.find_missing_rights(activities)
@@ -185,7 +200,8 @@ class Rights:
     async def find_missing_rights(self, activities: Activities) -> Access:
         """Return what is missing for `activities`, which the database has just refused.
 
-        A recent result is used again if something was missing in it.
+        The error of the refused statement then names the missing rights. Many statements may be
+        refused at a time, so a recent result is used again if something was missing in it.
 
         Raises:
             StoreError: the database did not answer in time.
@@ -204,20 +220,31 @@ class Rights:
         return self._access.restrict_to(activities)
 
     def _find_activities(self) -> Activities:
-        """Return the declared activities, and undeclared activities that were refused."""
+        """Return the activities to check: all declared, and undeclared after a refusal.
+
+        Refusals that are too old to count are dropped.
+        """
         now = self._clock.monotonic()
         self._denied = {activity: until for activity, until in self._denied.items() if until > now}
         return self._checked | self._denied.keys()
 
     def _update_holds(self) -> None:
-        """Let a registration claim only if nothing is missing for the declared activities."""
+        """Let a registration claim only if nothing is missing for the declared activities.
+
+        A handler whose outcome cannot be written would only run again later.
+        """
         lacked = self._access.impossible_activities
         for registration, activities in self._registrations.items():
+            # "lacks" names this reason: the subscriber claims while no reason is active.
             registration.hold("lacks", bool(lacked & activities))
 
 
 def get_activities(settings: ConsumerSettings, *, ack_first: bool, archive: bool) -> Activities:
-    """Return the activities of a subscriber with `settings`, with or without an `archive`."""
+    """Return the activities of a subscriber with `settings`, with or without an `archive`.
+
+    Unlike `get_required_activities`, they include heartbeats (STATE), which a plain subscriber
+    can do without.
+    """
     return get_required_activities(settings, ack_first=ack_first, archive=archive) | {
         Activity.STATE
     }
@@ -228,7 +255,8 @@ def get_required_activities(
 ) -> Activities:
     """Return the activities that a subscriber's claims and outcomes require.
 
-    A plain subscriber goes on without heartbeats.
+    Without the rights for these it claims nothing. Heartbeats are not among them: a subscriber
+    without policies, order and ACK_FIRST goes on without.
     """
     activities = {Activity.CONSUME}
     if archive and (settings.retain_in_archive_on_ack or settings.retain_in_archive_on_reject):

@@ -78,8 +78,8 @@ class Sampler(FleetLoop):
     ) -> None:
         """Start nothing before `start`.
 
-        `consumers` returns the running subscribers. `write_problem` returns why the database takes
-        no writes.
+        `consumers` returns the running subscribers, `look_for_findings` the states that need an
+        operator, and `write_problem` why the database takes no writes, or None.
         """
         super().__init__(store, LOCK, "metrics", log, clock)
         self._recorder = recorder
@@ -103,7 +103,11 @@ class Sampler(FleetLoop):
 
     @override
     async def tick(self) -> float:
-        """Take a sample; return the seconds until the next sample."""
+        """Take a sample; return the seconds until the next sample.
+
+        The gauges of this process come from each process, the gauges of the queues from the owner
+        of the fleet's lock only. Empty gauges say that this process does not know the values.
+        """
         running = list(self._consumers())
         self._sample_process(running)
         writable = float(await self._write_problem() is None)
@@ -121,7 +125,11 @@ class Sampler(FleetLoop):
         return self._recorder.sample_interval
 
     def _sample_process(self, running: Sequence[Running]) -> None:
-        """Export the gauges of this process: messages held, health, and connections."""
+        """Export the gauges of this process: messages held, health, and connections.
+
+        Held are messages that it has claimed and not settled yet. Subscribers of the same queues
+        share a label: their messages add up, and all must be healthy.
+        """
         stages = dict[Labels, float]()
         healthy = dict[Labels, float]()
         for queues, consumer in running:
@@ -137,7 +145,11 @@ class Sampler(FleetLoop):
             self._recorder.gauge(metric, {} if value is None else {database: float(value)})
 
     async def _sample_queues(self) -> Sequence[QueueState] | None:
-        """Return the state of the queues, or None if another process exports the gauges."""
+        """Return the state of the queues; None on an error, or if another process exports that.
+
+        Counting may be slow, so the pause after a sample is a multiple of its duration: metrics
+        must stay a small part of the database's load. The lease of the lock outlasts the pause.
+        """
         lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
         started_at = self._clock.monotonic()
         try:
@@ -162,7 +174,11 @@ class Sampler(FleetLoop):
         return states
 
     async def _update_findings(self) -> None:
-        """Search for findings if that is due; no other gauge depends on the result."""
+        """Search for findings if that is due; no other gauge depends on the result.
+
+        A finding is a state that needs an operator, found by the same checks as `broker.admin`. A
+        slow search earns a long pause, so that it stays a small part of the load.
+        """
         started_at = self._clock.monotonic()
         if started_at < self._findings_due:
             return
@@ -183,7 +199,8 @@ class Sampler(FleetLoop):
     def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
         """Warn once per queue whose standby messages no claim checks.
 
-        A message on standby waits while a newer message of its key is delivered in its place.
+        A message on standby waits while a newer message of its key is delivered in its place. Only
+        a claim checks whether it may go, so without a subscriber it would wait for ever.
         """
         overdue = {s.queue: s for s in states if s.standing_overdue >= MAX_STANDBY_DELAY}
         for queue in overdue.keys() - self._warned_queues:
@@ -197,7 +214,10 @@ class Sampler(FleetLoop):
         self._warned_queues = set(overdue)
 
     def _record_fleet(self, states: Sequence[QueueState], findings: Mapping[Labels, float]) -> None:
-        """Export the gauges of all queues; empty `states` clear all gauges of this process."""
+        """Export the gauges of all queues; empty `states` clear the gauges in this process.
+
+        They are cleared where another process exports them, or where the values are unknown.
+        """
         figures: dict[Metric, Mapping[Labels, float]] = {
             READY: {(s.queue,): float(s.ready) for s in states},
             DELAYED: {(s.queue,): float(s.delayed) for s in states},
@@ -213,5 +233,9 @@ class Sampler(FleetLoop):
 
 
 def _get_pause(seconds: float) -> float:
-    """Return the pause after a sample that took so many seconds."""
+    """Return the pause after a sample that took so many seconds, up to `MAX_PAUSE`.
+
+    The pause is a multiple of the duration, so that counting never takes more than a small share of
+    the time, and of a connection.
+    """
     return min(SLOW_SHARE * seconds, MAX_PAUSE)

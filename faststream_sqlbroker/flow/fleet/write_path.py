@@ -63,8 +63,9 @@ class WritePath:
     async def check_within(self, timeout: float | None) -> str | None:
         """Return why the database takes no writes, or None if writes work.
 
-        If nothing is known, a probe is waited for, for `timeout` seconds at most. None waits until
-        the probe has a result, which `statement_timeout` limits.
+        A recent write, of a heartbeat or a probe, answers at once. Else a probe is waited for, for
+        `timeout` seconds at most. None waits until it has a result, which `statement_timeout`
+        limits. A text in `problem` is known to all callers, and they do not wait.
         """
         succeeded_at = max(self._succeeded_at, self._heartbeat.written_at)
         if self._clock.monotonic() - succeeded_at < FRESH:
@@ -89,7 +90,10 @@ class WritePath:
         return text
 
     def _start_probe(self) -> None:
-        """Mark the result as unknown, for a probe that starts now."""
+        """Mark the result as unknown, for a probe that starts now.
+
+        Callers then wait for `_answered` instead of reading the result of the last probe.
+        """
         self._answered.clear()
         self._started_at = self._clock.monotonic()
         self.problem = None
@@ -102,14 +106,16 @@ class WritePath:
     async def _probe(self) -> None:
         """Try a write, record the result and wake the waiting callers.
 
-        Once the path is open, a failure is raised, so that the loop repeats the probe.
+        After `open`, a failure is raised so that the loop repeats the probe, with growing pauses.
+        Before, the loop ends: a probe serves only the callers that wait for it.
         """
         try:
             await self._store.access.try_write()
             self.problem = None
             self._succeeded_at = self._clock.monotonic()
         except StoreError as error:
-            # Anyone may read this text, so it contains no address; the log has more.
+            # The readiness check shows this text to anyone, so it contains no address of the
+            # database; the log has more.
             is_disconnected = isinstance(error, NotConnectedError)
             self.problem = (
                 f"{NO_WRITES}: {'no connection could be made' if is_disconnected else error}"

@@ -37,7 +37,12 @@ class RetentionLoop(FleetLoop):
 
     @override
     async def tick(self) -> float:
-        """Prune once if this process holds the lock; return the seconds until the next time."""
+        """Prune once if this process holds the lock; return the seconds until the next time.
+
+        To prune is to remove messages that are older than the retention allows. The lock is renewed
+        between the steps. A window is a period of the archive that a lake has exported; it is kept
+        if its rows differ from what the lake recorded.
+        """
         # Another process holds the lock, or died while holding it: then the lease expires.
         if not await self.acquire(PRUNE_LEASE):
             return PRUNE_INTERVAL
@@ -82,6 +87,8 @@ class PartitionLoop(FleetLoop):
     async def tick(self) -> float:
         """Add missing partitions if this process holds the lock; return the seconds until the next
         time.
+
+        A user who does not own the table may not add partitions: that is logged once.
         """
         if not await self.acquire(PARTITION_LEASE):
             return PARTITION_INTERVAL

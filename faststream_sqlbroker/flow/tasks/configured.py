@@ -28,7 +28,7 @@ class ConfiguredSetup:
         self._lock = asyncio.Lock()
 
     async def run_once(self) -> None:
-        """Create the objects, unless that is done.
+        """Create the objects, unless that is done; concurrent calls wait for the first.
 
         Raises:
             SqlBrokerError: they cannot be created. During a pause, the last error is raised again.

@@ -32,6 +32,9 @@ class Cron:
     def __init__(self, expression: str, tz: str) -> None:
         """Parse the expression and the time zone.
 
+        An expression is accepted if cronsim can compute a fire time with it. For some texts cronsim
+        raises other errors than its own.
+
         Raises:
             SetupError: the expression is invalid or never comes true, or the zone is unknown.
             MissingExtraError: cronsim is not installed.
@@ -74,9 +77,13 @@ class Cron:
         return next(self._iter_fire_times(timestamp), None)
 
     def _iter_fire_times(self, timestamp: datetime) -> Iterator[datetime]:
-        """Yield the fire times after `timestamp`, ascending."""
+        """Yield the fire times after `timestamp`, ascending, in UTC.
+
+        cronsim computes in local time, where a clock change skips or repeats an hour.
+        """
         for local_time in self._simulate(self.expression, timestamp.astimezone(self.zone)):
-            # In the hour that a clock change repeats, the simulation may return to the first pass.
+            # In the hour that a clock change repeats, the simulation may return to the first pass:
+            # fire times that are not later are skipped.
             fire_at = local_time.astimezone(timezone.utc)
             if fire_at > timestamp:
                 timestamp = fire_at
@@ -85,7 +92,8 @@ class Cron:
     def find_latest(self, first: datetime, until: datetime, limit: int) -> list[datetime]:
         """Return the latest `limit` fire times from `first` (included) to `until`, ascending.
 
-        The search starts at the end, so that a long time costs no more than a short one.
+        Fire times can only be computed forwards. So the search begins with a short span before the
+        end, and makes it longer until there are enough: a long outage costs little more.
         """
         span = ON_TIME
         while True:
@@ -102,12 +110,13 @@ class Cron:
     def find_due(self, first: datetime, until: datetime, missed: MissedRuns) -> list[datetime]:
         """Return the fire times to publish from `first` (included) to `until`, in order.
 
-        A fire time is missed if it is a minute late (`ON_TIME`), because no process ran. `missed`
-        says whether all missed times are published, one of them, or none.
+        A fire time is missed if it is a minute late (`ON_TIME`), because no process ran. With
+        `missed` "all", missed times are published too; with "skip" none; else the latest one, but
+        only if no fire time is on time.
         """
         if missed == "all":
             return self.find_latest(first, until, MAX_MISSED)
-        on_time = until - ON_TIME + _TICK
+        on_time = until - ON_TIME + _TICK  # fire times from here on are not missed
         if first >= on_time:
             return self.find_latest(first, until, MAX_MISSED)
         fire_times = [
@@ -125,7 +134,10 @@ _EXPRESSION = (
 
 
 def _import_cronsim() -> tuple[Any, type[Exception]]:
-    """Import cronsim, which is an extra; return the class and the error."""
+    """Import cronsim, an optional dependency; return the class and the error for bad expressions.
+
+    Imported late, so that only brokers with schedules need it.
+    """
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -89,9 +89,10 @@ class DirectClaimer:
         wait: float | None,
         read: Callable[[ClaimedMessage], Awaitable[T]],
     ) -> T | None:
-        """Claim the first due message and return the result of `read`.
+        """Claim the first due message and return the result of `read`, which converts messages.
 
-        None is returned if there was none for `wait` seconds (None: no limit).
+        None is returned if there was none for `wait` seconds (None: no limit). In between it polls
+        with growing pauses, or at once after a hint that messages may have arrived.
 
         After a cancellation or an unknown result, the lease is released; a removed message stays
         removed.
@@ -151,18 +152,24 @@ class DirectClaimer:
         """
         while True:
             result, retry_in = await self._try_claim(request, read)
+            # 0 seconds: the claim brought nothing, but there may be more messages. Claim again.
             if result is not None or retry_in != 0:
                 return result, retry_in
 
     async def _try_claim(
         self, request: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
     ) -> tuple[T | None, float | None]:
-        """Send a claim; return 0 seconds if all rows were refused, or if there was no answer."""
+        """Send a claim once; return what `read` makes of the rows, and when to try again.
+
+        The seconds until then are 0 if all rows were refused (must not be delivered), or if the
+        answer was lost, and None if unknown.
+        """
         token = uuid4()
         queues = self._rotate_queues(request.queues)
         retry_in = None
 
         async def give_back() -> None:
+            # A removed message has no lease to release.
             if not request.remove:
                 await self._store.release_claim(queues, token)
 
@@ -181,8 +188,11 @@ class DirectClaimer:
             return None, 0.0
 
     def _rotate_queues(self, queues: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the queues, each time beginning with another queue, so that no queue starves."""
-        # Each claim begins with the next queue, so that a full queue does not starve the others.
+        """Return the queues, each time beginning with the next queue.
+
+        A claim takes from the first queue that has a message: in a fixed order a full queue would
+        starve the others.
+        """
         first = next(self._rotation) % len(queues)
         return queues[first:] + queues[:first]
 
@@ -198,6 +208,7 @@ class DirectClaimer:
         started_at = self.clock.monotonic()
 
         def decide(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
+            """Return the settlement to write with the claim, if any, and True to deliver `row`."""
             record_claim([row], started_at)
             outcome = get_refusal(row, request.rules, request.max_deliveries, self.clock)
             if outcome is not None:
@@ -208,6 +219,7 @@ class DirectClaimer:
                 return settle(row, Ack(), request.rules, ended_after=0.0), True
             return None, True
 
+        # True if expired leases of these queues were not searched for within the last second.
         release = (
             started_at - self._released_at.get(request.queues, float("-inf")) >= RELEASE_INTERVAL
         )
@@ -236,6 +248,8 @@ class DirectClaimer:
     ) -> bool:
         """Write the outcome of a reservation from `queue`; return True if the lease was still held.
 
+        A reservation is a message that the application has leased without a subscriber.
+
         Raises:
             NotSupportedError: the caller is a handler with transactional=True on SQLite.
             UnknownOutcomeError, StoreError: as `write_settlement`.
@@ -253,8 +267,8 @@ class DirectClaimer:
     ) -> Settlement | None:
         """Write the settlement of a message from `queue`; return None if the lease is lost.
 
-        `write` is fenced by the lease, so that writing twice has the effect of once. It is repeated
-        if its result is unknown.
+        `write` is fenced by the lease: it changes nothing once the lease is gone. So it is repeated
+        if its COMMIT had no answer, and writing twice has the effect of once.
 
         Raises:
             UnknownOutcomeError: it may have been written, or the lease may be gone.
@@ -282,6 +296,8 @@ class DirectClaimer:
 
     async def extend(self, rows: Sequence[ClaimedMessage], lease: float) -> set[int]:
         """Extend the leases of `rows` to `lease` seconds from now; return the ids still held.
+
+        Rows of other ids have lost their leases: another worker may have the message.
 
         Raises:
             NotSupportedError: the caller is a handler with transactional=True on SQLite.

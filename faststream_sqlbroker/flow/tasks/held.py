@@ -72,16 +72,18 @@ class HeldMessage:
         """Write `outcome`, even if the caller is cancelled; return False if another was written
         before.
 
-        `replaced` is a new body; `error` is stored in `last_error`.
+        A cut-off write would leave the outcome unknown. `replaced` is a new body; `error` is stored
+        in `last_error`.
         """
         return await self._claimer.shielded.run(self._settle(outcome, replaced, error))
 
     async def _settle(
         self, outcome: Outcome, replaced: "Replacement | None", error: str | None
     ) -> bool:
-        """Write `outcome` if the lease is held and no other outcome was written before.
+        """Write `outcome` if the lease is held; return False if another was written before.
 
-        The lock lets concurrent calls write one outcome only.
+        The lock lets concurrent calls, such as an ack and the release at the end of a block, write
+        one outcome only.
         """
         async with self._lock:
             row = self.row
@@ -96,21 +98,26 @@ class HeldMessage:
                 raise self._create_lost_error()
             self.outcome = outcome
             if isinstance(outcome, Abandon):
-                # A later outcome must not seem to be written.
+                # The message is given back. A later outcome must raise, not return False, which
+                # would mean that the message was settled before.
                 row.mark_lease_lost()
         return True
 
     async def release(self) -> None:
         """Release the message, unless the outcome is written or being written.
 
-        The delivery is charged, but no attempt. If the database fails, the lease expires.
+        Called at the end of a block that has not settled it. The delivery is counted, but no
+        attempt. Errors are ignored: if the database fails, the lease expires.
         """
         if self.is_open and not self.is_settling:
             with suppress(StoreError, LeaseLostError):
                 await self.settle(Abandon())
 
     def lose(self) -> str:
-        """Mark the lease as lost; return a message that says so."""
+        """Mark the lease as lost; return a text for the log or the error that says so.
+
+        A marked message is never renewed or settled again.
+        """
         row = self.row
         row.mark_lease_lost()
         return f"lease lost: another worker may have message {row.id} of queue {row.queue!r}"
@@ -135,7 +142,11 @@ class LeaseRenewal:
         self._loop = Loop("lease renewal", self.tick, log, claimer.clock)
 
     def add(self, message: HeldMessage) -> None:
-        """Renew `message` as long as it is referenced and not settled."""
+        """Renew `message` as long as it is referenced and not settled.
+
+        The set is weak: a message that the application forgets without an outcome must come back
+        when its lease expires.
+        """
         self._messages.add(message)
         if not self._loop.is_running:
             self._loop.start(self._outages)
@@ -143,6 +154,9 @@ class LeaseRenewal:
 
     async def tick(self) -> float | None:
         """Renew due leases; return the seconds until the next tick, or None if nothing is held.
+
+        A lease is due after a third of its length. It is no longer renewed once it would last
+        longer than `max_lease` since the claim: the application may be stuck.
 
         Raises:
             StoreError: call again.

@@ -49,7 +49,11 @@ class Lock:
         since: float,
         clock: Clock,
     ) -> None:
-        """Take `lease` in seconds, and `since` as the monotonic time before the request."""
+        """Create the lock after the database has given it, with the number `fence`.
+
+        `token` proves the ownership in each statement, and `lease` is in seconds. `since` is the
+        monotonic time before the request: the lease must not seem to end later than it does.
+        """
         self._store = store
         self._log = log
         self._token = token
@@ -81,13 +85,15 @@ class Lock:
     def is_held(self) -> bool:
         """True while the lock is held; False if the lease is known to be gone, or has expired.
 
-        The expiry is by this process's clock, so the lock may still be held: `extend` asks the
-        database. False after the block.
+        False after the block, too. The expiry is by this process's clock, from before the request,
+        so the lock may still be held: `extend` asks the database.
         """
         return not (self._is_lost or self._is_ended) and self._clock.monotonic() < self._held_until
 
     def check(self) -> None:
         """Raise an error unless `held`, without asking the database.
+
+        For the code of the block, before a step that must not run without the lock.
 
         Raises:
             LockLostError: the lock is not held.
@@ -111,13 +117,14 @@ class Lock:
         seconds = self._lease if lease is None else parse_lease(lease)
         async with self._extend_lock:
             await self._extend(seconds)
-        self._changed.set()
+        self._changed.set()  # the task that renews the lease must compute its next time again
 
     async def _extend(self, lease: float) -> None:
         """Extend the lease to `lease` seconds; the caller holds `_extend_lock`.
 
         An error that says that nothing was written restores the old lease. After an unknown result
-        the shorter of both counts.
+        (a COMMIT without an answer) the lease that ends first counts: the lock must not seem to be
+        held for longer than it is.
         """
         if self._is_ended or self._is_lost:
             raise self._create_lost_error()
@@ -142,7 +149,11 @@ class Lock:
         self._held_until = started_at + lease
 
     async def keep(self) -> None:
-        """Renew the lease after each third until `end`, or until the lock is lost."""
+        """Renew the lease after each third until `end`, or until the lock is lost.
+
+        Runs in a task during the lock's block. After a failure the pauses are shorter, at most a
+        sixth of the lease, so that several tries fit in before its end.
+        """
         failures = 0
         while not (self._is_ended or self._is_lost):
             wait = self._since + self._lease / 3 - self._clock.monotonic()
@@ -154,11 +165,14 @@ class Lock:
                     async with self._clock.timeout(wait):
                         await self._changed.wait()
                 if not failures:
-                    continue  # extended during the wait, perhaps
+                    continue  # `extend` may have moved the next renewal during the wait
             failures = await self._renew(failures)
 
     async def _renew(self, failures: int) -> int:
-        """Renew the lease once; return the failures in a row, 0 after a success or a loss."""
+        """Renew the lease once; return the failures in a row, 0 after a success or a loss.
+
+        After a loss there is nothing more to renew, and `keep` ends.
+        """
         try:
             async with self._extend_lock:
                 if not self._is_ended:
@@ -175,7 +189,11 @@ class Lock:
         return 0
 
     async def end(self, keeper: "asyncio.Task[None]") -> bool | None:
-        """Release the lock; return True if held to the end, None if that is unknown."""
+        """Release the lock at the end of the block; return True if held until now.
+
+        False means that another process may have had the lock, so the block may have run without
+        protection. None means that the database did not say. `keeper` is the task of `keep`.
+        """
         self._is_ended = True
         self._changed.set()
         await wait_through_cancel(keeper, KEEPER_LIMIT)
@@ -252,7 +270,11 @@ class LockManager:
 
     @asynccontextmanager
     async def hold(self, key: str, lease: float, wait: float | None) -> AsyncIterator[Lock]:
-        """Hold a lock for `broker.lock`, which has checked the arguments; times in seconds."""
+        """Hold a lock for `broker.lock`, which has checked the arguments; times in seconds.
+
+        If the lock was lost before the end of the block, LockLostError is raised there, or is added
+        as a note to the block's own error.
+        """
         refuse_in_handler(self._store.dialect, self._store.engine, "lock")
         lock = await self._acquire(key, lease, wait)
         keeper = asyncio.create_task(lock.keep(), name="sqlbroker-lock")
@@ -267,9 +289,14 @@ class LockManager:
             raise lost_error
 
     async def _release(self, lock: Lock, keeper: "asyncio.Task[None]") -> LockLostError | None:
-        """Release `lock`; return an error if the block may have run unprotected."""
+        """Release `lock`; return an error if the block may have run unprotected.
+
+        The caller raises it, or adds it to the block's own error. An unconfirmed release (None) is
+        only logged if the lease still ran before: then the block was protected.
+        """
         was_held = lock.is_held
         is_released = await self._shielded.run(lock.end(keeper))
+        # Wake the task of this process that waits for the key first; other processes poll.
         if queue := self._queues.get((id(asyncio.get_running_loop()), lock.key)):
             queue.released.set()
         if is_released or (is_released is None and was_held):
@@ -286,7 +313,11 @@ class LockManager:
         )
 
     async def _acquire(self, key: str, lease: float, wait: float | None) -> Lock:
-        """Acquire the lock within `wait` seconds; with 0 try once, without the line of waiters."""
+        """Acquire the lock within `wait` seconds; with 0 try once, without the line of waiters.
+
+        Tasks of this process that want the same key stand in a line (`_LockQueue`), so that only
+        the first polls the database. The last one to leave removes the line.
+        """
         deadline = None if wait is None else self._clock.callers.monotonic() + wait
         token = uuid4()
         queue_key = (id(asyncio.get_running_loop()), key)
@@ -311,9 +342,10 @@ class LockManager:
     ) -> Lock:
         """Wait behind earlier callers of this process, then for the lock.
 
-        Only the first caller queries the database. TimeoutError is raised at the deadline.
+        Only the first caller queries the database. TimeoutError is raised at the deadline. Passing
+        errors are retried only once the database has answered, to this caller or a previous one.
         """
-        can_retry = queue.turn.locked()
+        can_retry = queue.turn.locked()  # earlier callers may have reached the database
         clock = self._clock.callers
         async with clock.timeout_at(deadline):
             await queue.turn.acquire()
@@ -350,7 +382,8 @@ class LockManager:
     async def _try_acquire(self, key: str, token: UUID, lease: float) -> Lock | None:
         """Try once to acquire the lock; None if another holder has the lock.
 
-        If the caller is cancelled, or the result stays unknown, the lock is released again.
+        If the caller is cancelled, or the result stays unknown, the lock is released again. `token`
+        identifies the holder in every statement; the fence is the number of the lock.
         """
         started_at = self._clock.monotonic()
         store = self._store
@@ -373,12 +406,12 @@ class LockManager:
         The fence counts the holders of the key so far. An unknown result is tried again with the
         same token, which finds the lock if the first try acquired it.
         """
-        for last in range(UNKNOWN_REPEATS):
+        for attempt in range(UNKNOWN_REPEATS):
             try:
                 return await self._store.locks.acquire(key, token, lease)
             except UnknownOutcomeError:
                 # Repeated with the same token: it finds the acquired lock, or acquires it now.
-                if last == UNKNOWN_REPEATS - 1:
+                if attempt == UNKNOWN_REPEATS - 1:
                     raise
         return None
 

@@ -108,6 +108,8 @@ class PullJobs:
     async def setup(self) -> None:
         """Create what the configuration names, and start the loop; no effect the second time.
 
+        Called before each request of a client, so that the first one does the work.
+
         Raises:
             SetupError: a subscriber has the queue of a pull consumer.
         """
@@ -115,13 +117,19 @@ class PullJobs:
         await self._configured.run_once()
 
     def is_push(self, channel: str, consumer: str) -> bool:
-        """Return True if the configuration declares the consumer as a push consumer."""
+        """Return True if the configuration declares the consumer as a push consumer.
+
+        A pull consumer claims jobs over HTTP; a push consumer's queue has a subscriber.
+        """
         settings = self._options.channels.get(channel)
         configured = None if settings is None else settings.consumers.get(consumer)
         return configured is not None and validate_consumer_type(configured.type) == "push"
 
     async def _configure(self) -> None:
-        """Create the channels and consumers that the configuration declares."""
+        """Create or change the channels and consumers that the configuration declares.
+
+        The audit names the configuration as the author (`by`).
+        """
         for channel, settings in self._options.channels.items():
             await self.put(channel, by=BY_CONFIGURATION, token=settings.token)
             for name, consumer in settings.consumers.items():
@@ -146,6 +154,9 @@ class PullJobs:
         token: str | None = None,
     ) -> RegisteredEndpoint | None:
         """Create or change the channel or a consumer; return None if there is no such channel.
+
+        A queue has either a pull consumer or a subscriber, in any process. After a change from pull
+        to push, jobs that are claimed over HTTP are released for the subscriber.
 
         Raises:
             SetupError: an id or the type is not valid, or a subscriber has the queue of a pull
@@ -175,16 +186,18 @@ class PullJobs:
     async def _requeue_claimed(self, queue: str) -> None:
         """Release jobs of `queue` that are claimed after the consumer's change to push.
 
-        A claim that started before the change may commit after it; hence several searches.
+        Some databases claim without a lock on the consumer: a claim that started before the change
+        may commit after it. Hence several searches, the last one after a short pause.
         """
         for pause in LATE_CLAIM_PAUSES:
             await self._wakeups.clock.sleep(pause)
             await self.store.pull.release_all(queue)
 
     async def find_channel(self, channel: str, *consumer: str) -> list[RegisteredEndpoint | None]:
-        """Return the channel, and the consumer if given.
+        """Return a list of the channel, and of the consumer if given.
 
-        None stands for an invalid id, which the database may refuse to look up.
+        None stands for a channel or consumer that does not exist, and for each if an id is invalid:
+        the database may refuse to look such an id up.
         """
         if not all(map(is_valid_id, (channel, *consumer))):
             return [None] * (1 + len(consumer))
@@ -202,7 +215,8 @@ class PullJobs:
     ) -> Broadcast:
         """Write a job for each consumer of the channel, in a single transaction.
 
-        A consumer whose queue has a job with the `dedup_id` already gets none.
+        A job is the message in a consumer's own queue; all jobs share the id of the broadcast. A
+        consumer whose queue has a job with the `dedup_id` already gets none.
 
         Raises:
             PublishError: the body is too large.
@@ -233,6 +247,9 @@ class PullJobs:
     ) -> tuple[list[PullJob], str | None]:
         """Return a page of the due jobs, and the key of the next page.
 
+        Expired leases and expired jobs would make the page wrong, so they are ended first, and the
+        page is read again. After `MAX_ROUNDS` tries expired jobs are left out instead.
+
         Raises:
             InvalidCursorError: `after` does not belong to such a list.
         """
@@ -252,7 +269,11 @@ class PullJobs:
         return page.jobs, page.next_cursor
 
     async def get_job(self, queue: str, job_id: int) -> PullJob | None:
-        """Return a job; an expired job is queued again first, or dead."""
+        """Return a job, or None without such a job.
+
+        A job whose lease or lifetime is over is queued again first, or ended, and then read again,
+        so that the caller does not see it as running.
+        """
         while (job := await self.store.pull.read_job(queue, job_id)) is not None and job.is_expired:
             await self._end_leases(queue, job=job_id)
         return job
@@ -269,7 +290,8 @@ class PullJobs:
         """Change the job to the requested state, if that is allowed.
 
         `longer` are seconds added to the timeout of a start. `token` is the lease that the consumer
-        believes it holds, None if it does not say.
+        believes it holds, None if it does not say. The status "over" means that the job's lease or
+        lifetime is over: that is settled first, and the change repeated.
         """
         request = ChangeRequest(
             queue=queue,
@@ -290,7 +312,10 @@ class PullJobs:
         return changed
 
     async def extend(self, queue: str, job_id: int, token: UUID, *, longer: int = 0) -> bool:
-        """Extend the lease by another timeout and `longer` seconds; return False if lost."""
+        """Extend the lease by another timeout and `longer` seconds from now; return False if lost.
+
+        A lease that has expired cannot be extended, even if no consumer has claimed the job since.
+        """
         lease = self._options.timeout + longer
         extended = await self.store.direct_claims.extend_held(
             queue, job_id, token, lease, in_time=True
@@ -305,14 +330,15 @@ class PullJobs:
     async def _tick(self) -> float:
         """Release expired jobs and clean up; return the seconds until the next tick.
 
-        The queues of pull consumers have no subscriber, which would do this for other queues.
+        An expired job is one whose consumer let its lease end. The queues of pull consumers have no
+        subscriber, which would do this for other queues.
         """
         queues = await self.store.tokens.list_pulled_queues()
         if not queues:
             return MAX_PAUSE
         await self._housekeeping.clean(CLEAN_INTERVAL)
         if self._removed_policies.due_in <= 0:
-            # No subscriber may claim from these queues any more.
+            # Messages may wait for policies of subscribers that had these queues before.
             await self._removed_policies.free_waiting(queues, is_sleeping=False)
         expires_in = await self.store.get_seconds_to_lease_end(queues)
         if expires_in is not None and expires_in <= 0:
@@ -323,14 +349,19 @@ class PullJobs:
         return min(MAX_PAUSE, max(MIN_PAUSE, pause))
 
     async def _end_leases(self, queue: str, job: int | None = None) -> None:
-        """Release expired jobs, or only `job`; a job whose lease has run out too often ends."""
+        """Release expired jobs, or only `job`; a job whose lease has run out too often ends.
+
+        An expired job is one whose consumer has neither ended it nor extended its lease in time.
+        """
         max_retries = self._options.max_retries
         for settlement in await self.store.pull.end_leases(queue, max_retries, job):
             self._metrics.record_settled(settlement, queue)
 
 
 def refuse_subscriber(queue: str, subscribed: Mapping[str, str]) -> None:
-    """Refuse a subscriber, with policies, dead letters and limits, on a pull queue.
+    """Refuse a subscriber, with policies, dead letters and limits, on the queue of a pull consumer.
+
+    Jobs would then go to either, and only the subscriber keeps its rules.
 
     Raises:
         SetupError: `queue` is among `subscribed`, each with its subscriber.

@@ -77,7 +77,10 @@ class LongPolls:
         self._is_ended = False
 
     def end(self) -> None:
-        """Answer all waiting requests now, and let no other wait."""
+        """Answer all waiting requests now, and let no other wait: the server is about to stop.
+
+        A waiter that is called after the end does not claim, and its request returns nothing.
+        """
         self._is_ended = True
         for line in self._lines.values():
             for waiter in line:
@@ -89,7 +92,11 @@ class LongPolls:
         await self._loop.stop()
 
     def enter(self, queue: str) -> PollWaiter:
-        """Add a waiter at the end of the queue's line; `leave` must follow."""
+        """Add a waiter at the end of the queue's line; `leave` must follow.
+
+        A waiter stands for a request that waits for a message. The first of a queue registers for
+        hints of that queue, and starts the loop that polls for all waiters.
+        """
         waiter = PollWaiter(queue)
         line = self._lines.setdefault(queue, {})
         line[waiter] = None
@@ -107,7 +114,8 @@ class LongPolls:
     def leave(self, waiter: PollWaiter, *, found: bool) -> None:
         """Remove the waiter from the line; call the next waiter after a success (`found`).
 
-        There may be more messages, and a call that this waiter did not use must not be lost.
+        To call a waiter is to let its request claim. There may be more messages, and a call that
+        this waiter did not use must not be lost.
         """
         line = self._lines[waiter.queue]
         del line[waiter]
@@ -121,7 +129,8 @@ class LongPolls:
     def schedule_poll(self, queue: str, seconds: float) -> None:
         """Schedule a poll for a message of `queue` that is due in `seconds`.
 
-        No effect if no request waits for the queue.
+        No hint comes when a delayed message becomes due, and the next regular poll may be later. No
+        effect if no request waits for the queue.
         """
         if queue not in self._lines:
             return
@@ -134,7 +143,8 @@ class LongPolls:
     async def wait_for_call(self, waiter: PollWaiter, deadline: float) -> bool:
         """Wait until the waiter is called; return False at the `deadline`, and after `end`.
 
-        The deadline is a `monotonic` time of the callers' clock.
+        True means that a message may be due, so the request should claim again. The deadline is a
+        `monotonic` time of the callers' clock, which runs even if a test's clock stands still.
         """
         if self._is_ended:
             return False
@@ -148,8 +158,11 @@ class LongPolls:
         return is_called
 
     def _register(self) -> None:
-        """Register for hints of exactly the queues in which requests wait."""
-        # Registered again for each change, because hints are filtered by queue.
+        """Register for hints of exactly the queues in which requests wait.
+
+        A hint says that messages may have arrived. Hints are filtered by queue, so each change of
+        the queues is registered again.
+        """
         if self._lines:
             self._wakeups.register(list(self._lines), self._hint, listen=True)
         else:
@@ -162,7 +175,11 @@ class LongPolls:
             self._call(queue)
 
     def _call(self, queue: str) -> None:
-        """Call the first waiter of the line that is not called yet."""
+        """Call the first waiter of the line that is not called yet.
+
+        Only one: a claim for each of many waiters would be a waste for a single message. A waiter
+        that finds a message calls the next (`leave`).
+        """
         for waiter in self._lines.get(queue, ()):
             if not waiter.called.is_set():
                 waiter.called.set()
@@ -187,7 +204,7 @@ class LongPolls:
         result = await self._store.poll_all(queues, queues)
         due = {pair.queue for pair in result.pairs if pair.due_in <= 0}
         expires_in = inf if result.lease_ends_in is None else result.lease_ends_in
-        # A claim that finds nothing releases expired leases.
+        # A claim also releases expired leases, and it is not known in which queue the lease is.
         for queue in due if expires_in > 0 else queues:
             self._call(queue)
         self._pause = min(LAST_PAUSE, self._pause * 1.5)
@@ -254,7 +271,10 @@ class RemoteConsumer:
         await self._configured.run_once()
 
     async def _configure(self) -> None:
-        """Create the tokens of queues that the configuration declares."""
+        """Create the tokens of queues that the configuration declares.
+
+        A client needs the token for its role to publish into a queue, or to consume from it.
+        """
         for queue, tokens in self._options.queues.items():
             role_tokens: dict[QueueRole, str | None] = {
                 "publish": tokens.publish,
@@ -267,7 +287,10 @@ class RemoteConsumer:
                     )
 
     async def publish(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Publish `rows` together; return their ids, or None for a dedup_id that exists already."""
+        """Publish `rows` together; return their ids, or None for a dedup_id that exists already.
+
+        For a delayed message no hint wakes requests, so a poll is scheduled for its due time.
+        """
         ids = await self._write(rows)
         self._metrics.record_published(rows, ids)
         for row in rows:
@@ -280,7 +303,8 @@ class RemoteConsumer:
     ) -> list[ClaimedMessage]:
         """Lease up to `limit` due messages for `lease` seconds; wait for the first message.
 
-        A cancelled call leases nothing. While the call waits it holds no connection.
+        Waits up to `wait` seconds, in the line of requests for this queue, without a connection.
+        `retry_in` are the seconds until the next message is due. A cancelled call leases nothing.
         """
         request = DirectClaimRequest(
             queues=(queue,),
@@ -299,28 +323,32 @@ class RemoteConsumer:
         # Enter before the first claim, so that nothing is missed between the claim and the wait.
         waiter = self.long_polls.enter(queue)
         # A request that is cut off during its claim passes its call on to the next waiter.
-        has_result = True
+        calls_next_waiter = True
         try:
             while True:
                 rows, retry_in = await self._claimer.claim_now(request, return_claimed)
                 if rows:
                     break
-                has_result = False
+                calls_next_waiter = False
                 if retry_in is not None:
                     self.long_polls.schedule_poll(queue, retry_in)
                 if not await self.long_polls.wait_for_call(waiter, deadline):
                     return []
-                has_result = True
+                calls_next_waiter = True
         except StoreError:
             # The other requests need not fail, too: the next poll calls them.
-            has_result = False
+            calls_next_waiter = False
             raise
         finally:
-            self.long_polls.leave(waiter, found=has_result)
+            self.long_polls.leave(waiter, found=calls_next_waiter)
         return await self._limit_size(queue, rows)
 
     async def _limit_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Return the first of `rows` that fit into an answer (`MAX_BYTES`); release the rest."""
+        """Return the first of `rows` that fit into an answer (`MAX_BYTES`); release the rest.
+
+        The size of bodies is known only after the claim. The first row is returned whatever its
+        size: otherwise it could never be delivered.
+        """
         size = 0
         for position, row in enumerate(rows):
             size += len(row.payload)
@@ -333,7 +361,10 @@ class RemoteConsumer:
         return rows
 
     async def release(self, queue: str, rows: Sequence[ClaimedMessage]) -> None:
-        """Release `rows` uncharged, as before the claim: no client has seen the messages."""
+        """Release `rows` as before the claim, without counting a delivery.
+
+        Called for rows that no client has seen. The hint at the end lets others claim them.
+        """
         settlements = [settle(row, Release(), self._rules, ended_after=0.0) for row in rows]
         result = await self.store.settle(settlements)
         for settlement in settlements:
@@ -342,7 +373,7 @@ class RemoteConsumer:
         self._wakeups.notify_published([queue])
 
     async def extend(self, message: LeasedMessage, lease: float) -> datetime | None:
-        """Extend the lease to `lease` seconds from now, never to an earlier time.
+        """Extend the lease of a message to `lease` seconds from now, never to an earlier time.
 
         Returns:
             The lease's end by the database's clock; None if the lease is lost.
@@ -363,7 +394,8 @@ class RemoteConsumer:
         """Write the outcome of the message; return None if the lease is lost and nothing is
         written.
 
-        `replaced` creates its new body; `error` is stored in `last_error`.
+        `replaced` creates its new body; `error` is stored in `last_error`. The row is read again in
+        the same transaction, because an HTTP client has only the key of its message.
 
         Raises:
             UnknownOutcomeError: it may have been written, or the lease may be gone.

@@ -110,7 +110,11 @@ class Requests:
         """True if a reply may come that no request waits for."""
 
     def create_address(self) -> ReplyAddress:
-        """Create an address for the reply to a new request."""
+        """Create an address for the reply to a new request: this process's queue and an id.
+
+        All requests of a process share a queue, named at the first request. After a fork the child
+        names its own, so that it does not read the parent's replies.
+        """
         if self._process != os.getpid():
             self._process = os.getpid()
             self._forget_queue()
@@ -124,7 +128,8 @@ class Requests:
     ) -> ClaimedMessage:
         """Publish `row` in a separate transaction, and wait for the reply.
 
-        A cancelled caller stops waiting; its reply is deleted when it comes.
+        Separate, because the request must be committed to be handled. A cancelled caller stops
+        waiting; its reply is deleted when it comes.
 
         Args:
             row: The request; its headers name `address`.
@@ -165,10 +170,14 @@ class Requests:
             self._has_unanswered |= not answered
 
     def _refuse_own_transaction(self) -> None:
+        """Refuse a request in a handler whose open transaction would block the publish (SQLite)."""
         refuse_in_handler(self._store.dialect, self._store.engine, "request")
 
     def _start(self, queue: str) -> None:
-        """Start the loop that reads replies from `queue`, unless already running."""
+        """Start the loop that reads replies from `queue`, unless already running.
+
+        Hints of other processes make it poll as soon as a reply may have come.
+        """
         running = asyncio.get_running_loop()
         if self._event_loop is not running:
             self._store.refuse_other_loop()
@@ -190,10 +199,10 @@ class Requests:
         return LISTENING_POLL if self._wakeups.is_listening else POLL
 
     def _poll_within(self, seconds: float) -> None:
-        """Poll for replies in `seconds`, if the next poll is later."""
-        look_at = self._clock.monotonic() + seconds
-        if look_at < self._poll_at:
-            self._poll_at = look_at
+        """Poll for replies in `seconds`, unless the next poll is earlier."""
+        poll_at = self._clock.monotonic() + seconds
+        if poll_at < self._poll_at:
+            self._poll_at = poll_at
             self._wake()
 
     def _wake(self) -> None:
@@ -203,7 +212,8 @@ class Requests:
     async def _register_queue(self, queue: str, timeout: float) -> None:
         """Register `queue` for as long as a reply to a current request may arrive.
 
-        Heartbeats delete replies in queues that are no longer registered.
+        Heartbeats delete replies in queues that are no longer registered. The registration lasts
+        longer than asked for (QUEUE_GRACE), so that few requests need to renew it.
         """
         if self._registered_until >= self._clock.monotonic() + timeout + QUEUE_GRACE / 2:
             return
@@ -216,6 +226,8 @@ class Requests:
 
     async def tick(self) -> float | None:
         """Hand over the replies; return the seconds until the next poll, or None without requests.
+
+        Replies that no request waits for any more are deleted with the others.
 
         Raises:
             StoreError: the replies are still there; call again.
@@ -237,7 +249,11 @@ class Requests:
         return self._schedule_poll(self._poll_interval)
 
     def _schedule_poll(self, seconds: float) -> float | None:
-        """Schedule a poll after `seconds`; none if no request waits, or none is published yet."""
+        """Schedule a poll after `seconds`, and return `seconds` as the loop's pause.
+
+        Return None, to sleep until `wake`, if no request waits, or none is published yet (`seconds`
+        is infinite).
+        """
         if not self._pending or seconds == inf:
             self._poll_at = inf
             return None
@@ -245,10 +261,10 @@ class Requests:
         return seconds
 
     def _hand_over(self, row: ClaimedMessage) -> None:
-        """Give the reply `row` to the waiting request; other replies are dropped.
+        """Give the reply `row` to the waiting request; drop a reply that no request waits for.
 
-        It is found by the header `reply_id`, or by the correlation id if the replier sets no such
-        header.
+        The request is found by the header `reply_id`, or by the correlation id if the replier sets
+        no such header.
         """
         headers = row.headers
         reply_id = headers.get(REPLY_ID)
@@ -268,7 +284,11 @@ class Requests:
             pending.reply.set_result(row)
 
     async def stop(self) -> None:
-        """End the waiting requests, and delete the remaining replies."""
+        """End the waiting requests with an error, and delete the remaining replies.
+
+        If late replies may come, the queue stays registered: heartbeats of other processes then
+        delete these.
+        """
         loop, self._loop = self._loop, None
         if loop is None or self._event_loop is not asyncio.get_running_loop():
             return

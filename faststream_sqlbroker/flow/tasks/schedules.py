@@ -78,6 +78,8 @@ class ScheduleRunner:
     def get_cron(self, definition: tuple[str, str]) -> Cron:
         """Return the parsed expression and zone that the database stores.
 
+        Another process, or another version, may have declared them.
+
         Raises:
             SetupError: this process cannot parse them.
         """
@@ -88,8 +90,9 @@ class ScheduleRunner:
     async def fire(self, schedule: DeclaredSchedule) -> None:
         """Publish the run that an operator has requested, and the due fire times of `schedule`.
 
-        They are published one after the other, unless another process does. A fire time whose
-        messages cannot be created stays due, and is put off.
+        A lease on the schedule keeps other processes from doing the same; if another one has it,
+        nothing happens here. A fire time whose messages cannot be created stays due, and is put
+        off.
 
         Raises:
             StoreError: the database failed; the next process continues at that fire time.
@@ -121,9 +124,9 @@ class ScheduleRunner:
     async def _publish(self, schedule: DeclaredSchedule, state: ScheduleState, token: UUID) -> None:
         """Publish the due fire times of the claimed schedule, from `next_at` to `decided_at`.
 
-        Each fire time is written together with the schedule's next state, so that another process
-        can continue after a crash. The run ends if a message cannot be created or the lease is
-        lost.
+        `decided_at` is the time of the run's first claim. Each fire time is written together with
+        the schedule's next state, so that another process can continue after a crash. The run ends
+        if a message cannot be created or the lease is lost.
         """
         first = state.next_at
         until = state.decided_at
@@ -131,6 +134,7 @@ class ScheduleRunner:
         assert until is not None  # noqa: S101 - and has a decision time
         try:
             cron = self.get_cron((state.expression, state.tz))
+            # A new definition applies after the fire times that are due by the old one.
             following = self.get_cron(state.next_definition).find_next(until)
             first = _skip_pause(cron, state, first, until)
             state = replace(state, skipped_until=None, next_at=first)
@@ -164,7 +168,9 @@ class ScheduleRunner:
     ) -> bool:
         """Publish the messages of the fire time `at` together with `next_state`.
 
-        Return False if the messages could not be created or the lease is lost; the run then ends.
+        `next_state` marks the fire time as done: one transaction writes both, so nothing is
+        published twice. Return False if the messages could not be created or the lease is lost; the
+        run then ends.
         """
         rows = await self._make_messages(schedule, state, at, token)
         return rows is not None and await self._write(schedule, next_state, token, rows)
@@ -172,7 +178,11 @@ class ScheduleRunner:
     async def _make_messages(
         self, planned: DeclaredSchedule, state: ScheduleState, at: datetime, token: UUID
     ) -> Sequence[NewMessage] | None:
-        """Create the messages of a fire time; None if that failed, and `state` was put off."""
+        """Create the messages of a fire time; None if that failed, and `state` was put off.
+
+        A CancelledError that the application's function raises by itself is a failure like others;
+        a cancellation of this task is raised.
+        """
         try:
             zone = self.get_cron((state.expression, state.tz)).zone
             return await self._call(planned, at.astimezone(zone))
@@ -183,7 +193,10 @@ class ScheduleRunner:
             return None
 
     async def _call(self, schedule: DeclaredSchedule, at: datetime) -> Sequence[NewMessage]:
-        """Call the application's function for the fire time `at`; return the messages."""
+        """Call the application's function for the fire time `at`; return the messages.
+
+        The call is kept in `calls` while it runs, so that a stop can name and abandon it.
+        """
         # A task of its own: the function may cancel the task that it runs in.
         call = asyncio.create_task(schedule.make(at))
         self.calls[schedule.name] = (call, self._clock.monotonic())
@@ -202,7 +215,11 @@ class ScheduleRunner:
         token: UUID,
         rows: Sequence[NewMessage],
     ) -> bool:
-        """Write the messages `rows` with the new `state`; return False if the lease is lost."""
+        """Write the messages `rows` with the new `state`; return False if the lease is lost.
+
+        Then nothing is written: the holder of the lease publishes the fire time, or the schedule
+        was paused. After a success, subscribers of the queues get a hint to poll.
+        """
         # Without further due fire times, release the lease with the same statement.
         lease = None if state.decided_at is None else LEASE
         if not await self._store.schedules.publish(schedule.name, token, state, rows, lease):
@@ -220,7 +237,11 @@ class ScheduleRunner:
     async def _put_off(
         self, schedule: DeclaredSchedule, state: ScheduleState, token: UUID, error: BaseException
     ) -> None:
-        """Postpone a run whose messages could not be created; the pause doubles each time."""
+        """Postpone a run whose messages could not be created; the pause doubles each time.
+
+        Its fire time stays due. The lease is released with the pause, so that any process, in which
+        the function may work, can make the next try.
+        """
         count = state.failures_count + 1
         pause = min(MAX_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
         text = (
@@ -240,7 +261,11 @@ class ScheduleRunner:
         until: datetime,
         times: Sequence[datetime],
     ) -> None:
-        """Log fire times that are skipped, because no process ran when due."""
+        """Log fire times that are skipped, because no process ran when due.
+
+        `first` is the first due fire time, `times` are those that are published. Even a schedule
+        with missed="all" publishes a limited number, so that the rest is a warning.
+        """
         if times and times[0] == first:
             return
         end = f"before {times[0]}" if times else f"until {until}"
@@ -253,7 +278,11 @@ class ScheduleRunner:
 
     @asynccontextmanager
     async def _hold_lease(self, name: str, token: UUID) -> "AsyncIterator[None]":
-        """Renew the schedule's lease inside of the block, whose function may take long."""
+        """Renew the schedule's lease inside of the block, whose function may take long.
+
+        No transaction is open in the block, so only the lease keeps other processes from calling
+        the function, too.
+        """
         keeper = asyncio.create_task(
             self._renew_lease(name, token), name="sqlbroker-schedule-lease"
         )
@@ -264,7 +293,10 @@ class ScheduleRunner:
             await asyncio.wait((keeper,))
 
     async def _renew_lease(self, name: str, token: UUID) -> None:
-        """Renew the lease after each third, until cancelled or until the lease is lost."""
+        """Renew the lease after each third, until cancelled or until the lease is lost.
+
+        A loss needs no report here: the next write names the lease, and finds it gone.
+        """
         while True:
             await self._clock.sleep(LEASE / 3)
             try:
@@ -277,7 +309,11 @@ class ScheduleRunner:
 
 
 def _skip_pause(cron: Cron, state: ScheduleState, first: datetime, until: datetime) -> datetime:
-    """Return `first`, or the first fire time after a pause; later than `until` if there is none."""
+    """Return `first`, or the first fire time after a pause; later than `until` if there is none.
+
+    Fire times during an operator's pause (up to `skipped_until`) are not made up for. A result
+    after `until` says that nothing is to be published now.
+    """
     if state.skipped_until is None:
         return first
     # An interrupted run may have got further than the end of the pause.
@@ -298,6 +334,7 @@ class Scheduler:
     """Fires the declared schedules."""
 
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
+        """Fire nothing before `set_schedules` and `start`."""
         self._store = store
         self._log = log
         self._wakeups = wakeups
@@ -333,6 +370,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Start the loop if there are schedules; no effect while running."""
+        # Define all schedules again: another process may have changed them since.
         self._defined.clear()
         if self._schedules and (self._loop is None or self._loop.is_orphaned):
             self._loop = Loop("schedule", self.tick, self._log, self._clock)
@@ -341,8 +379,8 @@ class Scheduler:
     async def stop(self, timeout: float | None) -> None:
         """Stop firing; running functions get `timeout` seconds (None: no limit).
 
-        Unfinished work is left to other processes. A function that cannot be cancelled is
-        abandoned.
+        Unfinished work is left to other processes. A function that cannot be cancelled, as it runs
+        in a thread or swallows the cancellation, is abandoned: the stop does not wait for it.
         """
         loop, self._loop = self._loop, None
         if loop is not None:
@@ -362,7 +400,11 @@ class Scheduler:
     async def _end_functions(
         self, timeout: float | None, stopped_names: Iterable[str] = ()
     ) -> "Iterable[str]":
-        """Stop the running functions, except `stopped_names`; return their names."""
+        """Stop the running functions, except `stopped_names`; return the names of the stopped.
+
+        First wait for `timeout` seconds, then cancel, then abandon what goes on. Each phase has a
+        limit, so a function that never ends cannot block the stop.
+        """
         running = {
             name: task for name, task in self._tasks.items() if name not in set(stopped_names)
         }
@@ -387,7 +429,10 @@ class Scheduler:
         return running.keys()
 
     def _log_abandoned(self, name: str, started_at: float, reason: str) -> None:
-        """Log that a stop no longer waits for the function of schedule `name`."""
+        """Log that a stop no longer waits for the function of schedule `name`.
+
+        What the function returns is lost. The fire time stays due, so another process takes over.
+        """
         elapsed = self._clock.monotonic() - started_at
         self._log(
             logging.ERROR,
@@ -403,6 +448,9 @@ class Scheduler:
     async def tick(self) -> float:
         """Start to fire due schedules; return the seconds until the next tick.
 
+        To fire is to publish the messages of a fire time. A schedule that the database does not
+        have yet is defined there first.
+
         Raises:
             StoreError: the state is unknown; call again.
         """
@@ -417,11 +465,14 @@ class Scheduler:
 
     @property
     def _max_interval(self) -> float:
+        """Maximum seconds between two checks; long while changes of schedules are notified."""
         is_notified = self._wakeups.notify_only and self._wakeups.is_listening
         return MAX_NOTIFIED_CHECK_INTERVAL if is_notified else MAX_CHECK_INTERVAL
 
     async def fire_due(self) -> datetime | None:
         """Fire all due schedules and wait for their end, without `start`.
+
+        For tests, which call this after each advance of their clock.
 
         Returns:
             The time of the next check, by the database's clock; None without any.
@@ -446,8 +497,9 @@ class Scheduler:
     ) -> ScheduleState | None:
         """Return the state of `schedule` to store at the start of this process; None for no change.
 
-        The definition of the process that started last counts. Fire times that are due by the old
-        definition are still published.
+        `state` is the stored state, None without any. The definition (expression and zone) of the
+        process that started last counts. Fire times that are due by the old definition are still
+        published: `becomes` then holds the new one until they are.
         """
         definition = schedule.cron.definition
         if state is not None and state.next_definition == definition:
@@ -475,7 +527,11 @@ class Scheduler:
     def _check(
         self, schedule: DeclaredSchedule, seen: "ScheduleSnapshot | None", now: datetime
     ) -> float:
-        """Start to fire `schedule` if due and free; return the seconds until the next check."""
+        """Start to fire `schedule` if due and free; return the seconds until the next check.
+
+        It is free if no other process has its lease (`busy_for` are the seconds until that ends).
+        `seen` is its row in the database, and `now` the database's time.
+        """
         if schedule.name in self._tasks:
             return self._max_interval  # the end of the task wakes the loop
         if seen is None or seen.state is None:
@@ -494,7 +550,10 @@ class Scheduler:
         return self._max_interval
 
     def _on_task_done(self, name: str, _task: "asyncio.Task[None]") -> None:
-        """Remove the ended task of schedule `name` and check for the next fire time."""
+        """Remove the ended task of schedule `name` and check for the next fire time.
+
+        A schedule with a running task is not checked, so the loop must be woken now.
+        """
         self._tasks.pop(name, None)
         if self._loop is not None:
             self._loop.wake()
@@ -502,7 +561,8 @@ class Scheduler:
     async def _fire(self, schedule: DeclaredSchedule) -> None:
         """Fire `schedule` in its task; after a failure, pause before the task ends.
 
-        The next check starts a new task.
+        No schedule is fired again while its task runs, so the pause delays the next try of this one
+        only. Failures of the database are logged with those of the loops.
         """
         name = schedule.name
         started_at = self._clock.monotonic()
@@ -524,7 +584,8 @@ class Scheduler:
     def _can_read(self, schedule: DeclaredSchedule, state: ScheduleState) -> bool:
         """Return True if this process can parse the stored definition of the schedule.
 
-        Another version may have written it; then the schedule is left to other processes.
+        Another version may have written it; then the schedule is left to other processes. Also log
+        if the stored definition differs from the one that this process declares.
         """
         declared = schedule.cron.definition
         next_definition = state.next_definition
