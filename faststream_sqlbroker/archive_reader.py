@@ -156,6 +156,11 @@ class ArchiveReader:
         find: Callable[..., Horizon],
         schema: "pa.Schema",
     ) -> None:
+        """Create a reader; nothing is read before the first iteration.
+
+        `start` is the position after which rows are read. `find` determines the horizon: the time
+        before which every archived row is committed, at which the read ends.
+        """
         self._store = store
         self._database = get_database(address)
         self._selection = selection

@@ -36,9 +36,10 @@ current_batch_start: ContextVar[BatchStart | None] = ContextVar(
 
 
 def record_fault(error: Exception, culprits: Collection[int] = ()) -> None:
-    """Record that messages of the batch caused `error`.
+    """Record that messages of the batch caused `error`, which prevents the handler from starting.
 
-    Does nothing outside of a batch call, and once the handler has started.
+    The batch is then delivered again in parts. Does nothing outside of a batch call, and once the
+    handler has started.
 
     Args:
         error: The error that prevented the start.
@@ -52,7 +53,10 @@ def record_fault(error: Exception, culprits: Collection[int] = ()) -> None:
 
 
 def wrap_to_mark_start(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `handler` to record that the handler has started."""
+    """Wrap `handler` to record that the handler has started.
+
+    After an error, a batch whose handler has not started is delivered again in parts.
+    """
     begin: Callable[..., Any]
     if is_coroutine_callable(handler):
 

@@ -95,7 +95,10 @@ class SqlCallAssertions(CallAssertions):
 
 @contextmanager
 def add_waiting_messages(mock: Any) -> Iterator[None]:
-    """Append the waiting messages to an AssertionError once, if `mock` can list messages."""
+    """Append the waiting messages to an AssertionError once, if `mock` can list messages.
+
+    A message that still waits in its queue often explains why a test's handler was not called.
+    """
     try:
         yield
     except AssertionError as error:
@@ -122,7 +125,10 @@ class SqlHandlerCallWrapper(
 
 
 def _make_expected_call(body: Any, expected: ExpectedMessage) -> ExpectedCall:
-    """Build FastStream's expected call; this broker's fields are compared by `_read_field`."""
+    """Build FastStream's expected call; this broker's fields are compared by `_read_field`.
+
+    EMPTY marks a field that the test does not compare.
+    """
     fields: dict[str, Any] = {n: value for n, value in expected.items() if value is not EMPTY}
     common_fields = {name: fields.pop(name, EMPTY) for name in _COMMON_FIELDS}
     if unknown := fields.keys() - ExpectedMessage.__annotations__:

@@ -55,6 +55,7 @@ class Postpone(NackMessage, ControlException):
             SetupError: `delay` is not a valid duration.
         """
         self.delay = parse_delay(delay)
+        # FastStream passes this option to `nack` of the message.
         super().__init__(instead=outcomes.Defer(self.delay))
 
     def __str__(self) -> str:
@@ -84,6 +85,7 @@ class NotReadyYet(NackMessage, ControlException):
         """
         self.retry_in = parse_delay(retry_in, name="retry_in")
         self.give_up_after = parse_positive("give_up_after", give_up_after)
+        # FastStream passes this option to `nack` of the message.
         super().__init__(instead=outcomes.NotReady(self.retry_in, self.give_up_after))
 
     def __str__(self) -> str:
@@ -114,6 +116,7 @@ class Move(AckMessage, ControlException):
             SetupError: `queue` is not a valid name, or `delay` is not a valid duration.
         """
         self.place = MoveTarget(queue, body, delay)
+        # FastStream passes this option to `ack` of the message.
         super().__init__(instead=self.place)
 
     def __str__(self) -> str:
@@ -139,6 +142,7 @@ class RetryPossible(NackMessage, ControlException):
             SetupError: `delay` is not a valid duration.
         """
         self.delay = None if delay is None else parse_delay(delay)
+        # FastStream passes this option to `nack` of the message.
         super().__init__(instead=outcomes.Nack(self.delay, retry_possible=True))
 
     def __str__(self) -> str:
@@ -191,6 +195,9 @@ async def apply_decision(rows: Sequence[ClaimedMessage], decision: Decision) -> 
 async def apply_raised(rows: Sequence[ClaimedMessage], decision: Decision) -> None:
     """Apply a decision after the handler has ended; on an error, nack the rows for a retry.
 
+    The handler has raised an exception such as Postpone. Without an outcome the rows would fail for
+    good.
+
     Raises:
         Exception: as for `apply_decision`.
     """
@@ -223,7 +230,10 @@ async def apply_unacknowledged(
 
 
 async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> None:
-    """Record a move for all rows, with the new body encoded once."""
+    """Record a move for all rows, with the new body encoded once.
+
+    An error of the codec is raised before any row has an outcome.
+    """
     payload = None
     changes = None
     if rows and target.body is not UNCHANGED:
@@ -253,6 +263,8 @@ def warn_ignored_options(
     rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], supported: str
 ) -> None:
     """Warn once per subscriber that `method` was called with options of other brokers.
+
+    FastStream passes options of `NackMessage` and the like to the method, too.
 
     Raises:
         SetupError: the handler itself passed `requeue`, which selects between two methods in other
@@ -293,7 +305,10 @@ async def extend_leases(rows: Sequence[ClaimedMessage], duration: Duration) -> b
 
 
 def get_current_error() -> BaseException | None:
-    """Return the exception being handled in a handler's `except` or by FastStream."""
+    """Return the exception being handled in a handler's `except` or by FastStream.
+
+    It is stored with the outcome, in the column last_error.
+    """
     error = sys.exception()
     while isinstance(error, HandlerException):
         # `raise NackMessage() from error` chooses an outcome; its cause is the actual error.
@@ -303,6 +318,8 @@ def get_current_error() -> BaseException | None:
 
 def build_nack(delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]) -> outcomes.Nack:
     """Build a nack; with an invalid `delay`, record a plain nack first, so the message is retried.
+
+    `settle` records it. The error is then raised in the handler, or logged by FastStream.
 
     Raises:
         SetupError: `delay` is not a valid duration.

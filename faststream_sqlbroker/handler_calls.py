@@ -28,7 +28,8 @@ _IN_THREAD = "__sqlbroker_in_thread__"
 def ensure_name(handler: Any) -> Any:
     """Return `handler` with a `__name__` for documents and logs, set if missing.
 
-    A callable object gets the name of its class, a `functools.partial` the name of its function.
+    FastStream reads the name of every handler. A callable object gets the name of its class, a
+    `functools.partial` the name of its function.
     """
     if isinstance(handler, HandlerCallWrapper) or getattr(handler, "__name__", None):
         return handler
@@ -43,7 +44,7 @@ def ensure_name(handler: Any) -> Any:
 
 
 def _skip_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `handler` to prevent a run in a thread that started too late.
+    """Wrap `handler`, which is synchronous, so that it does not run if its thread started too late.
 
     A busy thread pool may delay the start past the slot of a Throttle, the time at which this
     message may start, or past the lease.
@@ -62,7 +63,10 @@ def _skip_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_synchronous(handler: Callable[..., Any]) -> bool:
-    """Return True if `handler`, adapted or not, is synchronous and so cannot be cancelled."""
+    """Return True if `handler`, adapted or not, is synchronous and so cannot be cancelled.
+
+    An adapted handler is a coroutine function; its mark says that it runs in a thread.
+    """
     return getattr(handler, _IN_THREAD, False) or not is_coroutine_callable(handler)
 
 
@@ -80,6 +84,9 @@ def check_not_generator(handler: Any) -> None:
 
 def adapt_handler(handler: Callable[..., Any], *, validates_result: bool) -> Callable[..., Any]:
     """Convert `handler` to a coroutine function that awaits an awaitable result.
+
+    Called once for each declared handler. The result may be a coroutine, as of a decorated async
+    function. A synchronous handler runs in a thread.
 
     Args:
         handler: The application's function or object.
@@ -114,7 +121,10 @@ def adapt_handler(handler: Callable[..., Any], *, validates_result: bool) -> Cal
 
 
 def _has_awaitable(annotation: Any) -> bool:
-    """Return True if `annotation` is or contains an awaitable type."""
+    """Return True if `annotation` is or contains an awaitable type, as in `Awaitable[int] | None`.
+
+    The result of such a handler must be awaited before it is validated.
+    """
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, Awaitable):
         return True
@@ -132,6 +142,7 @@ def _get_return_type(handler: Any) -> Any:
 def _get_function(handler: Any) -> Any:
     """Return the function behind wrappers, partials and callable objects."""
     while True:
+        # Each kind of wrapper is removed in turn; they may be nested.
         if isinstance(handler, HandlerCallWrapper):
             handler = handler._declared_call  # noqa: SLF001 - FastStream's
         elif isinstance(handler, partial):
@@ -148,6 +159,7 @@ def _check_not_unrun(handler: Any, result: Any) -> None:
     A generator that the handler created for a publisher belongs to another function and is
     accepted.
     """
+    # A generator and its function have the same code object.
     code = getattr(inspect.unwrap(_get_function(handler)), "__code__", None)
     if code is not None and code in (
         getattr(result, "gi_code", None),

@@ -47,6 +47,8 @@ _MAX_PROGRESS_BYTES = 1_000
 async def _report_progress(row: ClaimedMessage, fraction: float, text: str | None) -> bool:
     """Write the progress of the handler of `row`; return False if the lease is known to be lost.
 
+    Called by the handler through `message.progress`; operators see the last report.
+
     Raises:
         SetupError: an argument is not valid, or no running subscriber holds the row.
     """
@@ -271,7 +273,10 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         return await _report_progress(self.raw_message, fraction, text)
 
     async def _apply_raised(self, decision: Decision) -> None:
-        """Apply the decision of an exception that the handler raised, and update the status."""
+        """Apply the decision of an exception that the handler raised, and update the status.
+
+        The decision is an outcome, or the target of a move.
+        """
         try:
             await apply_raised([self.raw_message], decision)
         finally:
@@ -282,7 +287,11 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         self.note_outcome()
 
     def note_outcome(self) -> None:
-        """Update FastStream's acknowledgement status from the recorded outcome, if any."""
+        """Update FastStream's acknowledgement status from the recorded outcome, if any.
+
+        The status `committed` is FastStream's record of the acknowledgement. The worker writes the
+        outcome.
+        """
         if self.committed is None and self.raw_message.outcome is not None:
             # Use the row's outcome, not the caller's: another object of the same row may have
             # settled it first.
@@ -334,9 +343,13 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         return self._messages
 
     def set_decoder(self, decoder: "AsyncCallable") -> None:
-        """Set the decoder; single messages use `decode` of a codec instead of `decode_batch`."""
+        """Set the decoder; single messages use `decode` of a codec instead of `decode_batch`.
+
+        FastStream calls it with the decoder of the whole batch.
+        """
         super().set_decoder(decoder)
         decode = getattr(getattr(decoder, "__self__", None), "decode", None)
+        # The decoder of a codec is its bound method `decode_batch`.
         if callable(decode):
             self._decoder = decode
             for message in self._messages or ():
@@ -357,6 +370,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         if instead is not None:
             await self._apply_raised(instead)
         elif self._messages is None:
+            # No handler has read the single messages, so they need not be created.
             for row in self.raw_message:
                 row.record_outcome(_ACK)
         else:
@@ -422,7 +436,11 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         return await extend_leases(self.raw_message, duration)
 
     async def _apply_raised(self, decision: Decision) -> None:
-        """Apply the decision of an exception that the handler raised to all unsettled messages."""
+        """Apply the decision of an exception that the handler raised to all unsettled messages.
+
+        The decision is an outcome, or the target of a move. The exception counts for the whole
+        batch.
+        """
         try:
             await apply_raised(self.raw_message, decision)
         finally:

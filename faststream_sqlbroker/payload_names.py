@@ -12,6 +12,8 @@ Payloads = list[tuple[dict[str, Any], str]]
 def make_names_unique(payloads: Payloads, config: Any) -> Payloads:
     """Append a number to each name that another schema of the document already uses.
 
+    An AsyncAPI document identifies schemas by their names, which are those of the models.
+
     Args:
         payloads: JSON schemas with their definitions, each with the name of its handler.
         config: The broker's configuration, which stores the names.
@@ -24,8 +26,8 @@ def make_names_unique(payloads: Payloads, config: Any) -> Payloads:
 def _rename_schemas(payload: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """Rename the schemas of a payload whose names the document uses for other schemas.
 
-    `names` has the text of each schema so far. An equal schema keeps its name; a different one gets
-    the next free number.
+    Two modules may define models of the same name. `names` has the text of each schema so far. An
+    equal schema keeps its name; a different one gets the next free number.
     """
     schemas: dict[str, Any] = dict(payload.get("$defs", {}))
     title = payload.get("title")

@@ -238,12 +238,19 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         return [None if response is _UNMATCHED else response for response in aligned]
 
     def _set_messages(self, messages: "Sequence[Any]") -> None:
-        """Split `messages` into bodies and responses with options."""
+        """Split `messages` into bodies and responses with options.
+
+        A response is a body with options of its own. FastStream's commands know only bodies, so the
+        responses are kept separately, by position.
+        """
         self.responses = [m if isinstance(m, SqlBrokerResponse) else None for m in messages]
         self._set_bodies([m.body if isinstance(m, SqlBrokerResponse) else m for m in messages])
 
     def _set_bodies(self, bodies: "Sequence[Any]") -> None:
-        """Store the first body and the extra bodies as FastStream's batch command does."""
+        """Store the first body and the extra bodies as FastStream's batch command does.
+
+        FastStream cannot tell an empty batch from a batch with the body None, so this is noted.
+        """
         self._is_empty = not bodies
         self.body, *extra_bodies = bodies or (None,)
         self.extra_bodies = tuple(extra_bodies)
@@ -251,6 +258,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "SqlBrokerPublishCommand":
         """Convert a command of any broker; return a SqlBrokerPublishCommand unchanged.
+
+        A handler's answer may come as FastStream's own command.
 
         Args:
             cmd: A command of any broker.
@@ -276,8 +285,13 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 def _match_responses(
     old_bodies: "Sequence[Any]", responses: "list[Any]", new_bodies: "Sequence[Any]"
 ) -> "list[Any]":
-    """Return for each new body the response of the identical old body, or `_UNMATCHED`."""
+    """Return for each new body the response of the identical old body, or `_UNMATCHED`.
+
+    Bodies are compared by identity: equal bodies may have different options, and some bodies cannot
+    be compared.
+    """
     unused: dict[int, list[Any]] = {}
+    # An object that occurs several times has a response for each of its positions.
     for body, response in zip(old_bodies, responses, strict=False):
         unused.setdefault(id(body), []).append(response)
     return [(unused.get(id(body)) or [_UNMATCHED]).pop(0) for body in new_bodies]
@@ -340,7 +354,7 @@ class SqlBrokerResponse(Response):
         self.options = _filter_options(options)
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
-        """Create a new command, separately for each publisher."""
+        """Create a new command, separately for each publisher, which adds its own options."""
         return SqlBrokerPublishCommand(
             self.body,
             queue=self.queue or "",
@@ -440,7 +454,8 @@ OTHER_OPTIONS: Any = object()
 def get_only_transaction(options: PublishOptions) -> Any:
     """Return the connection or session to publish with, if `options` contain nothing else.
 
-    Return None for no transaction, and `OTHER_OPTIONS` if there are other options.
+    Without other options a publish may bypass FastStream, which is faster. Return None for no
+    transaction, and `OTHER_OPTIONS` if there are other options.
 
     Raises:
         PublishError: both were passed, or a connection or session is not asynchronous.
@@ -456,7 +471,11 @@ _TRANSACTION_OPTIONS = frozenset(("connection", "session"))
 
 
 def _get_transaction(connection: Any, session: Any, *, with_ack: bool | None) -> Any:
-    """Return the passed connection or session; refuse several transactions."""
+    """Return the passed connection or session; refuse more than one transaction.
+
+    Return None without such an argument: the publish then uses a transaction of its own, or the
+    handler's.
+    """
     if connection is None and session is None and with_ack is None:
         return None
     if not isinstance(with_ack, bool | None):

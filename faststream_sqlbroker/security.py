@@ -56,7 +56,10 @@ def _add_login(security: BaseSecurity, url: URL) -> URL:
 
 
 def _build_tls_args(security: BaseSecurity, driver: str) -> dict[str, Any]:
-    """Return the driver's arguments for TLS; the certificate is always checked."""
+    """Return the driver's arguments for TLS; the certificate is always checked.
+
+    Drivers take TLS in different forms.
+    """
     if not security.use_ssl:
         return {}
     if driver in SSL_CONTEXT_DRIVERS:

@@ -292,7 +292,7 @@ class SqlBroker(
         )
 
     def _work_on(self, store: Store, clock: Clock) -> None:
-        """Create the components that use `store` and `clock`.
+        """Create the components that use `store` and `clock`; nothing runs before `start`.
 
         A test calls it again, to replace all components by those of its own database and time.
         """
@@ -309,6 +309,7 @@ class SqlBroker(
             outages=self._wakeups.outages,
             clock=self._clock,
         )
+        # Called when another process has announced a change, not only of a pause.
         self._wakeups.on_pauses = self._on_state_changed
         self._lookout = SharedPoller(
             store, clock, self._heartbeat, has_notifications=lambda: self._wakeups.is_listening
@@ -330,7 +331,7 @@ class SqlBroker(
             self._pruning = RetentionLoop(store, self._retention, self._log_of_loops, clock)
 
     def _publish_limits(self, store: Store, clock: Clock) -> "PublishLimits | None":
-        """Create the limits of publishes; None if no limit is set."""
+        """Create the limits of publishes, such as that of a body's size; None without limits."""
         if self._max_payload is None and not self._max_depth:
             return None
         from faststream_sqlbroker.flow.publish_limits import PublishLimits  # noqa: PLC0415
@@ -354,7 +355,7 @@ class SqlBroker(
         self._jobs.run_due()
 
     def _make_sampler(self) -> "Sampler | None":
-        """Create the sampler of gauges; None without metrics."""
+        """Create the sampler, which measures gauges such as queue depths; None without metrics."""
         recorder = self._recorder
         if recorder is None:
             return None
@@ -374,9 +375,10 @@ class SqlBroker(
     async def _count_findings(self) -> dict[tuple[str, ...], float]:
         """Count the findings of `admin.findings()`, problems for an operator, as gauge values.
 
-        Return an empty dict if the database user lacks the right to search for them.
+        The keys are the values of the labels kind, level and queue. Return an empty dict if the
+        database user lacks the right to search for them.
         """
-        # A refused statement would count as a right that its subscribers lack.
+        # Check first: a refused statement would count as a right that the subscribers lack.
         access = await self._store.access.find_missing_rights(frozenset({Activity.OPERATE}))
         if access.missing:
             return {}
@@ -420,12 +422,14 @@ class SqlBroker(
     def _get_process_info(self) -> "ProcessInfo":
         """Describe the process for `admin`: LISTEN, publishers of other brokers, running or not.
 
-        `listening` is None if the process waits for no wake-ups.
+        LISTEN is PostgreSQL's wake-up of waiting subscribers. `listening` is None if the process
+        waits for no wake-ups.
         """
         from faststream_sqlbroker.core.health import ProcessInfo  # noqa: PLC0415
 
         relays: dict[str, bool] = {}
         for subscriber in self.subscribers:
+            # Relays are publishers of other brokers, to which handlers' answers go.
             relays |= getattr(subscriber, "relays", {})
         awaited = self._store.can_listen and self._wakeups.registered_queues
         return ProcessInfo(
@@ -445,6 +449,10 @@ class SqlBroker(
 
     @override
     async def _connect(self) -> AsyncEngine:
+        """Prepare the components for use; the engine itself connects at the first statement.
+
+        FastStream calls it for the first publish, or at the start of the broker.
+        """
         config: Any = self.config
         serializer = config.fd_config._serializer  # noqa: SLF001
         config.producer.connect(serializer, config.broker_codec, lambda: config.context)
@@ -616,6 +624,7 @@ class SqlBroker(
 
         The arguments describe the exception that ended the broker's context manager, if any.
         """
+        # Handlers end first, because they use everything else; connections are closed last.
         # The scheduler stops at the same time as the subscribers, so that both together take one
         # graceful_timeout, not two.
         scheduler = asyncio.create_task(self._scheduler.stop(self.config.graceful_timeout))
@@ -680,7 +689,10 @@ class SqlBroker(
         await self._store.server.create_tables()
 
     def _log_debug(self, text: str, message_id: int | None, queue: str) -> None:
-        """Log a step of a message with the debug header, at a level that the logger writes."""
+        """Log a step of a message with the debug header, at a level that the logger writes.
+
+        The user has requested these lines for single messages, so no log level may hide them.
+        """
         self._setup_logger()
         logger = self.config.logger
         extra = {"queue": queue, "message_id": "" if message_id is None else str(message_id)}
@@ -712,7 +724,7 @@ def _build_urls(urls: str | Iterable[str] | None, engine: AsyncEngine) -> list[s
 def _build_di_config(
     apply_types: bool, serializer: Any, provider: Any, context: Any
 ) -> FastDependsConfig:
-    """Build FastStream's configuration of FastDepends, which calls handlers."""
+    """Build FastStream's configuration of FastDepends, which builds the arguments of handlers."""
     return FastDependsConfig(
         use_fastdepends=apply_types,
         serializer=serializer,

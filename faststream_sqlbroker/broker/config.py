@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def _build_driver_annotations() -> dict[Any, Any]:
-    """Map classes that a handler may be annotated with by mistake to the right annotations."""
+    """Map classes that a handler may be annotated with by mistake to the right annotations.
+
+    FastStream then raises an error that names the right annotation.
+    """
     # Imported here, because `annotations` imports the broker, which imports this module.
     from faststream_sqlbroker import annotations, message  # noqa: PLC0415
 
@@ -85,6 +88,9 @@ class SqlBrokerRouterConfig(BrokerConfig):
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse names that only a broker has.
+
+        Called for a missing attribute. A subscriber of a router may be used too early, when no
+        broker has included the router.
 
         Raises:
             IncorrectState: the router is not part of a broker yet.

@@ -124,6 +124,9 @@ def _check_backend(url: URL) -> None:
 def make_listen_engine(url: Any, *, security: "BaseSecurity | None" = None) -> AsyncEngine | None:
     """Create an engine for LISTEN only; return None without a URL.
 
+    PostgreSQL's LISTEN wakes up waiting subscribers. It needs a lasting connection, which PgBouncer
+    in transaction mode does not provide, so `url` connects directly.
+
     Raises:
         SetupError: `url` is not a URL of PostgreSQL with asyncpg, or `security` does not fit it.
         MissingExtraError: asyncpg is not installed.

@@ -72,7 +72,8 @@ class HttpPublish:
     async def _make_rows(self, cmd: SqlBrokerPublishCommand, count: int) -> list[NewMessage]:
         """Convert the command to rows after the middlewares have seen it.
 
-        The HTTP answer has one id for each requested message, so their number must not change.
+        A middleware may have changed bodies, headers and options. The HTTP answer has one id for
+        each requested message, so their number must not change.
         """
         rows: list[NewMessage] = await self._producer.make_rows(cmd)
         if len(rows) != count:
@@ -93,7 +94,10 @@ def _make_batch_command(rows: Sequence[NewMessage], destination: str) -> SqlBrok
 
 
 def _get_publish_arguments(row: NewMessage) -> dict[str, Any]:
-    """Return the arguments of a publish command that reproduces `row` without the body."""
+    """Return the arguments of a publish command that reproduces `row` without its body.
+
+    Middlewares expect a command, but the HTTP request was already converted to a row.
+    """
     headers, correlation_id = _split_headers(row)
     options = {name: getattr(row, name) for name in OPTIONS}
     return {
@@ -105,7 +109,10 @@ def _get_publish_arguments(row: NewMessage) -> dict[str, Any]:
 
 
 def _split_headers(row: NewMessage) -> tuple[dict[str, Any], str | None]:
-    """Return the headers and the correlation id, which a command stores separately."""
+    """Return the headers and the correlation id, which a command stores separately.
+
+    A correlation id that is not text stays a header, because commands take only text.
+    """
     headers: dict[str, Any] = {} if row.headers is None else json.loads(row.headers)
     correlation_id = headers.pop(CORRELATION_ID, None)
     if correlation_id is not None and not isinstance(correlation_id, str):

@@ -60,9 +60,13 @@ make_queue_logger_state = partial(make_logger_state, default_storage_cls=QueueLo
 
 
 def find_enabled_level(logger: Any) -> int:
-    """Return a level at which `logger` writes lines, whatever its own level and its handlers'."""
+    """Return a level at which `logger` writes lines, whatever its own level and its handlers'.
+
+    For lines that the user requested for single messages by the debug header.
+    """
     if not isinstance(logger, logging.Logger):
         return logging.CRITICAL  # levels unknown; loguru and structlog end here, too
+    # `logging.disable` suppresses all levels up to `manager.disable`.
     levels = [logging.DEBUG, logger.getEffectiveLevel(), logger.manager.disable + 1]
     current: logging.Logger | None = logger
     handlers: list[logging.Handler] = []

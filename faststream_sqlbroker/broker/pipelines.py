@@ -159,14 +159,18 @@ def check_step_options(steps: Sequence[Step], targets: Sequence[str | Destinatio
         SetupError: as for `make_settings`.
     """
     with warnings.catch_warnings():
-        # `make_settings` runs again when the subscriber is created, and warns then.
+        # These settings are only checked. Creating the subscriber makes them again, and warns.
         warnings.simplefilter("ignore")
         for step, target in zip(steps, targets, strict=True):
             make_settings(step.queue, {**step.options, "forward_to": target})
 
 
 def find_forward_loop(subscribers: "Iterable[QueueSubscriber]") -> str | None:
-    """Return a warning if the `forward_to` of the subscribers form a circle; otherwise None."""
+    """Return a warning if the `forward_to` of the subscribers form a circle; otherwise None.
+
+    The circle may be intended: a handler outside of this process may end it. A message in it
+    becomes a dead letter after a limited number of moves.
+    """
     loop = find_loop(
         (queue, target)
         for subscriber in subscribers
@@ -191,6 +195,7 @@ def check_dead_letter_loop(subscribers: "Iterable[Any]") -> None:
     Raises:
         SetupError: there are such subscribers.
     """
+    # `forward_to` itself may form a circle: its moves are counted and limited.
     loop = find_loop(
         (queue, target)
         for subscriber in subscribers

@@ -28,6 +28,9 @@ class PlainPublish:
     def check_broker(self, broker: Any) -> None:
         """Check everything about `broker` that does not change after connecting.
 
+        A subclass may override a method, and an unknown version of FastStream may do other work in
+        it; neither may be bypassed.
+
         Raises:
             SetupError: the environment variable has an unknown value.
         """
@@ -40,7 +43,11 @@ class PlainPublish:
         self._is_known = is_unmodified and not names and get_selected_pipeline() != GENERIC
 
     def find_producer(self, broker: Any) -> SqlBrokerProducer | None:
-        """Return the producer if no middleware, test or id generator takes part, otherwise None."""
+        """Return the producer if no middleware, test or id generator takes part, otherwise None.
+
+        Called for each publish, because this may change while the broker runs.
+        """
+        # A single configuration is that of a broker without a surrounding router.
         configs = broker.config.configs
         if not self._is_known or len(configs) != 1 or broker._connection is None:  # noqa: SLF001
             return None

@@ -190,7 +190,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         """Create and register a subscriber for `subscriber` and for each step of `pipeline`.
 
         Endpoint options, such as `parser` and `title`, go to FastStream; all others become the
-        subscriber's settings.
+        subscriber's settings. `pipeline_step` is the step that the subscriber runs, if any.
         """
         endpoint: dict[str, Any] = {
             name: value
@@ -215,6 +215,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             include_in_schema=endpoint.get("include_in_schema", True),
             pipeline_step=pipeline_step,
         )
+        # FastStream keeps endpoints in sets; the number restores the order of declaration.
         subscriber.number = next(_NUMBERS)
         super().subscriber(subscriber, persistent=endpoint.get("persistent", True))
         subscriber.add_call(
@@ -315,7 +316,8 @@ def _merge_queues(
 ) -> Any:
     """Combine the first argument of `subscriber` with the names after it; checked later.
 
-    A mapping gives each queue a weight, so no plain names may follow it.
+    `subscriber("a", "b")` and `subscriber(["a", "b"])` are the same. A mapping gives each queue a
+    weight, so no plain names may follow it.
     """
     if not more_queues:
         return queues

@@ -187,7 +187,10 @@ class Reservation(ReceivedMessage):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """Commit, or roll back after an exception; a cancellation does not count as an attempt."""
+        """Commit, or roll back after an exception; a cancellation does not count as an attempt.
+
+        If the rollback fails, the block's own exception is raised, with the failure as a note.
+        """
         if not self._held.is_open:
             return
         if exc_val is None:
@@ -195,6 +198,7 @@ class Reservation(ReceivedMessage):
             return
         try:
             is_failure = isinstance(exc_val, Exception)
+            # `rollback` would raise if another task has settled the message by now.
             await self._held.settle(Nack(error=exc_val) if is_failure else Abandon())
         except SqlBrokerError as error:
             exc_val.add_note(
@@ -204,10 +208,15 @@ class Reservation(ReceivedMessage):
     async def _settle(
         self, outcome: Outcome, body: Any = UNCHANGED, error: str | None = None
     ) -> None:
-        """Write the outcome; refuse a reservation that is already settled, also by another task."""
+        """Write the outcome; refuse a reservation that is already settled, also by another task.
+
+        `body` replaces the stored body, unless it is UNCHANGED; `error` is the text for
+        `last_error`.
+        """
         self._check_open()
         replacement = None if body is UNCHANGED else await self._encode_replacement(body)
         if not await self._held.settle(outcome, replacement, error):
+            # Another task has settled it during the write: raise the same error as before.
             self._check_open()
 
     def _check_open(self) -> None:
@@ -222,7 +231,8 @@ class Reservation(ReceivedMessage):
     async def _encode_replacement(self, body: Any) -> "Replacement":
         """Encode a new body for a commit or a move.
 
-        The headers change only if the new body has another content type.
+        The stored headers include the content type of the old body, so they are replaced only if
+        the new body has another one.
         """
         from faststream_sqlbroker.database.messages.single_claim import Replacement  # noqa: PLC0415
 

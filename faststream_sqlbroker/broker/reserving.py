@@ -105,13 +105,15 @@ class SqlBrokerReserving(SqlBrokerLocking):
     def _build_application_services(
         self, store: Store, wakeups: Wakeups, log: Log, recorder: Recorder | None
     ) -> None:
-        """Create the components that work without subscribers.
+        """Create the components that work without subscribers: direct claims and the scheduler.
 
-        Called before FastStream's `__init__`.
+        Called before FastStream's `__init__`, and again by a test that replaces the store.
         """
         store.dialect.warn = partial(log, logging.WARNING)
+        # Calls whose writes must not be cut off if their caller is cancelled.
         self._shielded = ShieldedCalls()
-        vars(self).pop("_locks", None)  # locks of another store
+        # The cached property holds the locks of the previous store.
+        vars(self).pop("_locks", None)
         self._direct_claimer = DirectClaimer(store, wakeups, self._shielded, log, recorder)
         self._scheduler = Scheduler(store, wakeups, log)
 

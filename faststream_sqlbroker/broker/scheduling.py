@@ -184,8 +184,9 @@ class SqlBrokerScheduling:
     ) -> Sequence[NewMessage]:
         """Create the message of a fire time; return an empty list if a middleware drops it.
 
-        The scheduler writes the message in the transaction that records the fire time, so the
-        middlewares get a publish that only collects the row.
+        The scheduler calls it when the cron expression is due, and writes the message in the
+        transaction that records the fire time. The middlewares therefore get a publish that only
+        collects the row.
         """
         config: Any = cast("Any", self).config
         rows: list[NewMessage] = []
@@ -254,7 +255,8 @@ def _check_schedule(
 def _get_function_name(function: Any) -> str:
     """Return the default name of a function's schedule: module and qualified name.
 
-    The name identifies the schedule in the database, so it must be the same in all processes.
+    The name identifies the schedule in the database, so it must be the same in all processes and
+    after each start.
     """
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
@@ -276,10 +278,12 @@ def _make_body_factory(function: Any) -> MakeBody:
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
     async def call(fire_at: datetime) -> Any:
+        """Return the body of the message for the fire time `fire_at`."""
         arguments = (fire_at,) if takes_fire_time else ()
         result = (
             function(*arguments) if is_async else await run_in_tracked_thread(function, *arguments)
         )
+        # A broker that stops can close this coroutine, even if the function ignores a cancel.
         if inspect.iscoroutine(result):
             return await run_closable(result)
         return await result if inspect.isawaitable(result) else result
@@ -290,11 +294,13 @@ def _make_body_factory(function: Any) -> MakeBody:
 def _accepts_fire_time(function: Any) -> bool:
     """Return True if `function` accepts the fire time, False for a function without arguments.
 
-    Any other function is refused, because the scheduler could not call it.
+    The fire time is the time of the cron expression for which the function is called. Any other
+    function is refused, because the scheduler could not call it.
     """
     if not callable(function):
         raise SetupError(f"a schedule must decorate a function, got {format_value(function)}")
     signature = inspect.signature(function)
+    # Try the call with the fire time first, then the call without an argument.
     for arguments in ([None], []):
         try:
             signature.bind(*arguments)

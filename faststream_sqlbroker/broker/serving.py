@@ -55,7 +55,12 @@ class SqlBrokerServing:
     _write_path: WritePath
 
     def _create_probes(self, health_port: "int | str | None", metrics: Any) -> None:
-        """Create the server of probes, if requested; called before FastStream's `__init__`."""
+        """Create the server of probes, if requested; called before FastStream's `__init__`.
+
+        Probes are /health/live, /health/ready and /metrics, which orchestrators and Prometheus
+        query.
+        """
+        # Writes the text of /metrics; None if the recorder of metrics cannot.
         self._exposition = getattr(metrics, "exposition", None)
         self._probes: Any = None
         self._http_jobs: list[PullJobs | RemoteConsumer] = []
@@ -180,6 +185,9 @@ class SqlBrokerServing:
     def _make_queue_jobs(self, queues: "Queues") -> "Callable[[], RemoteConsumer]":
         """Return a function that returns the HTTP API of queues, for the current store.
 
+        A RemoteConsumer claims and settles messages for HTTP clients. The options are checked here,
+        before the application serves requests.
+
         Raises:
             SetupError: an option is not valid.
         """
@@ -205,6 +213,9 @@ class SqlBrokerServing:
     def _make_pull_jobs(self, channels: "Channels") -> "Callable[[], PullJobs]":
         """Return a function that returns the jobs of HTTP pull consumers, for the current store.
 
+        A pull consumer is an HTTP client that fetches jobs: messages of the queue
+        `channel/consumer`.
+
         Raises:
             SetupError: the channels do not fit the broker.
         """
@@ -219,14 +230,16 @@ class SqlBrokerServing:
     ) -> Callable[[], J]:
         """Return a function that returns the object of the current store.
 
-        `kind` creates the object once for each store, for the first store immediately. A test
-        replaces the store of a broker after the HTTP application was created.
+        `kind` creates the object once for each store, for the first store immediately, so that
+        invalid options fail here. A test replaces the store of a broker after the HTTP application
+        was created. `more` returns further arguments of `kind`.
         """
         from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
 
         by_store: dict[Store, J] = {}
 
         def get_current() -> J:
+            """Return the object of the current store, created on first use."""
             if self._store not in by_store:
                 by_store[self._store] = kind(
                     self._store,
@@ -256,6 +269,9 @@ class SqlBrokerServing:
     async def _check_pull_queues(self) -> None:
         """Check at the start that no subscriber has the queue of an existing pull consumer.
 
+        A pull consumer is an HTTP client that fetches jobs from its own queue; a handler would take
+        them away.
+
         Raises:
             SetupError: a subscriber has such a queue.
         """
@@ -273,7 +289,9 @@ class SqlBrokerServing:
     async def _is_pulled(self, channel: str, consumer: str) -> bool:
         """Return True if the stored consumer is pulled, unless declared as push here.
 
-        Such a declaration is applied now: the queue of a push consumer may have a subscriber.
+        A pull consumer fetches its jobs over HTTP; those of a push consumer go to a subscriber of
+        its queue. Such a declaration is applied now, because the stored consumer may still be a
+        pull consumer.
         """
         [_, existing] = await self._store.tokens.find(channel, consumer)
         if existing is None or existing.type != "pull":
@@ -302,6 +320,8 @@ class SqlBrokerServing:
     async def _start_with_probes(self, start: Callable[[], Awaitable[None]]) -> None:
         """Start serving probes, then call `start`; stop serving if `start` fails.
 
+        An orchestrator sees in this way that the process lives while a slow `start` still runs.
+
         Raises:
             SetupError: the port cannot be used.
         """
@@ -320,7 +340,7 @@ class SqlBrokerServing:
                 jobs.start()
 
     async def _stop_serving(self) -> None:
-        """Stop the jobs of the HTTP API and the probes."""
+        """Stop the jobs of the HTTP API and the probes; later requests to the API get a 503."""
         # First, because a request during the stop would restart the stopped parts.
         self._serving_ended = True
         for jobs in self._http_jobs:
@@ -366,6 +386,7 @@ def _import_http() -> tuple[Any, Any]:
         from faststream_sqlbroker.http import app, server  # noqa: PLC0415 - an extra
     except ImportError as error:
         missing = (error.name or "").split(".")[0]
+        # Any other missing module is a defect, which the extra would not repair.
         if missing not in {"uvicorn", "jinja2"}:
             raise
         msg = f"HTTP needs '{missing}', which is not installed: pip install 'sqlbroker[http]'"

@@ -26,7 +26,8 @@ class StartStop:
     async def wait_to_start(self) -> AsyncIterator[Callable[[], bool]]:
         """Wait for earlier calls; yield a function that returns False after a new stop.
 
-        The caller checks it after starting, and stops again if the start is no longer wanted.
+        The caller checks it after starting, and stops again if the start is no longer wanted. A
+        start within a start, such as in a hook, does not wait: it would wait for itself.
         """
         calls = self._stop_calls
         if _current_start.get() is not self:
@@ -43,7 +44,8 @@ class StartStop:
     async def wait_to_stop(self, limit: float | None) -> AsyncIterator[None]:
         """Void earlier starts, and wait at most `limit` seconds for a start that runs.
 
-        The wait is limited because a database may not answer the start.
+        A voided start stops the broker again when it ends. The wait is limited because a database
+        may not answer the start.
         """
         self._stop_calls += 1
         with _track_call(self._stops):

@@ -13,7 +13,10 @@ from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
 def iter_startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple[int, str]]:
-    """Yield the level and text of each log line."""
+    """Yield the level and text of each log line about surprising settings.
+
+    None of these settings is an error, so the broker starts nevertheless.
+    """
     queue_subscribers = [
         subscriber for subscriber in subscribers if isinstance(subscriber, QueueSubscriber)
     ]
@@ -74,8 +77,8 @@ def _iter_unconnected_publishers(subscribers: Iterable[QueueSubscriber]) -> Iter
 def _iter_unscoped_limits(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
     """Warn about limits without a scope on subscribers of several queues.
 
-    Each queue then has the full limit, although one limit for all of them may be meant. Limits per
-    key are not reported.
+    A scope is a name under which queues share a limit. Without it each queue has the full limit,
+    although one limit for all of them may be meant. Limits per key are not reported.
     """
     for settings in (subscriber.config.settings for subscriber in subscribers):
         if len(settings.queues) < 2:  # noqa: PLR2004 - a single queue shares no limit

@@ -112,6 +112,8 @@ class Job:
     ) -> str:
         """Return a note with the reasons why the job does not take the messages `missing`.
 
+        An operator has requested them by id, and sees the note with the result of the dry run.
+
         Args:
             states: States of the existing messages.
             missing: Requested ids that the job does not take.
@@ -146,8 +148,8 @@ class Job:
     def advance(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
         """Return the job after another batch; with `cursor` None the job has ended.
 
-        Messages that matched at the dry run but were never met, because they ended or moved, then
-        count as skipped.
+        `cursor` is the last visited row, from which the next batch continues. Messages that matched
+        at the dry run but were never met, because they ended or moved, then count as skipped.
         """
         job = replace(self, cursor=cursor, done=self.done + done, skipped=self.skipped + skipped)
         if cursor is not None:
@@ -165,6 +167,8 @@ class Job:
         not a single message: the job fails, and its position and counts are those before the
         streak, so that a resumed job tries these messages again.
         """
+        # Start a new streak after another kind of error, or after a success, which has raised
+        # `done`.
         streak = self.streak
         if streak is None or (streak["kind"], streak["done"]) != (kind, self.done):
             counts = {"done": self.done, "skipped": self.skipped, "failed": self.failed}
@@ -213,7 +217,7 @@ def dump_job(job: Job) -> dict[str, Any]:
 
 
 def parse_job(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
-    """Read a job written by `dump_job`."""
+    """Read a job written by `dump_job`; values missing in older versions get defaults."""
     of_archive = info["action"] in ARCHIVE_ACTIONS
     filters = info["filters"]
     ended_at = info["ended_at"]
@@ -247,7 +251,7 @@ def to_json(value: Any) -> Any:
 def _parse_position(values: Sequence[Any] | None, of_archive: bool) -> Position | None:
     """Convert a stored position: a row's id, preceded by the archiving time in the archive.
 
-    JSON stores the time as microseconds.
+    A position is that of the last visited row. JSON stores the time as microseconds.
     """
     if values is None or not of_archive:
         return values
@@ -269,8 +273,10 @@ def _parse_filters(info: Mapping[str, Any]) -> Filters:
 def get_error_kind(error: BaseException) -> str:
     """Return the type and the code of the driver's error.
 
-    Errors of one kind count as one cause, although their texts differ, for example by an id.
+    A bulk job fails if a whole batch is refused for one cause. Errors of one kind count as one
+    cause, although their texts differ, for example by an id.
     """
+    # The driver's error is inside of SQLAlchemy's, which is the cause of the broker's.
     driver_error: BaseException = error.__cause__ or error
     driver_error = getattr(driver_error, "orig", None) or driver_error
     code = getattr(driver_error, "sqlstate", None) or getattr(

@@ -141,7 +141,8 @@ TRANSITIONS = (
 def is_allowed(state: PullJobState, requested: PullJobState, *, with_timeout: bool) -> bool:
     """Return True if a request may change `state` to `requested`.
 
-    With an IncrementalTimeout, its own time limit, a request may only start the job.
+    Repeating the current state is allowed, so that a client may send its request again. A request
+    with an IncrementalTimeout, a time limit of its own for the job, may only start the job.
     """
     if (state, requested) in TRANSITIONS:
         return requested is PullJobState.INFLIGHT or not with_timeout
@@ -195,6 +196,7 @@ def create_token() -> str:
 
 def hash_token(token: str) -> str:
     """Hash a token for storage. A random token needs no salt and no slow hash."""
+    # A client may send any text. Invalid text must not fail here, but match no stored hash.
     return sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -367,11 +369,14 @@ def parse_page_cursor(text: str) -> tuple[int, Any, int]:
         InvalidCursorError: the text is not a cursor.
     """
     try:
+        # `build_page_cursor` removed the padding.
         priority, due, last = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        # Not isinstance, which would accept true and false.
         if any(type(number) is not int for number in (priority, due, last)):
             raise InvalidCursorError
         if not 0 <= last <= MAX_JOB_ID:
             raise InvalidCursorError
         return priority, from_microseconds(due), last
+    # JSON that is nested too deeply raises a RecursionError.
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidCursorError from error

@@ -50,8 +50,8 @@ class CorrelationIds:
     def build_id(self, message_id: int) -> str:
         """Return the correlation id of a message that has no stored id.
 
-        The last 12 digits are the message's id. An id of more than 48 bits also uses the part
-        before.
+        It is derived instead of stored, because storing it would slow down each publish. The last
+        12 digits are the message's id. An id of more than 48 bits also uses the part before.
         """
         template = self._template
         if template is None:

@@ -120,8 +120,9 @@ class DepthEstimate:
     def get_count_delay(self, now: float) -> float | None:
         """Return the seconds until the count that a publish must wait for; None for no wait.
 
-        A count is valid for a second, or a tenth while it found the queue full. Counts also pause
-        for five times the duration of the last one.
+        A count is a query of the queue's due messages; 0 means a count now. A count is valid for a
+        second, or a tenth while it found the queue full. Counts also pause for five times the
+        duration of the last one, so that they take only a small part of the database's time.
         """
         age = now - self.counted_at
         min_pause = REST_FACTOR * self.count_duration
@@ -136,8 +137,8 @@ class DepthEstimate:
     def can_skip_count(self, now: float) -> bool:
         """Return True if a publish that cannot wait for the next count goes on without a count.
 
-        Synchronous code cannot wait. With a small limit it counts instead, which takes
-        milliseconds.
+        Synchronous code cannot wait. With a small limit it counts instead, even during the pause
+        between two counts, which takes milliseconds.
         """
         return self.limit > CHEAP_COUNT and (self.get_count_delay(now) or 0.0) > 0.0
 
@@ -153,7 +154,7 @@ class DepthEstimate:
         self.published += messages
 
     def get_recount_delay(self, now: float) -> float:
-        """Return the seconds until a full queue may be counted again."""
+        """Return the seconds until a full queue may be counted again, for publishes that wait."""
         return max(
             0.0, self.counted_at + max(FULL_RECHECK, REST_FACTOR * self.count_duration) - now
         )

@@ -17,7 +17,10 @@ def compute_rate(count: int, *, seconds: float) -> float:
 
 
 def parse_rates(counts: Mapping[str, Any] | None) -> dict[str, float] | None:
-    """Convert the result of `EndedCounts.take_report` to messages a minute; None stays None."""
+    """Convert the result of `EndedCounts.take_report` to messages a minute; None stays None.
+
+    Each subscriber reports with its heartbeats how many messages it has ended, by queue.
+    """
     if counts is None:
         return None
     seconds = float(counts.get("seconds", MIN_SECONDS))
@@ -32,7 +35,9 @@ def sum_rates(
 ) -> dict[str, float]:
     """Sum the rates of all subscribers, each given as (queues, rates).
 
-    A queue is left out if one of its subscribers reports no rates: the sum would be too small.
+    A rate is the messages of a queue that a subscriber has ended per minute; each process reports
+    its own. A queue is left out if one of its subscribers reports no rates: the sum would be too
+    small.
     """
     total: dict[str, float] = {}
     unknown_queues = set[str]()
@@ -66,13 +71,15 @@ class EndedCounts:
     ) -> None:
         """Count the `settlements` whose ids are in `settled_ids`.
 
-        `rows` must still contain the rows of all settlements.
+        A settlement is the write that ends a delivery; only final ones end the message. `rows` must
+        still contain the rows of all settlements, which name the queue.
         """
         written = (
             settlements
             if len(settlements) == len(settled_ids)
             else [settlement for settlement in settlements if settlement.id in settled_ids]
         )
+        # With a single queue no row must be looked up.
         if self._single_queue is not None:
             self._total[self._single_queue] += sum([settlement.is_final for settlement in written])
             return

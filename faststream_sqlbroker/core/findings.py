@@ -77,7 +77,8 @@ class Finding:
 def find_queue_problems(queue: QueueOverview, max_age: float) -> list[Finding]:
     """Return the findings about a single queue.
 
-    Due messages may wait for `max_age` seconds before the queue is late.
+    A finding is a problem that needs an operator's attention. A queue is late if a due message has
+    waited for longer than `max_age` seconds.
     """
     name = queue.queue
     paused = ""
@@ -131,7 +132,8 @@ def _format_late(queue: QueueOverview, max_age: float) -> str | None:
     """Return the text of the finding `late`, or None if the queue is not late.
 
     It is late if a due message has waited longer than `max_age`, or if claims have not checked the
-    standby messages for so long (`QueueOverview.standing`).
+    standby messages for so long. Standby messages wait while a newer message of their key is
+    delivered in their place.
     """
     if queue.oldest_due_age > max_age:
         return f"a due message has waited for {format_duration(queue.oldest_due_age)}"
@@ -150,6 +152,7 @@ def explain_late(
     if the queue's Throttles let nearly as many start as they may. Otherwise handlers are too slow,
     or hang.
     """
+    # Only messages that are due already can make the queue late.
     policy_waits = [wait for wait in waits.waits if wait.code in POLICY_REASONS and wait.due]
     if policy_waits and sum(wait.due for wait in policy_waits) >= waits.due:
         policy = policy_waits[0].policy
@@ -171,7 +174,8 @@ def _find_limiting_throttle(
 ) -> Throttle | None:
     """Return the Throttle of which `queue` uses at least half of the rate, or None.
 
-    Throttles per key are ignored: their rate says nothing about the whole queue.
+    Such a Throttle explains why due messages wait: more handlers may not start. Throttles per key
+    are ignored: their rate says nothing about the whole queue.
     """
     rules = [
         rule
@@ -190,8 +194,8 @@ def _find_limiting_throttle(
 def find_mixed_subscribers(subscribers: Sequence[LiveSubscriber]) -> list[Finding]:
     """Find the queues whose live subscribers have different policies.
 
-    A policy is not guaranteed while a subscriber without it claims from the same queue, as during a
-    deployment.
+    A policy, such as a Throttle, is a rule for the order or the rate of a queue's messages. It is
+    not guaranteed while a subscriber without it claims from the same queue, as during a deployment.
     """
     findings = []
     for queue in sorted({name for subscriber in subscribers for name in subscriber.queues}):
@@ -230,7 +234,10 @@ def find_overdue_schedules(schedules: Iterable[Schedule], now: datetime) -> list
 
 
 def find_dead_letters(dead: DeadLetters, now: datetime) -> list[Finding]:
-    """Return findings for the largest groups of dead letters."""
+    """Return findings for the largest groups of dead letters, which share an error.
+
+    A dead letter is a message that failed for good.
+    """
     findings = []
     for group in dead.groups[:MAX_GROUPS]:
         queues = ", ".join(group.queues)
@@ -251,8 +258,9 @@ def find_dead_letters(dead: DeadLetters, now: datetime) -> list[Finding]:
 def find_archive_growth(archive: ArchiveSize) -> list[Finding]:
     """Return a finding if the archive will soon fill the disk.
 
-    The forecast assumes the growth of the last 24 hours. If the free space is unknown, the finding
-    is about an archive from which nothing is removed and that will reach `LARGE_ARCHIVE`.
+    The forecast assumes the growth of the last 24 hours. Growth ends once as much is removed as is
+    added. If the free space is unknown, the finding is about an archive from which nothing is
+    removed and that will reach `LARGE_ARCHIVE`.
     """
     bytes_per_day = archive.bytes_per_day
     if not bytes_per_day:

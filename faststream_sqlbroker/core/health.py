@@ -257,7 +257,11 @@ class Health:
 
 
 def find_clock_problems(difference: float, tolerance: float) -> Iterator[str]:
-    """Yield a problem if the clocks differ too much."""
+    """Yield a problem if the clocks differ too much.
+
+    `difference` is in seconds; `tolerance` is its maximum error, half of the time that the
+    database took to answer.
+    """
     if abs(difference) > MAX_CLOCK_DIFFERENCE + tolerance:
         yield (
             f"the clocks of the database and this machine differ by {difference:.1f} s. Messages "
@@ -275,7 +279,10 @@ def find_pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
 
 
 def find_subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str]:
-    """Yield a problem for each subscriber of this process that fails."""
+    """Yield a problem for each subscriber of this process that fails.
+
+    It fails if one of its loops does; a flush is a write of outcomes.
+    """
     for subscriber in subscribers:
         if not subscriber.healthy:
             claim = _format_ago("claim", subscriber.last_claim_ago)
@@ -286,7 +293,11 @@ def find_subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterato
 def find_transaction_problems(
     transactions: Iterable[OpenTransaction], max_age: float = OLD_TRANSACTION
 ) -> Iterator[str]:
-    """Yield a problem for each transaction of the age `max_age` or more."""
+    """Yield a problem for each transaction of the age `max_age` or more.
+
+    While it is open, no dead row can be removed: an old version of a row, which it might still
+    read.
+    """
     for transaction in transactions:
         # A connected standby has no age: its readers may see recent rows only.
         if transaction.kind == REPLICATION_SLOT or (transaction.age or 0.0) >= max_age:
@@ -295,7 +306,11 @@ def find_transaction_problems(
 
 
 def find_dead_row_problems(database: DatabaseHealth) -> Iterator[str]:
-    """Yield the problems with dead rows."""
+    """Yield the problems with dead rows.
+
+    A dead row is an old version of a changed or deleted row, which a vacuum removes. Until then
+    every claim has to read past it.
+    """
     if database.autovacuum is False:
         yield "autovacuum is off on the server, so dead rows slow down every claim: turn it on"
     for table in database.tables:
@@ -322,7 +337,10 @@ def _format_ago(label: str, seconds: float | None) -> str:
 
 
 def sort_by_age(transactions: Sequence[OpenTransaction]) -> tuple[OpenTransaction, ...]:
-    """Sort transactions by age, the oldest first; transactions without an age come before."""
+    """Sort transactions by age, the oldest first.
+
+    Transactions without an age come before: an unknown age may be the greatest.
+    """
     return tuple(
         sorted(
             transactions,

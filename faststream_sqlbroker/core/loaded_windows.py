@@ -76,7 +76,10 @@ class LoadedWindow:
 
 
 def parse_window(name: str, info: Mapping[str, Any], version: int) -> LoadedWindow:
-    """Read a record written by `LoadedWindow.to_json`."""
+    """Read a record written by `LoadedWindow.to_json`.
+
+    Records of older versions have no rows that were returned to their queue.
+    """
     return LoadedWindow(
         name,
         from_microseconds(info["start"]),

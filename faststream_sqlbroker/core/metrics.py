@@ -308,16 +308,23 @@ def get_outcome_labels(settlement: Settlement) -> OutcomeLabels:
         reason = OTHER_REASON
     state = settlement.state
     if state is None:
+        # The row returns to the state before its claim: no handler started.
         return "released", reason
     if state in _STATE_LABELS:
         return _STATE_LABELS[state], reason
+    # Only PENDING is left: the message waits again, in another queue or in its own.
     if settlement.queue is not None:
+        # A dead letter has the reason of its failure, a move of the handler has none.
         return "dead_lettered" if reason else "moved", reason
+    # A delivery that is uncharged was postponed on purpose; any other was cut short.
     return "postponed" if settlement.uncharge else "abandoned", reason
 
 
 def count_outcomes(settlements: Collection[Settlement]) -> Counter[OutcomeLabels]:
-    """Count `settlements` by their labels."""
+    """Count `settlements` by their labels.
+
+    Nearly every flush contains only plain acks, which are counted by type, without a call for each.
+    """
     kinds = Counter(map(type, settlements))
     if kinds.keys() == {AckSettlement}:
         return Counter({_ACK_LABELS: kinds[AckSettlement]})

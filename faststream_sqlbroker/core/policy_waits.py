@@ -93,7 +93,8 @@ def _compute_ends(
 ) -> tuple[datetime | None, datetime | None]:
     """Return the end of the wait of the first of `members`, and of the last.
 
-    Behind a Throttle the last start also follows from its rate.
+    A wait without a known end is ignored. Behind a Throttle the last start also follows from its
+    rate.
     """
     ends = [reason.until for reason, _ in members if reason.until is not None]
     last_ends = ends if throttle is None else ends + _compute_last_starts(throttle, members)
@@ -103,8 +104,8 @@ def _compute_ends(
 def _compute_last_starts(throttle: Throttle, members: Sequence[MessageWait]) -> list[datetime]:
     """Return the start of the last message of each key, or of the queue without keys.
 
-    The first `rate` messages start from the next slot on (`reason.until`), and `rate` more in each
-    further period.
+    A slot is a start that the Throttle allows. The first `rate` messages start from the next slot
+    on (`reason.until`), and `rate` more in each further period.
     """
     starts: dict[str | None, list[datetime]] = defaultdict(list)
     for reason, message in members:

@@ -63,7 +63,9 @@ class ReplayCopy:
 
 
 def copy_row(row: Mapping[str, Any], plan: ReplayPlan) -> ReplayCopy:
-    """Build the message for `row`.
+    """Build the message for `row`, a row of the archive.
+
+    A replay publishes archived messages again, as copies with ids of their own.
 
     Args:
         row: id, queue, priority, key, headers, publish_count, bytes (of the payload), and payload
@@ -114,7 +116,10 @@ def _validate_priority(origin: int, value: object) -> int:
 
 
 def _build_headers(origin: int, stored: Any, plan: ReplayPlan) -> dict[str, Any]:
-    """Build the headers of the copy from the headers of row `origin` and the plan's changes."""
+    """Build the headers of the copy from the headers of row `origin` and the plan's changes.
+
+    Two more headers name the copied row and the replay.
+    """
     # Remove the headers about the row's end, because the copy has not ended.
     end_headers = {DEAD_LETTER: None, ARCHIVED_BEFORE: None}
     changes = {**end_headers, **plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}
@@ -137,6 +142,7 @@ def check_headers(label: str, headers: Mapping[str, Any]) -> None:
         text = json.dumps(headers, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise PublishError(f"{label} must be JSON values: {error}") from error
+    # A complete surrogate pair is a character that can be stored.
     if _UNSTORABLE.search(_PAIR.sub("", text)):
         raise PublishError(
             f"{label} must not contain a NUL character or a lone surrogate, got "

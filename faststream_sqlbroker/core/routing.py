@@ -105,6 +105,7 @@ def parse_publish_after(headers: Mapping[str, Any], created_at: datetime) -> dat
     try:
         due = _parse_time(value, created_at)
     except (ValueError, TypeError, OverflowError):
+        # A time beyond the limit leads to the same error.
         due = MAX_DUE_TIME + timedelta(days=1)
     if due > MAX_DUE_TIME:
         raise ValueError(

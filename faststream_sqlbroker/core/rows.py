@@ -141,7 +141,8 @@ class ClaimedMessage:
     def record_renewal(self, at: float, *, shorter: bool = True) -> None:
         """Record a lease renewal at `at` (monotonic seconds).
 
-        The lease stays short only if `shorter`.
+        A message that waits for a worker has a shorter lease than a running one. `shorter` is
+        False if this renewal gave it the full lease; it then no longer counts as waiting.
         """
         self.renewed_monotonic = at
         self.prefetched = self.prefetched and shorter
@@ -201,16 +202,18 @@ class ClaimedMessages(list[ClaimedMessage]):
     def from_rows(
         cls, rows: Iterable[ClaimedMessage], rule: SuspectRule | None
     ) -> "ClaimedMessages":
-        """Build the result from rows that were found but not charged yet, without the suspects.
+        """Build the result of a claim, without the suspects.
 
-        A suspect may have killed its process, so it must run alone and is not leased together with
-        other rows. The suspects are reported if `rule.report` is set.
+        A suspect is a message that may have killed its process, so it must run alone and is not
+        leased together with other rows. The suspects are reported if `rule.report` is set. The
+        claim has not yet added to the delivery counts of `rows`.
         """
         if rule is None:
             return cls(rows)
         messages = cls()
         classify = rule.classify
         for row in rows:
+            # Deliveries without an attempt ended in a lost lease, perhaps by a crash.
             if (suspect := classify(row.deliveries_count - row.attempts_count)) is None:
                 messages.append(row)
             elif rule.report:

@@ -67,6 +67,7 @@ def compute_fingerprint(error: BaseException) -> str:
     try:
         parts = "\n".join(_iter_fingerprint_parts(error))
     except Exception:  # noqa: BLE001 - the error's class may run its own code here
+        # Read the name without running code of the error's class.
         parts = type.__getattribute__(type(error), "__qualname__")
     return hashlib.sha256(parts.encode(errors="replace")).hexdigest()[:FINGERPRINT_LENGTH]
 
@@ -122,7 +123,10 @@ def settle(  # noqa: C901 - the table of decisions
     ended_after: float,
     attempted: bool = True,
 ) -> Settlement:
-    """Turn an outcome into the settlement to write.
+    """Turn an outcome into the settlement to write: the message's next state in the database.
+
+    Called when a delivery ends. A delivery that is counted without an attempt is later taken for a
+    lost lease, of which `max_deliveries` allows few.
 
     Args:
         row: The delivery that ended.
@@ -147,11 +151,13 @@ def settle(  # noqa: C901 - the table of decisions
         case Defer() | NotReady():
             return _postpone(base, row, outcome, rules)
         case Release():
+            # The handler never started, so neither an attempt nor a delivery counts.
             base.attempted = False
             base.uncharge = True
         case Abandon():
             base.state = MessageState.PENDING
-            # Without a limit on attempts, charge one: otherwise it would count as a lost lease.
+            # With a limit on attempts, none is charged, and the delivery counts as a lost lease.
+            # Without a limit, a charged attempt costs nothing and keeps it from counting as such.
             base.attempted = get_max_attempts(rules.retry_strategy) is None
             base.delay = outcome.delay
             _set_error(base, outcome.error)
@@ -164,6 +170,7 @@ def settle(  # noqa: C901 - the table of decisions
             base.key = outcome.key
             base.lookup = outcome.lookup
             base.published_again = outcome.published_again
+            # A hop is a move by forward_to. Any other move restarts their count.
             base.hop = int(outcome.is_hop)
         case Discard():
             base.reason = outcome.reason
@@ -198,15 +205,18 @@ def build_ack_settlement(
 def get_required_activities(settlements: Iterable[Settlement]) -> Activities:
     """Return the activities whose rights are needed to write `settlements` and their messages.
 
-    An error about missing rights names these activities.
+    An activity is a kind of database access, such as archiving. If the database refuses a write,
+    the error names the missing rights of these activities.
     """
     activities = {Activity.CONSUME}
     for settlement in settlements:
         if settlement.is_final and settlement.archive:
             activities.add(Activity.ARCHIVE)
         if settlement.unit is not None and settlement.unit.on_ack:
+            # Messages that the handler published together with its ack.
             activities.add(Activity.PUBLISH)
         if settlement.lookup is not None:
+            # The record of a mirrored message is removed with the message.
             activities.add(Activity.STATE)
     return frozenset(activities)
 
@@ -214,8 +224,10 @@ def get_required_activities(settlements: Iterable[Settlement]) -> Activities:
 def build_fallback_settlement(settlement: Settlement) -> Settlement:
     """Build the settlement to write if `settlement` cannot be written.
 
-    That is so if its unit, which is written completely or not at all, has lost a lease. As after an
-    Abandon, the message is PENDING and no attempt is charged.
+    A unit is the set of settlements and published messages of a delivery that one transaction must
+    write completely or not at all. If one of its leases is lost, nothing of the unit is written,
+    and its other messages get this settlement. As after an Abandon, they are PENDING, and no
+    attempt is charged.
     """
     return Settlement(
         settlement.id,

@@ -81,7 +81,8 @@ class LiveSubscriber:
     def holds(self, lease_token: UUID | None) -> bool:
         """Return True if this subscriber was given the lease with this token.
 
-        Its tokens begin with the same 8 bytes, which its name ends with as hexadecimal digits.
+        Each subscriber draws its lease tokens with the same first 8 bytes, and its name ends with
+        them as hexadecimal digits. So the token of a row shows who has leased the row.
         """
         return lease_token is not None and self.worker.endswith(
             f":{lease_token.bytes[:HOLDER_BYTES].hex()}"
@@ -93,7 +94,8 @@ def group_by_mode(
 ) -> dict[str, list[LiveSubscriber]]:
     """Group the subscribers of `queue` that are not about to stop by their `mode`.
 
-    With more than one group, no policy is guaranteed.
+    A mode is the text of a subscriber's policies and its option `ordered`. With more than one
+    group, no policy is guaranteed.
     """
     groups: dict[str, list[LiveSubscriber]] = {}
     for subscriber in subscribers:
@@ -122,7 +124,10 @@ MIXED_HINT = (
 
 
 def build_worker_name(process: str, holder: bytes) -> str:
-    """Return the name of the subscriber whose lease tokens begin with `holder`."""
+    """Return the name of the subscriber whose lease tokens begin with `holder`.
+
+    `process` is its host and process id, cut so that the name fits into its column.
+    """
     return f"{process[:200]}:{holder.hex()}"
 
 
@@ -136,7 +141,10 @@ def build_description(
     stopping: bool,
     transactional: bool = False,
 ) -> dict[str, Any]:
-    """Build a subscriber's description of itself as JSON; `parse_subscriber` reads the result."""
+    """Build a subscriber's description of itself as JSON; `parse_subscriber` reads the result.
+
+    The process writes it to the database with its heartbeats, for operators and other processes.
+    """
     return {
         "queues": list(queues),
         "max_workers": max_workers,
@@ -266,19 +274,25 @@ class ScheduleState:
         """Return the state of a process that has claimed the schedule.
 
         A run publishes the messages of all fire times that are due when it starts, at `now`. A run
-        that another process has begun is continued.
+        that another process has begun and not ended, because it failed or stopped, is continued.
         """
         if self.decided_at is None and self.next_at is not None and self.next_at <= now:
             return replace(self, decided_at=now)
         return self
 
     def pause(self, at: datetime, by: str) -> "ScheduleState":
-        """Return the state after a pause by an operator; a run that has begun is over."""
+        """Return the state after a pause by an operator; a run that has begun is over.
+
+        The rest of that run is not published, even after the pause ends.
+        """
         expression, tz = self.next_definition
         return ScheduleState(expression, tz, self.next_at, self.last_at, paused_at=at, paused_by=by)
 
     def resume(self, at: datetime) -> "ScheduleState":
-        """Return the state after the end of a pause, without the fire times due by then."""
+        """Return the state after the end of a pause, without the fire times due by then.
+
+        `skipped_until` tells the next run to skip them.
+        """
         is_overdue = self.next_at is not None and self.next_at <= at
         return replace(
             self, paused_at=None, paused_by=None, skipped_until=at if is_overdue else None
@@ -287,12 +301,15 @@ class ScheduleState:
     def record_fire(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
         """Return the state after fire time `at` was published (None: there was nothing to publish).
 
-        The same run continues with the fire time `next_at`.
+        The same run continues with the fire time `next_at`. A success ends the count of failures.
         """
         return replace(self, last_at=at or self.last_at, next_at=next_at, failures_count=0)
 
     def end_run(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
-        """Return the state after the last fire time of a run; otherwise like `record_fire`."""
+        """Return the state after the last fire time of a run; otherwise like `record_fire`.
+
+        A definition that was changed during the run applies from now on.
+        """
         expression, tz = self.next_definition
         return ScheduleState(expression, tz, next_at, at or self.last_at)
 
@@ -325,7 +342,10 @@ class ScheduleState:
 
 
 def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
-    """Read a state written by `dump`; returns None if the row has no readable state."""
+    """Read a state written by `dump`; returns None if the row has no readable state.
+
+    Another version may have written it, so missing values get their defaults.
+    """
     readers = {"expression": str, "tz": str, "failures_count": int, "paused_by": str}
     try:
         values = {
@@ -402,8 +422,8 @@ class Explanation:
     def at_place(self, pipelines: Iterable[Any]) -> "Explanation":
         """Return the explanation with the first of `pipelines` that contains the queue.
 
-        Each pipeline has a `name` and `steps`: queue names in their order, or objects with a
-        `queue` or `queues`.
+        A pipeline is a chain of queues through which a message is moved. Each has a `name` and
+        `steps`: queue names in their order, or objects with a `queue` or `queues`.
         """
         if self.queue is None:
             return self

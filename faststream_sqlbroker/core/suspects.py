@@ -42,7 +42,9 @@ class SuspectRule:
     def from_max_deliveries(cls, max_deliveries: int | None) -> "SuspectRule | None":
         """Build the rule for a subscriber with `max_deliveries` (None: no limit).
 
-        Returns None if no lost lease is permitted: then no message is delivered after a lost lease.
+        A suspect is a message that has lost leases, so it may have killed its process and must run
+        alone. Returns None if no lost lease is permitted: then no message is delivered after a lost
+        lease.
         """
         if max_deliveries is None:
             return cls()
@@ -53,15 +55,17 @@ class SuspectRule:
     def as_silent(self) -> "SuspectRule":
         """Return the same rule for a claim that skips suspects.
 
-        Such a claim neither reports them, nor counts them towards its limit.
+        A suspect is a message that may have killed its process, and must run alone. Such a claim
+        neither reports suspects, nor counts them towards its limit.
         """
         return SuspectRule(self.min_lost, self.max_lost, report=False)
 
     def classify(self, lost_leases: int) -> Suspect | None:
         """Classify a message by the number of lost leases; returns None for a normal message.
 
-        A lost lease is a delivery that ended without an attempt. Above `max_lost` a message is no
-        suspect either: the next claim ends it without a handler.
+        A lost lease is a delivery that ended without an attempt, for example because the message
+        killed its process. Above `max_lost` a message is no suspect either: the next claim ends it
+        without a handler.
         """
         return (
             Suspect(lost_leases, lost_leases == self.max_lost)

@@ -81,8 +81,9 @@ def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:
 def describe_exception(error: BaseException, *, limit: int = DEFAULT_LIMIT) -> str:
     """Describe `error` in text that every database stores; never fails, whatever `error` does.
 
-    The first line has type and message. Then come its causes, the members of a group (five each),
-    and the last ten frames of its traceback, ending with the one that raised it.
+    For the column last_error and the log. The first line has type and message. Then come its
+    causes, the members of a group (five each), and the last ten frames of its traceback, ending
+    with the one that raised it.
 
     Args:
         error: An exception with or without a traceback.
@@ -127,7 +128,7 @@ def _iter_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the exceptions that led to `error`, the nearest first.
 
     As in Python's tracebacks, `__cause__` comes before an unsuppressed `__context__`. A cycle ends
-    the chain.
+    the chain, which would otherwise be endless.
     """
     seen = {id(error)}
     # A StoreError is caused by an SQLAlchemy error, whose text contains the statement with its
@@ -166,7 +167,10 @@ def replace_headers(stored: Any, changes: Mapping[str, Any]) -> str:
 
 
 def merge_headers(headers: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `headers` with `changes`; None removes a header."""
+    """Return `headers` with `changes`; None removes a header.
+
+    A stored header with the value None stays: only a change removes.
+    """
     return {
         name: value
         for name, value in {**headers, **changes}.items()

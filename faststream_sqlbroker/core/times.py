@@ -105,6 +105,7 @@ def _parse_text(text: str, name: str) -> float:
             f"{name} cannot be {_format_value(text)}: {_ALLOWED}, each number with its "
             "unit and without spaces"
         )
+    # Fractions are exact, so the sum is rounded only once.
     total = sum(
         (Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction()
     )

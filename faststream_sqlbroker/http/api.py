@@ -56,7 +56,10 @@ MAX_ID = 2**63 - 1
 
 
 def parse_whole_number(value: object) -> int:
-    """Parse decimal digits; Pydantic itself would also accept 1.0 and 1_0."""
+    """Parse decimal digits; Pydantic itself would also accept 1.0 and 1_0.
+
+    An error's text follows "must" in the response.
+    """
     # Older versions of FastAPI validate defaults as well.
     text = str(value)
     digits = text.removeprefix("-")
@@ -131,7 +134,7 @@ def _describe_responses(
     errors: Iterable[int],
     headers: Mapping[str, str],
 ) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's description of the responses by status."""
+    """Return FastAPI's description of the responses by status, for the OpenAPI document."""
     descriptions: dict[int | str, dict[str, Any]] = {
         status: {"description": _ERROR_DESCRIPTIONS[status], "content": _FAILURE_CONTENT}
         for status in errors
@@ -191,7 +194,8 @@ class OperationRoute(APIRoute):
         """Return FastAPI's handler, wrapped in authentication and body limits.
 
         FastAPI calls this once, when the route is created. The wrapper authenticates first, so that
-        only known callers can make the server read a body.
+        only known callers can make the server read a body. It parses the body itself, within the
+        limits.
         """
         # A body without a Content-Type is JSON.
         self.strict_content_type = False
@@ -201,6 +205,7 @@ class OperationRoute(APIRoute):
         model: Any = None if field is None else field.annotation
 
         async def handle(request: Request) -> Response:
+            """Authenticate the request, read the body, and pass both to FastAPI."""
             request.scope[_USER] = await self._access_rule.authenticate(request)
             if field is not None:
                 request = _ParsedRequest(request, await read(request, self._limits))
@@ -284,7 +289,10 @@ class Api(FastAPI):
             self.router.routes.append(operation)
 
     def get_document(self, root: str = "") -> dict[str, Any]:
-        """Return the OpenAPI document of the application mounted at `root`."""
+        """Return the OpenAPI document of the application mounted at `root`.
+
+        FastAPI builds it once; then parts that do not apply here are corrected.
+        """
         if self.openapi_schema is None:
             schema = self.openapi()
             for path in schema["paths"].values():

@@ -155,7 +155,7 @@ class HttpApp:
         self._app: App = SecurityMiddleware(self._serve_unless_stopped, local_only=local_only)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection."""
+        """Serve a connection of an ASGI server, or of a surrounding application."""
         service = self._service
         if scope["type"] == "http" and service.jobs is not None and not service.is_stopped():
             # A mounted application gets no lifespan event, so the loop that queues expired jobs
@@ -177,10 +177,11 @@ class HttpApp:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Start and stop the background loops of channels and queues.
+        """Start and stop the background work of channels and queues.
 
-        Only an application that runs alone gets lifespan events. A mounted application starts its
-        loops with requests, see `__call__`.
+        The loop of channels queues jobs again whose leases have expired; queues answer waiting
+        requests at the stop. Only an application that runs alone gets lifespan events. A mounted
+        application starts its loops with requests, see `__call__`.
         """
         active_jobs = [
             get_jobs()
@@ -197,6 +198,8 @@ class HttpApp:
 
     def at(self, prefix: str) -> tuple[str, App]:
         """Return an entry of AsgiFastStream's `asgi_routes` for all paths below `prefix`.
+
+        AsgiFastStream has no mounts; the prefix therefore equals each path below it.
 
         Raises:
             SetupError: `prefix` does not begin with a slash.
@@ -243,6 +246,8 @@ def probe_app(service: Service) -> App:
 
 def authentication(auth: Any) -> list[Authentication]:
     """Return the authentication functions: the method `user` of an object, a function, or several.
+
+    A request is accepted by the first function that knows its user.
 
     Raises:
         SetupError: `auth` has another type, or is None.

@@ -309,6 +309,9 @@ class ChannelRoutes:
     async def _check_tokens(self, request: Request, token_headers: Sequence[str]) -> None:
         """Check the tokens of the channel and of a pull consumer in `token_headers`.
 
+        A pull consumer fetches its jobs here; a push consumer has a subscriber of its queue
+        instead.
+
         Raises:
             Problem: a token is missing or wrong (403), or it is a push consumer (400).
         """
@@ -340,7 +343,11 @@ _REFUSALS: Mapping[str, tuple[int, str]] = {
 
 
 def _format_refusal(changed: ChangeResult, next_state: PullJobState, has_timeout: bool) -> str:
-    """Explain why a job cannot change, and which changes are possible."""
+    """Explain why a job cannot change, and which changes are possible.
+
+    `changed` has the job's current state. `has_timeout` is True for a request with an
+    IncrementalTimeout, a time limit of its own, which is only allowed at the start of a job.
+    """
     state = changed.state
     assert state is not None  # noqa: S101 - it was found
     if has_timeout and not is_allowed(state, next_state, with_timeout=True):
@@ -380,9 +387,9 @@ def _create_registration_response(
 
 
 def _to_job_json(job: PullJob) -> dict[str, Any]:
-    """Convert a job to the JSON of webhook-broker.
+    """Convert a job to the JSON of webhook-broker, whose clients this API serves.
 
-    The content type ends in ";base64" exactly if the payload is base64.
+    JSON cannot contain bytes. The content type ends in ";base64" exactly if the payload is base64.
     """
     header = job.headers.get("content-type")
     content_type = header if isinstance(header, str) else "application/octet-stream"

@@ -65,6 +65,10 @@ class AccessControl:
         max_failures: int,
         proxies: Sequence[Network],
     ) -> None:
+        """Create the counters of failures, and the memories of verified secrets.
+
+        Passwords are counted by address and name, and by address alone; tokens by address.
+        """
         self._authenticators = authenticators
         self._csrf = csrf
         self._service = service
@@ -80,6 +84,9 @@ class AccessControl:
     async def authorize(self, request: Request, role: Role) -> User:
         """Return the authenticated user, who has at least `role`.
 
+        A write from a browser also needs the CSRF token, in a header: pages of other sites cannot
+        know it.
+
         Raises:
             Problem: the user is unknown (401), lacks the role (403), or failed too often (429).
         """
@@ -91,6 +98,8 @@ class AccessControl:
         self, request: Request, role: Role, limits: BodyLimits
     ) -> tuple[User, dict[str, str]]:
         """Return the user and the fields of a form that contains the CSRF token.
+
+        For forms of pages without JavaScript, which cannot send the token in a header.
 
         Raises:
             Problem: `authorize` or `read_form` refused the request.
@@ -104,8 +113,9 @@ class AccessControl:
     async def _authorize_user(self, request: Request, role: Role) -> User:
         """Authenticate the request, and check the role; the caller checks the CSRF token.
 
-        A request without Basic credentials is not a guess. It skips the lockout, which must not
-        affect users of proxies and sessions.
+        A request without HTTP Basic credentials is not a guess of a password. It skips the lockout,
+        the refusal of an address after many failures, which must not affect users of proxies and
+        sessions.
 
         Raises:
             Problem: the user is unknown (401), lacks the role (403), or failed too often (429).
@@ -126,6 +136,9 @@ class AccessControl:
     async def _log_in(self, request: Request, name: str, password: str) -> User:
         """Authenticate Basic credentials, and count a wrong password against the address.
 
+        Failures are counted by address, and by address and name. Beyond their limits the address is
+        locked out until the minute is over.
+
         Raises:
             Problem: the password is wrong (401), or the address is locked out (429).
         """
@@ -135,6 +148,7 @@ class AccessControl:
         user = await self._find_user(request)
         # Check again: concurrent guesses all pass the first check before one of them fails.
         self._check_login(*pair, password)
+        # Another authenticator may accept the request although BasicAuth found a wrong password.
         is_wrong = user is None or request.scope.get(WRONG_PASSWORD, False)
         if is_wrong:
             self._verified_passwords.record(*pair, password, is_right=False)
@@ -154,9 +168,10 @@ class AccessControl:
     def _check_login(self, address: str, name: str, password: str) -> None:
         """Refuse a locked-out address, unless this password was right from there recently.
 
-        The exception lets users work who share the address with an attacker. The password is still
-        authenticated afterwards. Guesses at a name during a lockout are counted; beyond their limit
-        the right password is refused as well, so that a lockout cannot be used to find it.
+        An address is locked out after too many failures within a minute. The exception lets users
+        work who share the address with an attacker. The password is still authenticated afterwards.
+        Guesses at a name during a lockout are counted; beyond their limit the right password is
+        refused as well, so that a lockout cannot be used to find it.
 
         Raises:
             Problem: the address has failed too often (429).
@@ -191,15 +206,17 @@ class AccessControl:
     ) -> list[RegisteredEndpoint | None] | None:
         """Return the result of `lookup` if all tokens match, or None if a token is wrong.
 
-        An address that has sent too many wrong tokens is refused. Right tokens still pass, because
-        a client may share the address with an attacker: tokens that were right for `name` before,
-        and random tokens, which cannot be guessed.
+        `lookup` reads the stored hashes; `name` says whose tokens they are. An address that has
+        sent too many wrong tokens is refused. Right tokens still pass, because a client may share
+        the address with an attacker: tokens that were right for `name` before, and random tokens,
+        which cannot be guessed.
 
         Raises:
             Problem: the address has sent too many wrong tokens (429).
             StoreError: the database cannot be queried.
         """
         address = find_client_address(connection, self._proxies)
+        # A problem here is only raised if the tokens turn out to be wrong.
         lockout = (
             None
             if self._verified_tokens.has(name, *tokens)
@@ -222,6 +239,9 @@ class AccessControl:
     def _check_lockout(self, address: str, tokens: Sequence[str]) -> Problem | None:
         """Return the problem of a locked-out address that may still query the database, or None.
 
+        Random tokens justify a query, because they cannot be guessed; their number per minute is
+        limited. The caller raises the problem if such a token is wrong.
+
         Raises:
             Problem: the address is locked out, and its tokens do not justify a query.
         """
@@ -237,6 +257,9 @@ class AccessControl:
 
     async def create_configured(self, jobs: PullJobs | RemoteConsumer, kind: str) -> None:
         """Create the channels or tokens that are configured for `jobs`.
+
+        Called by each request, because the database may not be reachable before; later calls have
+        no effect.
 
         Raises:
             Problem: they cannot be created (503).

@@ -35,14 +35,18 @@ class FailureCounter:
         self._counts: Counter[tuple[str, ...]] = Counter()
 
     def add(self, *key: str) -> None:
-        """Count a failure."""
+        """Count a failure.
+
+        If there are too many keys, the oldest is dropped, so that an attacker cannot fill the
+        memory.
+        """
         counts = self._get_counts()
         counts[key] += 1
         if len(counts) > MAX_KEYS:
             del counts[next(iter(counts))]
 
     def is_exceeded(self, *key: str) -> bool:
-        """Return True if the key has failed too often."""
+        """Return True if the key has failed too often in the current minute."""
         return self._get_counts()[key] >= self._limit
 
     def check(self, *key: str) -> None:
@@ -60,7 +64,10 @@ class FailureCounter:
             raise Problem(429, text, {"Retry-After": str(wait)})
 
     def _get_counts(self) -> Counter[tuple[str, ...]]:
-        """Return the counts of the current minute; a new minute starts with empty counts."""
+        """Return the counts of the current minute; a new minute starts with empty counts.
+
+        The minute is that of the clock, not of the first failure, so one number per key is enough.
+        """
         period = self._clock() // WINDOW
         if period != self._period:
             self._period = period
@@ -79,7 +86,11 @@ class VerifiedSecrets:
         self._verified_at: dict[bytes, float] = {}
 
     def record(self, *secret: str, is_right: bool = True) -> None:
-        """Remember a secret together with its names, or with `is_right=False` forget both."""
+        """Remember a secret together with its names, or with `is_right=False` forget both.
+
+        A password is recorded with its address and user name. A password that was changed since is
+        forgotten, so that it no longer passes a lockout.
+        """
         key = self._hash(secret)
         self._verified_at.pop(key, None)
         if is_right:

@@ -107,7 +107,10 @@ def _check_filters(request: Request) -> None:
 
 
 async def _run_query(query: Awaitable[T]) -> T:
-    """Return the result of `query`; an invalid argument is the caller's error."""
+    """Return the result of `query`; an invalid argument is the caller's error.
+
+    `admin` raises ValueError for it, which would be a server error otherwise.
+    """
     try:
         return await query
     except ValueError as error:

@@ -31,7 +31,10 @@ _PREFIXES = ("Input should ", "String should ", "List should ", "Value should ",
 
 
 def create_problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] | None) -> Problem:
-    """Create a problem from the first mistakes, with the paths of the fields in `model`."""
+    """Create a problem from the first mistakes, with the paths of the fields in `model`.
+
+    `errors` are Pydantic's. A mistake in the path of the request is a 404, any other a 400.
+    """
     messages: dict[str, str] = {}
     for error in errors:
         source, *loc = error["loc"]
@@ -41,6 +44,8 @@ def create_problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] |
             text = reason if loc == ["role"] else "use the number that the server returned"
             return Problem(404, f"{loc[0]} {format_value(error['input'])} does not exist: {text}")
         # A field with several types has an error for each type.
+        # `index` is the position of a field whose types share one description, else of the last
+        # part.
         index = next((n for n, part in enumerate(loc) if part in REQUIREMENTS), len(loc) - 1)
         path = _format_path(loc[: index + 1])
         messages.setdefault(path, _format_mistake(error, loc, path, model))
@@ -52,7 +57,8 @@ def _format_mistake(
 ) -> str:
     """Describe an error of Pydantic in a sentence; `path` is the formatted `loc`.
 
-    Values of `SECRET_FIELDS` are described by their type only.
+    `loc` is the way to the field through the request's body, as Pydantic reports it. Values of
+    `SECRET_FIELDS` are described by their type only.
     """
     kind = error["type"]
     value = error["input"]
@@ -76,7 +82,10 @@ def _format_mistake(
 
 
 def _format_requirement(text: str) -> str:
-    """Return Pydantic's message after the word "should", without details of Pydantic itself."""
+    """Return Pydantic's message after the word "should", without details of Pydantic itself.
+
+    The caller puts "must" before it.
+    """
     text = text.replace(" after validation", "")
     for prefix in _PREFIXES:
         if text.startswith(prefix):

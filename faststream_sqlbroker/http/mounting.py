@@ -46,7 +46,10 @@ def parse_prefix(prefix: str) -> str:
 
 
 def mount_below(prefix: str, app: App) -> App:
-    """Return `app` mounted at `prefix`."""
+    """Return `app` mounted at `prefix`.
+
+    The root path tells the application which part of the path is its own prefix.
+    """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         root = scope.get("root_path", "") + prefix

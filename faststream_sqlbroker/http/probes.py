@@ -62,7 +62,10 @@ class Probes:
         return Response(content, headers={"Content-Type": content_type})
 
     async def _get_readiness(self) -> dict[str, Any]:
-        """Return the response body of the readiness probe, checked at most once a second."""
+        """Return the response body of the readiness probe, checked at most once a second.
+
+        Probes that arrive during a check wait for its result.
+        """
         async with self._lock:
             if self._cached_result is None or monotonic() - self._cached_result[0] > CACHE_SECONDS:
                 result = await self._check_readiness()
@@ -70,7 +73,10 @@ class Probes:
             return self._cached_result[1]
 
     async def _check_readiness(self) -> dict[str, Any]:
-        """Check database, tables and loops. `reason` is only set if the database refuses writes."""
+        """Check database, tables and loops for the readiness probe of an orchestrator.
+
+        `reason` is only set if the database refuses writes.
+        """
         service = self._service
         is_reachable = await service.ping(LIMIT)
         subscribers = service.process().subscribers
@@ -95,7 +101,8 @@ class Probes:
     async def _has_tables(self) -> bool:
         """Return True if the tables fit this version.
 
-        Only a good result is cached: a migration makes the process ready at the next probe.
+        Comparing the tables is slow, so a good result is cached. A bad result is not: a migration
+        makes the process ready at the next probe.
         """
         cached = self._cached_schema
         if cached is None or not cached[1] or monotonic() - cached[0] > SCHEMA_CACHE_SECONDS:

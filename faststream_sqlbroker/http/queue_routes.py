@@ -80,7 +80,8 @@ class QueueRoutes:
     def add_to(self, api: Api, admin: AccessRule) -> None:
         """Add all routes; `admin` admits administrators.
 
-        A queue name may contain slashes, and the rest of the path is never part of the name.
+        Routes are matched in order: a queue name may contain slashes, and the rest of the path is
+        never part of the name.
         """
         queue = "/v1/queues/{queue:path}"
         message = queue + "/messages/{message}"
@@ -169,8 +170,9 @@ class QueueRoutes:
     ) -> list[ClaimedMessage]:
         """Claim messages, and stop the wait when the client disconnects.
 
-        Messages claimed for a client that has left are released immediately; otherwise they would
-        stay leased until their leases expire.
+        Called by `reserve`, a long poll: the response waits for a message. Messages claimed for a
+        client that has left are released immediately; otherwise they would stay leased until their
+        leases expire.
 
         Raises:
             Problem: the client has disconnected (400).
@@ -225,7 +227,9 @@ class QueueRoutes:
         )
 
     async def _check_token(self, request: Request, role: QueueRole) -> None:
-        """Check the token of the queue.
+        """Check the token of the queue, which a client sends as a Bearer token.
+
+        A queue has a token for publishing and another for consuming.
 
         Raises:
             Problem: the token is missing (401) or wrong (403), or the name is not valid (400).
@@ -262,7 +266,7 @@ def _check_queue_name(queue: str) -> None:
 
 
 def _create_row(queue: str, message: models.PublishRequest) -> Row:
-    """Create the row to insert.
+    """Create the row to insert for a message that an HTTP client publishes.
 
     Raises:
         Problem: the body does not have its encoding.
@@ -315,8 +319,8 @@ def _encode_body(model: models.Body) -> tuple[bytes, str | None]:
 def _create_replacement(result: models.Body) -> Callable[[ClaimedMessage], Replacement]:
     """Return a function that replaces the body of a committed message in the archive.
 
-    The headers are only known when the row is locked, so the caller gets a function. The content
-    type of the old body is dropped.
+    The client sent `result`, the result of its work. The headers are only known when the row is
+    locked, so the caller gets a function. The content type of the old body is dropped.
     """
     payload, content_type = _encode_body(result)
 
@@ -332,7 +336,9 @@ def _create_replacement(result: models.Body) -> Callable[[ClaimedMessage], Repla
 
 
 def _parse_outcome(body: models.Rollback) -> Outcome:
-    """Return the outcome of the message.
+    """Return the outcome that a client has requested by a rollback.
+
+    Each outcome accepts only some of the fields.
 
     Raises:
         Problem: a field does not belong to the outcome.
@@ -361,7 +367,11 @@ def _parse_outcome(body: models.Rollback) -> Outcome:
 
 
 def _create_settled_response(settlement: Settlement | None) -> Response:
-    """Return the new state of the message, or refuse the request if the lease was lost."""
+    """Return the new state of the message, or refuse the request if the lease was lost.
+
+    `settlement` is None for a lost lease. A settlement without a state restores the state before
+    the claim.
+    """
     if settlement is None:
         raise _create_lost_problem()
     state = "PENDING" if settlement.state is None else settlement.state.name
@@ -398,7 +408,8 @@ def _to_message_json(row: ClaimedMessage, lease: float) -> dict[str, Any]:
 def _get_json_headers(row: ClaimedMessage) -> dict[str, Any]:
     """Return the headers as valid JSON.
 
-    Another program may have stored NaN, or half of a surrogate pair.
+    Another program may have stored NaN, or half of a surrogate pair. Headers that cannot be
+    repaired are dropped, so that the client gets the message at all.
     """
     headers = row.headers
     try:

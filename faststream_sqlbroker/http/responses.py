@@ -94,6 +94,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
         Problem: the body is too large (413), takes too long (408), or the client has gone (400).
     """
     content_length = request.headers.get("content-length", "0")
+    # Not all digits are parsed, because Python refuses very long numbers.
     if (
         not content_length.isascii()
         or not content_length.isdecimal()
@@ -121,7 +122,10 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
 
 
 def _create_too_large_problem(received: str, limits: BodyLimits) -> Problem:
-    """Return the problem, which closes the connection: the rest of the body is not read."""
+    """Return the problem, which closes the connection: the rest of the body is not read.
+
+    On a connection that stays open, that rest would be taken for the next request.
+    """
     text = (
         f"the body must have at most {limits.max_bytes} bytes (max_body), got {received}: "
         "send less at a time"

@@ -35,7 +35,10 @@ class LimitedProtocol(H11Protocol):
         self._start_head_timer()
 
     def handle_events(self) -> None:
-        """Handle the received data; a complete head stops the timer."""
+        """Handle the received data; a complete head stops the timer.
+
+        The head is the request line with the headers. A cycle is uvicorn's request and response.
+        """
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             _cancel_timer(self._head_timer)
@@ -43,7 +46,8 @@ class LimitedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Reject data that is not HTTP, unless a response has started.
 
-        The application's own response is no longer sent.
+        A second response on the same connection would be read as part of the first. The
+        application's own response is no longer sent.
         """
         state = self.conn.our_state
         if self.cycle is not None:
@@ -59,7 +63,10 @@ class LimitedProtocol(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Start the timer for a client that does not read."""
+        """Start the timer for a client that does not read.
+
+        The event loop calls it when too much data waits to be sent.
+        """
         super().pause_writing()
         self._read_timer = self.loop.call_later(READ_TIMEOUT, self.transport.abort)
 
@@ -156,6 +163,7 @@ class ProbeServer:
             return
         server, task = self._running
         self._running = None
+        # If the event loop of the start has ended, the server has ended with it.
         if task.get_loop() is asyncio.get_running_loop():
             server.should_exit = True
             await asyncio.gather(task, return_exceptions=True)

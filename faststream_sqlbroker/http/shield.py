@@ -84,7 +84,10 @@ async def handle_unknown_path(request: Request, error: Exception) -> Response:
 
 
 def create_path_problem(request: Request, error: Exception) -> Problem:
-    """Return the problem of an unknown path or method."""
+    """Return the problem of an unknown path or method.
+
+    Starlette's own answer would be text without a hint.
+    """
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
     root = request.scope.get("root_path", "")
     headers = dict(error.headers or {})
@@ -109,7 +112,10 @@ def create_path_problem(request: Request, error: Exception) -> Problem:
 
 
 def to_problem(error: Exception) -> Problem:
-    """Convert an error of this package, revealing only the caller's own mistakes."""
+    """Convert an error of this package, revealing only the caller's own mistakes.
+
+    A problem is an answer with a status and a text as JSON.
+    """
     if isinstance(error, QueueFullError):
         return Problem(429, str(error), {"Retry-After": "1"})
     if isinstance(error, SetupError | PublishError):
@@ -138,7 +144,10 @@ def create_handlers(log: Callable[..., None]) -> dict[Any, Any]:
 
 
 def log_problem(log: Callable[..., None], request: Request, error: Exception) -> Problem:
-    """Convert an error to a problem, and log the details of a server error."""
+    """Convert an error to a problem, and log the details of a server error.
+
+    The caller must not see them: they may name tables, hosts and rights.
+    """
     problem = to_problem(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         path = replace_invisible(request.scope["path"][:MAX_LOGGED_PATH])

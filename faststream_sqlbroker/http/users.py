@@ -76,6 +76,8 @@ async def find_user(
 ) -> User | None:
     """Return the user from the first authenticator that recognises the request.
 
+    An authenticator may be a function of the application, so its result is checked.
+
     Raises:
         SetupError: a function returned something else.
     """

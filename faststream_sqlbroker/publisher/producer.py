@@ -73,7 +73,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     ) -> None:
         """Set the application's serializer, codec and context.
 
-        Called again whenever they may have changed: they are final only when the broker starts.
+        The codec encodes bodies. Called again whenever they may have changed: they are final only
+        when the broker starts.
         """
         self.serializer = serializer
         self.codec = codec or DefaultCodec()
@@ -94,6 +95,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def publish_plain(self, body: Any, queue: str, connection: Any = None) -> int | None:
         """Write a message without options, encoded by the default codec; return the id.
 
+        A shortcut around FastStream's commands and middlewares, for the most frequent publishes.
         The only option is a connection or session.
         """
         payload, content_type = self._encode_plain(body)
@@ -111,7 +113,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         reply_to: str,
         delivery: "Sequence[ClaimedMessage]",
     ) -> None:
-        """Write a handler's answer to `delivery`, encoded by the default codec."""
+        """Write a handler's answer to `delivery`, encoded by the default codec.
+
+        `delivery` has the rows that the handler received. The answer is written in the transaction
+        that acks them, or immediately if that is not possible.
+        """
         payload, content_type = self._encode_plain(body)
         row = make_row(
             queue,
@@ -145,11 +151,12 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     ) -> list[int | None]:
         """Write the rows now, or with the ack of the handler's message.
 
-        `with_ack=True` requires the ack. An answer of a stacked publisher joins it if possible. In
-        both cases the ids are not known yet.
+        `with_ack=True` requires the ack. A stacked publisher publishes the handler's answer, which
+        joins the ack if possible. In both cases the ids are not known yet, so they are None.
         """
         if (cmd.with_ack or cmd.stacked) and self._join_ack(rows, required=bool(cmd.with_ack)):
             return [None] * len(rows)
+        # Not even the transaction of the handler, if any, may delay such a publish.
         commits_now = cmd.with_ack is False
         return await self._publisher.publish(rows, connection=cmd.connection, at_once=commits_now)
 
@@ -184,7 +191,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def write(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert existing `rows` in a single transaction; return the ids, or None for duplicates.
 
-        A row is a duplicate if its queue already has a message with its dedup_id.
+        For publishes over HTTP, whose rows exist already. A row is a duplicate if its queue already
+        has a message with its dedup_id. Messages are never dropped: a client could not tell.
 
         Raises:
             QueueFullError: a queue is full; nothing was written.
@@ -240,8 +248,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     def _join_ack(self, rows: list[NewMessage], *, required: bool) -> bool:
         """Add `rows` to the ack of the message whose handler runs in this context.
 
-        Return False if that is not possible, for example outside of a handler; with `required` this
-        is an error.
+        The transaction that acks the message then also writes the rows. Return False if that is not
+        possible, for example outside of a handler; with `required` this is an error.
         """
         context = self._context()
         message = None if context is None else context.get_local("message")
@@ -295,7 +303,11 @@ _PUBLISH = SqlBrokerProducer.publish
 
 
 def is_plain(producer: Any) -> bool:
-    """Return True if `producer` is entirely this package's own, with FastStream's codec."""
+    """Return True if `producer` is entirely this package's own, with FastStream's codec.
+
+    Only then may a publish bypass FastStream. A subclass, another codec, or a method that a test or
+    a tool has patched must be called; classes and methods are compared by identity for that.
+    """
     return (
         producer.__class__ is SqlBrokerProducer
         and producer.codec.__class__ is DefaultCodec
@@ -329,7 +341,10 @@ def encode_sync(
 
 
 def _make_encoding_error(body: Any, error: Exception) -> Exception:
-    """Return the error to raise for a codec's `error`; errors of this package stay unchanged."""
+    """Return the error to raise for a codec's `error`; errors of this package stay unchanged.
+
+    A codec may be the user's code and raise anything.
+    """
     if isinstance(error, SqlBrokerError):
         return error
     return PublishError(f"a body of type {type(body).__name__} cannot be encoded: {error}")
@@ -339,6 +354,9 @@ def make_command_row(
     cmd: SqlBrokerPublishCommand, position: int, payload: bytes, content_type: str | None
 ) -> NewMessage:
     """Create the row of the message at `position` in `cmd`, with the encoded body `payload`.
+
+    A message of a batch may be a response: a body with options of its own, which override those of
+    the command.
 
     Raises:
         PublishError: a value cannot be stored.

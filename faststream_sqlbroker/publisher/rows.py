@@ -128,7 +128,10 @@ def make_row(
 def _render_all_headers(
     headers: Any, content_type: str | None, correlation_id: str | None, reply_to: str
 ) -> str | None:
-    """Render `headers` and the headers passed as arguments as JSON; None without headers."""
+    """Render `headers` and the headers passed as arguments as JSON; None without headers.
+
+    A message with nothing but a content type is so common that its text is cached.
+    """
     if not (correlation_id or reply_to) and (headers is None or headers == {}):
         return _render_content_type(content_type) if content_type else None
     argument_headers = {
@@ -148,7 +151,11 @@ def _render_content_type(value: str) -> str | None:
 
 
 def _render_headers(headers: Any, argument_headers: dict[str, Any]) -> str | None:
-    """Render `argument_headers`, overridden by `headers`, as JSON; None without headers."""
+    """Render `argument_headers`, overridden by `headers`, as JSON; None without headers.
+
+    Raises:
+        PublishError: a header is not JSON, or the database could not store it.
+    """
     if headers is not None and not isinstance(headers, Mapping):
         msg = f"headers must be a mapping of names to JSON values, got {format_value(headers)}"
         raise PublishError(msg)
@@ -211,7 +218,8 @@ def _check_header_limits(value: Any, level: int = 1) -> None:
 def _is_unstorable(text: str) -> bool:
     """Return True if the JSON `text` has a NUL character or half of a surrogate pair.
 
-    Some of the databases cannot store such text.
+    Some of the databases cannot store such text. A surrogate pair is two code units for one
+    character; half of it has no UTF-8 encoding.
     """
     # Nearly every text is ASCII without the escape, which is quicker to check than the patterns.
     if text.isascii() and "\\u0000" not in text:
@@ -220,7 +228,11 @@ def _is_unstorable(text: str) -> bool:
 
 
 def _make_header_error(headers: Mapping[str, Any], options: frozenset[str]) -> PublishError:
-    """Create the error for the first header that cannot be stored; `options` came as arguments."""
+    """Create the error for the first header that cannot be stored.
+
+    `options` are the names of headers that came from arguments, such as reply_to; the caller does
+    not know them as headers.
+    """
     name = next(
         n for n, v in headers.items() if _is_unstorable(json.dumps({n: v}, ensure_ascii=False))
     )
@@ -234,9 +246,9 @@ def _make_header_error(headers: Mapping[str, Any], options: frozenset[str]) -> P
 def _add_destination(headers: Any, options: Mapping[str, Any], lookup: str | None) -> Any:
     """Add the headers of the options `destination` and `lookup` of a message to be forwarded.
 
-    They replace headers of the same names. A message without a delay gets a header that states
-    this. The subscriber that forwards the message thus knows that no delay was lost, which is
-    unknown for a row that another program inserted.
+    A subscriber with forward_to=DESTINATION reads them, and moves the message to its destination.
+    They replace headers of the same names. A message without a delay gets a header that says so:
+    the subscriber cannot know that of a row that another program inserted.
     """
     name = _parse_name("destination", options.get("destination"), find_queue_error)
     if name is None or not (headers is None or isinstance(headers, Mapping)):
@@ -275,9 +287,10 @@ def _parse_name(
 
 
 def _parse_delay(value: Duration | None) -> float | None:
-    """Return the delay in seconds, or None."""
+    """Return the delay in seconds, or None; a negative delay means now."""
     if value is None:
         return None
+    # The parser also serves options of the broker, whose errors are SetupErrors.
     try:
         return parse_delay(value)
     except SetupError as error:

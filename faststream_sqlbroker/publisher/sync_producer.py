@@ -180,7 +180,8 @@ class SqlProducer:
     ) -> list[int | None]:
         """Check the options, create all rows, and write all in a single transaction.
 
-        `tests.count` is not zero while a TestSqlBroker is active.
+        `tests.count` is not zero while a TestSqlBroker is active, whose test would not see a
+        message in a real database.
         """
         if tests.count:
             raise PublishError(
@@ -213,7 +214,10 @@ class SqlProducer:
         return make_command_row(cmd, 0, *encode_sync(self._codec, cmd.body, self._serializer))
 
     def _write(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
-        """Write the rows that `max_depth` admits; a dropped row has None instead of an id."""
+        """Write the rows that `max_depth` admits; a dropped row has None instead of an id.
+
+        `max_depth` limits the due messages of a queue. Nothing can wait here for a full queue.
+        """
         if self._limits is None:
             return self._insert(connection, rows)
         admitted = self._limits.admit_sync(rows, connection=connection)
@@ -222,7 +226,10 @@ class SqlProducer:
         return align_ids(admitted, self._insert(connection, filter_admitted(rows, admitted)))
 
     def _insert(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
-        """Insert the rows and notify the subscribers of due messages."""
+        """Insert the rows and notify the subscribers of due messages.
+
+        Without a notification, subscribers find the messages at their next poll.
+        """
         if not rows:
             return []
         ids = self._store.insert(connection, rows)

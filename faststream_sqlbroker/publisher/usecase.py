@@ -63,7 +63,10 @@ class ReplyPublisher(FakePublisher):
     def __init__(
         self, producer: "ProducerProto[Any]", message: "StreamMessage[Any]", clock: Clock
     ) -> None:
-        """Create a publisher to `message.reply_to`."""
+        """Create a publisher to `message.reply_to`.
+
+        A request has the id of its reply in a header; another message has only `reply_to`.
+        """
         super().__init__(producer=producer)
         self.queue = message.reply_to
         self._reply_id = message.headers.get(REPLY_ID)
@@ -73,16 +76,21 @@ class ReplyPublisher(FakePublisher):
     async def _publish(
         self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
     ) -> Any:
-        """Send the answer, unless a reply comes too late."""
+        """Send the answer, unless the caller of a request has stopped waiting."""
         if self._expires_in is not None and self._expires_in < MIN_EXPIRY:
             return None
         return await super()._publish(cmd, _extra_middlewares=_extra_middlewares)
 
     @override
     def patch_command(self, cmd: PublishCommand) -> SqlBrokerPublishCommand:
-        """Return the command of the answer, addressed to `queue`."""
+        """Return the command of the answer, addressed to `queue`.
+
+        FastStream calls it before it publishes. A reply names its request, so that the caller finds
+        it, and expires when the caller stops waiting.
+        """
         command = SqlBrokerPublishCommand.from_cmd(super().patch_command(cmd))
         command.destination = self.queue
+        # The answer joins the ack of the handler's message if possible.
         command.stacked = True
         if self._reply_id is not None:
             command.headers = {**(command.headers or {}), REPLY_ID: self._reply_id}
@@ -94,7 +102,8 @@ class ReplyPublisher(FakePublisher):
 def _get_remaining_time(message: "StreamMessage[Any]", clock: Clock) -> float | None:
     """Return the seconds for which the caller of a request still waits; None if unknown.
 
-    Both times are the database's; this process only measures how long the handler took.
+    The request's header has the caller's timeout. The wait in the queue is measured by two times of
+    the database, the time since the claim by this process's clock, so clocks are not mixed.
     """
     timeout = message.headers.get(REPLY_WITHIN)
     if not isinstance(timeout, int | float) or isinstance(timeout, bool):
@@ -228,7 +237,10 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         )
 
     def _complete_command(self, cmd: SqlBrokerPublishCommand) -> SqlBrokerPublishCommand:
-        """Add this publisher's headers, reply_to and codec to `cmd`."""
+        """Add this publisher's headers, reply_to and codec to `cmd`.
+
+        Called for direct publishes and handlers' answers. Headers and reply_to of the message stay.
+        """
         cmd.add_headers(self.headers, override=False)
         cmd.reply_to = cmd.reply_to or self.config.reply_to
         cmd.id_generator = self._outer_config.id_generator

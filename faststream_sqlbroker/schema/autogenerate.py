@@ -36,7 +36,8 @@ Directives = Callable[[Any, Any, list[Any]], None]
 def add_options(context: Any, _upgrade: Any, _schemas: Any) -> None:
     """Add the options to the run if the metadata contains a broker's tables.
 
-    Alembic calls this before it renders a revision, for every application in the process.
+    Alembic calls this before it renders a revision, for every application in the process. Functions
+    that the application passed as these options are still called.
     """
     metadata = context.metadata
     metadatas = [metadata] if isinstance(metadata, MetaData) else list(metadata or ())
@@ -62,7 +63,9 @@ def add_options(context: Any, _upgrade: Any, _schemas: Any) -> None:
 def render_item(app_render: RenderItem | None, kind: str, item: Any, context: Any) -> Any:
     """Render an item that Alembic would render wrongly; pass the rest to `app_render`.
 
-    The broker's types become the database's types, so that a revision does not import this package.
+    An item is a part of a revision, such as a type. The broker's types become the database's types,
+    so that a revision does not import this package. None omits the item, False leaves it to
+    Alembic.
     """
     if kind == "type" and (rendered := _render_type(item, context)) is not None:
         return rendered
@@ -89,7 +92,7 @@ def _render_type(item: Any, context: Any) -> str | None:
 
 
 def _is_message_table(table: Table) -> bool:
-    """Return True if `table` is a broker's message table, recognised by the CHECK.
+    """Return True if `table` is a broker's message table, recognised by a CHECK that only it has.
 
     A mark in `info` would work too, but Alembic would render it into the revision.
     """
@@ -100,7 +103,10 @@ def _is_message_table(table: Table) -> bool:
 
 
 def _render_repr(kind: Any, context: Any) -> str:
-    """Return the code that creates the type `kind`, and add the import to the revision."""
+    """Return the code that creates the type `kind`, and add the import to the revision.
+
+    A type of a single database is in a module of its own.
+    """
     module = type(kind).__module__.split(".")
     if module[:2] == ["sqlalchemy", "dialects"]:
         context.imports.add(f"from sqlalchemy.dialects import {module[2]}")
@@ -118,8 +124,9 @@ def write_directives(
 ) -> None:
     """Set storage parameters after the creation of `tables`, and ignore partitions of `archives`.
 
-    The metadata has no partitions, as they come and go. The application's own directives are called
-    at the end.
+    Alembic calls it with the operations of the new revisions. The metadata has no partitions, as
+    they come and go, so Alembic would drop them. The application's own directives are called at the
+    end.
     """
     partitions = {
         name for table in archives for name in list_partition_names(context.connection, table)
@@ -140,7 +147,10 @@ def write_directives(
 
 
 def _expand_operation(tables: list[Table], context: Any, op: Any) -> list[Any]:
-    """Return `op`, and the statements that must follow the creation of a table."""
+    """Return `op`, and the statements that must follow the creation of a table.
+
+    They set the storage parameters of a message table, or create an archive's DEFAULT partition.
+    """
     if not isinstance(op, ops.CreateTableOp):
         return [op]
     partitions = (

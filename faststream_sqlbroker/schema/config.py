@@ -17,7 +17,10 @@ PARTITIONS_AHEAD = 4
 
 
 def get_partition_start(time: datetime, size: str) -> datetime:
-    """Return the start of the partition that contains `time`."""
+    """Return the start of the partition that contains `time`.
+
+    `size` is "day", "week" or "month". Partitions begin at midnight UTC, weeks on Monday.
+    """
     day = time.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
     if size == "week":
         return day - timedelta(days=day.weekday())
@@ -26,6 +29,7 @@ def get_partition_start(time: datetime, size: str) -> datetime:
 
 def get_next_partition_start(start: datetime, size: str) -> datetime:
     """Return the start of the partition after the partition that begins at `start`."""
+    # So many days later is always within the next partition, whose start is then computed.
     max_days = {"day": 1, "week": 7, "month": 31}[size]
     return get_partition_start(start + timedelta(days=max_days), size)
 

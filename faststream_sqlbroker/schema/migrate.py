@@ -73,7 +73,10 @@ def _check_foreign_tables(connection: Connection, tables: Tables) -> None:
 
 
 def _create_for_postgresql(connection: Connection, tables: Tables) -> None:
-    """Set the storage parameters, and create the DEFAULT partition of a partitioned archive."""
+    """Set the storage parameters, and create the DEFAULT partition of a partitioned archive.
+
+    The DEFAULT partition takes the rows for whose time there is no other.
+    """
     connection.execute(build_storage_options(tables.message))
     archive = tables.archive if tables.config.archive_partitions is not None else None
     if archive is not None and is_partitioned(connection, archive):
@@ -81,7 +84,7 @@ def _create_for_postgresql(connection: Connection, tables: Tables) -> None:
 
 
 def _lock_creation(connection: Connection) -> None:
-    """Let only a single process create tables at a time.
+    """Let only a single process create tables at a time, until its transaction ends.
 
     The race: workers that start together would all find no table, and all create it. SQLite needs
     no lock here, because BEGIN IMMEDIATE lets one transaction write at a time.
@@ -90,6 +93,7 @@ def _lock_creation(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('faststream_sqlbroker'))"))
     elif connection.dialect.name in MYSQL:
         connection.execute(text("SELECT GET_LOCK('faststream_sqlbroker', 30)"))
+        # MySQL's lock belongs to the connection, so it does not end with the transaction by itself.
         event.listen(connection, "commit", _release_creation_lock, once=True)
         event.listen(connection, "rollback", _release_creation_lock, once=True)
 
@@ -166,7 +170,8 @@ def migrate(
 ) -> None:
     """Run the migrations up to `to`, or write the SQL to `out`.
 
-    They start after the current version, or after `since`.
+    Give `connection` to run them, or `dialect_name` and `out` to write them. They start after the
+    current version, or after `since`.
     """
     alembic_config, script = _load_script()
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415
@@ -197,6 +202,8 @@ def migrate(
 
 def _load_script() -> "tuple[Config, ScriptDirectory]":
     """Return Alembic's configuration, and the package's migrations.
+
+    Alembic is the library that runs them.
 
     Raises:
         MissingExtraError: Alembic is not installed.

@@ -93,15 +93,16 @@ def list_partitions(connection: Connection, archive: Table) -> list[ArchiveParti
 
 
 def list_partition_names(connection: Connection, archive: Table) -> list[str]:
-    """Return the names of all partitions, including the DEFAULT partition."""
+    """Return the names of all partitions, including the DEFAULT partition, which has no bounds."""
     return list(connection.scalars(text(_LIST_PARTITIONS), {"archive": _quote_name(archive)}))
 
 
 def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str | None:
     """Create the next missing partition; returns the name, or None if none is missing.
 
-    Call this in a transaction of its own. A range is skipped if a partition covers a part of it, or
-    if the DEFAULT partition has rows of this range, as these would have to be moved.
+    Call this until it returns None, each time in a transaction of its own. A range is skipped if a
+    partition covers a part of it, or if the DEFAULT partition has rows of this range, as these
+    would have to be moved.
 
     Raises:
         SchemaError: the archive has no partitions.
@@ -143,7 +144,8 @@ def drop_partition(
 ) -> str | None:
     """Drop the oldest partition that ended by `before`; returns the name, or None.
 
-    Call this in a transaction of its own. All rows in the partition are lost.
+    Call this in a transaction of its own. All rows in the partition are lost; that is far cheaper
+    than deleting them one by one.
 
     Args:
         connection: A connection of the archive's owner.
@@ -211,6 +213,7 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
     _build_key(connection, archive)
     end = _compute_first_end(connection, str(config.archive_partitions))
     _run_with_lock_timeout(connection, f"ALTER TABLE {name} DROP CONSTRAINT IF EXISTS {until}")
+    # With this check, PostgreSQL attaches the partition without reading its rows under the lock.
     check = f"CHECK (archived_at < '{end}') NOT VALID"
     _run_with_lock_timeout(connection, f"ALTER TABLE {name} ADD CONSTRAINT {until} {check}")
     try:
@@ -253,7 +256,8 @@ def _compute_first_end(connection: Connection, size: str) -> str:
 def _build_key(connection: Connection, archive: Table) -> None:
     """Build the unique index, again if an earlier attempt was interrupted.
 
-    PostgreSQL leaves an invalid index after an interrupted CREATE INDEX CONCURRENTLY.
+    The index becomes the primary key of the first partition. Built concurrently, it locks out no
+    writer, but PostgreSQL leaves an invalid index after an interrupted CREATE INDEX CONCURRENTLY.
     """
     key = _quote_name(archive, KEY_SUFFIX)
     valid = connection.execute(
@@ -271,7 +275,8 @@ def _build_key(connection: Connection, archive: Table) -> None:
 def _exchange_tables(connection: Connection, archive: Table, end: str) -> None:
     """Put a partitioned table in the archive's place; the archive becomes the first partition.
 
-    All steps are one transaction. Other sessions wait for the archive until it commits.
+    All steps are one transaction, the last step of a conversion. Other sessions wait for the
+    archive until it commits. The new table gets the names, rights and owner of the old one.
     """
     old = _quote_name(archive, FIRST_SUFFIX)
     new = _quote_name(archive)
@@ -348,7 +353,7 @@ def _has_default_rows(
 
 
 def get_archive(config: SqlBrokerSchemaConfig) -> Table:
-    """Return the archive with partitions.
+    """Return the definition of the archive, which must have partitions.
 
     Raises:
         SchemaError: the config has none.

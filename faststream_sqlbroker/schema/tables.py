@@ -144,7 +144,7 @@ def include_tables(
 
 
 def build_ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
-    """Return the statements that create the tables, in order."""
+    """Return the statements that create the tables, in order, for the first migration."""
     tables = tables.for_dialect(dialect_name)
     statements: list[ExecutableDDLElement] = []
     for table in tables.broker_tables:
@@ -159,7 +159,10 @@ def build_ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
 
 
 def build_default_partition(archive: Table) -> ExecutableDDLElement:
-    """Return the statement that creates the archive's DEFAULT partition."""
+    """Return the statement that creates the archive's DEFAULT partition.
+
+    It takes the rows for whose time there is no partition.
+    """
     name = f'"{archive.name}_default"'
     if archive.schema is not None:
         name = f'"{archive.schema}".{name}'
@@ -184,7 +187,11 @@ def _format_states(states: frozenset[MessageState]) -> str:
 
 
 def _build_shared_columns(states: frozenset[MessageState], table: str) -> list[Any]:
-    """Return the columns of both tables, in the order of the message table."""
+    """Return the columns of both tables, in the order of the message table.
+
+    `states` are the allowed states: those of live messages, or of archived ones. Only live rows
+    have defaults, for programs that insert messages by plain SQL.
+    """
     is_live = MessageState.PENDING in states
     default: dict[str, Any] = {"server_default": clock()} if is_live else {}
     return [
@@ -229,6 +236,11 @@ COPIED_COLUMNS = (
 def _build_message_table(
     config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_DialectOptions", mysql: bool
 ) -> Table:
+    """Build the table of live messages, which wait for a delivery or are being handled.
+
+    `options` has the table options of single databases. `mysql` is True for MySQL and MariaDB,
+    which have no partial indexes: there the computed column `claimable` is indexed instead.
+    """
     name = config.message_table_name
     lease_check = (
         "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
@@ -289,6 +301,10 @@ def _build_archive_table(
     options: "_DialectOptions",
     dialect_name: str | None,
 ) -> Table:
+    """Build the table of messages that have ended, which have one of the final states.
+
+    On PostgreSQL it may have partitions by `archived_at`.
+    """
     has_partitions = config.archive_partitions is not None and dialect_name in (None, "postgresql")
     table = Table(
         name,
@@ -325,7 +341,10 @@ def _build_archive_table(
 def _build_policy_state_table(
     config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_DialectOptions"
 ) -> Table:
-    """Build the table with a row per (scope, key); `scope` names the policy and the queue."""
+    """Build the table with a row per (scope, key); `scope` names the policy and its queue.
+
+    It has all state that outlives a message, also that of locks, schedules and subscribers.
+    """
     name = config.policy_state_table_name
     table = Table(
         name,
@@ -365,7 +384,7 @@ class _DialectOptions:
     def build_table_options(
         self, *, autoincrement: bool = False, partition_by: str | None = None
     ) -> dict[str, Any]:
-        """Return the storage options of a table."""
+        """Return the storage options of a table, for the databases of this object."""
         options: dict[str, Any] = {}
         for name in self._names:
             if name in MYSQL:

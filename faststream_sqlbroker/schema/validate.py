@@ -33,7 +33,7 @@ the complete table."""
 def disable_type_quotes(connection: Connection) -> None:
     """Let PostgreSQL return unquoted type names until the transaction ends.
 
-    SQLAlchemy does not know the quoted names that `quote_all_identifiers` causes.
+    SQLAlchemy does not know the quoted names that the setting `quote_all_identifiers` causes.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL quote_all_identifiers = off"))
@@ -47,7 +47,8 @@ def find_foreign_tables(connection: Connection, tables: Tables) -> list[str]:
 def _find_foreign(inspector: Any, tables: Tables) -> list[str]:
     """Return an error for each table with a broker's name but without the broker's columns.
 
-    Tables that are missing, or that the user may not read, are skipped.
+    Correcting such a table would damage another program's data. Tables that are missing, or that
+    the user may not read, are skipped.
     """
     errors = []
     for table, columns in ((tables.message, MESSAGE_COLUMNS), (tables.archive, ARCHIVE_COLUMNS)):
@@ -147,7 +148,10 @@ def _can_read_definition(inspector: Any, table: Table) -> bool:
 
 
 def _compare_columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
-    """Return the missing and different columns of `table`, each with the correcting statement."""
+    """Return the missing and different columns of `table`, each with the correcting statement.
+
+    Columns of other programs are ignored.
+    """
     existing = {c["name"]: c for c in inspector.get_columns(table.name, schema=table.schema)}
     errors = []
     for column in table.columns:
@@ -166,7 +170,10 @@ def _compare_columns(connection: Connection, inspector: Any, table: Table) -> li
 def _compare_column(
     connection: Connection, column: Column[Any], column_info: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the differences of an existing column, each with the statement to fix the column."""
+    """Yield the differences of an existing column, each with the statement to fix the column.
+
+    `column_info` describes the column as SQLAlchemy found it in the database.
+    """
     expected = _get_type_family(column.type, connection)
     if _get_type_family(column_info["type"], connection) != expected:
         statement = _build_alter_column(connection, column, "TYPE")
@@ -182,7 +189,10 @@ def _compare_column(
 
 
 def _compare_indexes(connection: Connection, inspector: Any, table: Table) -> list[str]:
-    """Return the missing indexes of `table`, by columns and uniqueness; names do not matter."""
+    """Return the missing indexes of `table`, by columns and uniqueness; names do not matter.
+
+    Each has the statement that creates it.
+    """
     existing = {
         (tuple(i["column_names"]), bool(i["unique"]))
         for i in inspector.get_indexes(table.name, schema=table.schema)
@@ -196,7 +206,10 @@ def _compare_indexes(connection: Connection, inspector: Any, table: Table) -> li
 
 
 def _check_partitions(connection: Connection, tables: Tables) -> list[str]:
-    """Return an error if the archive should have partitions, but has none."""
+    """Return an error if the archive should have partitions, but has none.
+
+    A plain ALTER TABLE cannot add partitions: the archive must be converted.
+    """
     required = tables.config.archive_partitions is not None
     if not required or is_partitioned(connection, tables.archive):
         return []
@@ -209,7 +222,11 @@ def _get_index_columns(index: Index) -> tuple[str | None, ...]:
 
 
 def _get_type_family(kind: TypeEngine[Any], connection: Connection) -> str:
-    """Return the family of a type, with the length of a name: enough to detect a wrong column."""
+    """Return the family of a type, with the length of a name: enough to detect a wrong column.
+
+    A family is a name for equivalent types: the database reports other classes than those that the
+    columns were declared with.
+    """
     kind = kind.dialect_impl(connection.dialect)
     kind = getattr(kind, "impl_instance", kind)
     name = next(
@@ -226,7 +243,10 @@ def _get_type_family(kind: TypeEngine[Any], connection: Connection) -> str:
 
 
 def _get_mysql_type(kind: TypeEngine[Any], name: str, length: int | None, *, mariadb: bool) -> str:
-    """Return the name of a type in MySQL and MariaDB, with the length of a VARCHAR."""
+    """Return the name of a type in MySQL and MariaDB, with the length of a VARCHAR.
+
+    The size of text and bytes matters there: a BLOB is too short where a LONGBLOB is needed.
+    """
     if name == "json" and mariadb:
         return "longtext"  # JSON is an alias in MariaDB
     if type(kind).__name__ in {"LONGTEXT", "LONGBLOB"} or name in {"bytes", "text"}:
@@ -258,7 +278,8 @@ def _build_add_column(connection: Connection, column: Column[Any]) -> str:
 def _build_alter_column(connection: Connection, column: Column[Any], aspect: str) -> str:
     """Return the statement that corrects a column; for SQLite, the remedy as text.
 
-    `aspect` is the difference: "TYPE", "NULL" (nullable or not) or "DEFAULT".
+    `aspect` is the difference: "TYPE", "NULL" (nullable or not) or "DEFAULT". MySQL and MariaDB
+    need the complete definition for each of them.
     """
     table = _quote_table(connection, column)
     preparer = connection.dialect.identifier_preparer

@@ -49,7 +49,8 @@ class Batches:
     def _get_fields(self) -> set[str]:
         """Return the parameter names through which handlers receive the batch.
 
-        FastStream fills a handler's only parameter from the batch.
+        A validation error of such a parameter was caused by a message. FastStream fills a handler's
+        only parameter from the batch; with several parameters none receives it.
         """
         parameters: list[list[Any]] = [
             getattr(call.dependant, "flat_params", []) for call in self._calls
@@ -59,7 +60,10 @@ class Batches:
     def wrap_parser(
         self, parser: Callable[[Any], Awaitable[Any]]
     ) -> Callable[[Any], Awaitable[Any]]:
-        """Wrap a custom `parser`, whose error then counts as caused by a message of the batch."""
+        """Wrap a custom `parser` so that its error counts as caused by a message of the batch.
+
+        The batch is then delivered again in parts.
+        """
 
         async def parse(rows: Any) -> Any:
             try:
@@ -78,11 +82,13 @@ class Batches:
         """
 
         async def consume_batch(rows: tuple[ClaimedMessage, ...]) -> None:
+            """Deliver `rows`, and have them redelivered in parts if the handler did not start."""
             start = BatchStart()
             token = current_batch_start.set(start)
             try:
                 await consume(rows)
             finally:
+                # A single message is not split: its error settles it as usual.
                 current_batch_start.reset(token)
             if (
                 start.error is not None
@@ -109,8 +115,9 @@ class Batches:
     def _split_batch(self, rows: Sequence[ClaimedMessage], start: BatchStart) -> None:
         """Give each message the outcome `Again`, which redelivers it in one of several parts.
 
-        Known culprits are redelivered alone, after the other messages. Without a known culprit the
-        batch is split into halves.
+        `Again(n)` puts a message into part n. Culprits, the messages known to have caused the
+        error, are redelivered alone, after the other messages in part 0. Without a known culprit
+        the batch is split into halves.
         """
         for position, row in enumerate(rows):
             if start.culprits:
@@ -139,7 +146,10 @@ class _RefusalRecorder(BaseMiddleware):
     async def consume_scope(
         self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
     ) -> Any:
-        """Record an error that was raised before the handler started."""
+        """Record an error that was raised before the handler started.
+
+        The parser and the decoder have recorded their errors already.
+        """
         try:
             return await call_next(msg)
         except Exception as error:
@@ -149,7 +159,11 @@ class _RefusalRecorder(BaseMiddleware):
             raise
 
     async def _record_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
-        """Record `error` if the batch does not fit the handler's annotation."""
+        """Record `error` if it means that the batch does not fit the handler's annotation.
+
+        FastDepends, msgspec and FastAPI report this in different ways. Any other error is not the
+        fault of a message.
+        """
         refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
         if isinstance(refusal, ValidationError):
             await self._record_positions(error, refusal, message)
@@ -171,6 +185,7 @@ class _RefusalRecorder(BaseMiddleware):
         if not all(location and location[0] in fields for location in locations):
             return  # an error of another parameter or a dependency, whatever the batch
         batch = await message.decode()
+        # Positions are only known if the decoder returned one body for each message.
         aligned = isinstance(batch, Sequence) and len(batch) == len(message.raw_message)
         record_fault(error, _find_positions(locations) if aligned else ())
 

@@ -55,6 +55,7 @@ def create_subscriber(
         calls,
     )
     subscriber = QueueSubscriber(config, specification, calls)
+    # Without answers, an invalid reply_to in a message does not matter, so it is not logged.
     if not no_reply:
         parser.log = subscriber._log_of_loops  # noqa: SLF001 - created together
     return subscriber

@@ -33,6 +33,8 @@ _BODY_LOCATIONS = frozenset({"body", "path", "query"})
 def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
     """Reject the message of `raw` if the body caused `error`, unless otherwise settled.
 
+    Called after each error of FastStream's pipeline. A retry would fail again on the same body.
+
     Args:
         raw: A row, or a tuple of rows; a batch of several is redelivered in parts instead.
         error: The error raised by FastStream's pipeline.
@@ -49,7 +51,8 @@ def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
 def _is_settled_by(error: Exception, outcome: Outcome | None, *, retry: bool) -> bool:
     """Return True if only the ack policy settled the message, because of `error`.
 
-    An outcome that the handler or a middleware chose is kept.
+    An outcome that the handler or a middleware chose is kept. With `retry`, a nack is already the
+    wanted outcome.
     """
     match outcome:
         case Nack(delay=None):
@@ -64,7 +67,8 @@ def is_body_refused(error: Exception, raw: Any) -> bool:
     """Return True if `error` means that the body is undecodable or does not fit the parameters.
 
     Only a ValueError, msgspec's errors and too deep nesting have this meaning. A decoder that
-    cannot reach a server raises other errors.
+    cannot reach a server raises other errors. The traceback shows where the error was raised: the
+    same error of the handler's own code does not count.
     """
     if is_fastapi_error(error):
         return True
@@ -88,7 +92,10 @@ def is_body_refused(error: Exception, raw: Any) -> bool:
 
 
 def is_faststream_call(call: Any) -> bool:
-    """Return True if `call` is FastStream's own function, not a replacement by another tool."""
+    """Return True if `call` is FastStream's own function, not a replacement by another tool.
+
+    Only FastStream's own function may be replaced by the compiled pipeline.
+    """
     code = getattr(call, "__code__", None)
     module = str(getattr(call, "__globals__", {}).get("__name__"))
     return code is not None and code.co_name == _CALL and module.startswith("faststream.")
@@ -119,7 +126,11 @@ def raise_invalid(error: Exception, parameters: Serializer) -> NoReturn:  # noqa
 
 
 def _get_validated_parameters(frame: FrameType) -> Serializer | None:
-    """Return the handler's parameters if `frame` validates parameters; otherwise None."""
+    """Return the handler's parameters if `frame` validates parameters; otherwise None.
+
+    A frame is a call in the traceback of an error. FastDepends validates in `Serializer.__call__`;
+    the compiled pipeline raises such errors in `raise_invalid`.
+    """
     if frame.f_code is raise_invalid.__code__:
         parameters: Serializer = frame.f_locals["parameters"]
         return parameters
@@ -133,12 +144,16 @@ def _get_library(frame: FrameType) -> str:
 
 
 def _is_body_error(error: Exception, parameters: Serializer) -> bool:
-    """Return True if the invalid value came from the body, not from the context or a dependency."""
+    """Return True if the invalid value came from the body, not from the context or a dependency.
+
+    `parameters` are those of the handler or of a dependency.
+    """
     refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
     if not isinstance(refusal, ValidationError):
         return refusal is not error or _is_msgspec_error(refusal)
     locations = (detail["loc"] for detail in refusal.errors(include_url=False, include_input=False))
     fields = [parameters.options.get(str(location[0])) for location in locations if location]
+    # Only parameters of the context and dependencies have a source.
     return all(parameter is None or parameter.source is None for parameter in fields)
 
 

@@ -71,6 +71,9 @@ def check_dead_letter_queue(value: object, queues: Sequence[str]) -> None:
 def split_weights(queues: object) -> tuple[object, tuple[int, ...] | None]:
     """Return the queues without weights, and the weights; None if there are no weights.
 
+    A mapping as the first argument of `subscriber` gives each queue a weight: its share of the
+    claims. Names are checked later.
+
     Raises:
         SetupError: A weight is not a whole number from 1 to 1000.
     """
@@ -168,7 +171,11 @@ def check_durations(settings: ConsumerSettings) -> None:
 
 
 def check_ack_timing(settings: ConsumerSettings, policy: AckPolicy) -> None:
-    """Raise SetupError if `policy` acks too early for the other options."""
+    """Raise SetupError if `policy` acks too early for the other options.
+
+    ACK_FIRST acks a message before its handler starts, ACK also after the handler fails. Called
+    again at the start, because the broker may have another default policy.
+    """
     if settings.transactional and policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
         raise SetupError(
             "transactional=True commits the handler's changes together with its ack, but "
@@ -196,7 +203,8 @@ def check_forwarding(
 ) -> None:
     """Raise SetupError for a `forward_to` that is invalid or next to a handler's options.
 
-    Among these options are the ack `policy`, and `headers`, the option forward_headers.
+    A subscriber with `forward_to` moves messages to another queue without a handler. Options of
+    handlers include the ack `policy`, and `headers`, the option forward_headers.
     """
     target = settings.forward_to
     if target is None:
@@ -226,6 +234,9 @@ def check_forwarding(
 
 def parse_destinations(value: object, settings: ConsumerSettings) -> tuple[str, ...] | None:
     """Return the names of the allowed destinations; None allows all.
+
+    A destination is the queue that a message names in a header, and to which forward_to=DESTINATION
+    moves it.
 
     Raises:
         SetupError: The value is not a list of names, or is passed without DESTINATION.
@@ -350,7 +361,7 @@ def _warn_about_patterns(queues: Sequence[str]) -> None:
 
 
 def warn_unused_strategy(settings: ConsumerSettings) -> None:
-    """Warn about a retry strategy that is never used."""
+    """Warn about a retry strategy that is never used, because ACK_FIRST retries no message."""
     if get_max_attempts(settings.retry_strategy) != 1:
         _warn(
             "retry_strategy has no effect with AckPolicy.ACK_FIRST, which removes the message "
@@ -360,8 +371,8 @@ def warn_unused_strategy(settings: ConsumerSettings) -> None:
 
 def _warn(text: str) -> None:
     """Issue a warning that points at the user's line, which called into this package."""
-    # The warning must point at the user's line. The number of frames of this package above it
-    # depends on the entry point.
+    # The number of frames of this package above that line depends on the entry point, so they are
+    # counted here.
     level = 2
     frame = sys._getframe(1)  # noqa: SLF001 - the frames are needed before warnings.warn
     while frame.f_back is not None and _is_own_frame(frame):
@@ -376,7 +387,8 @@ def _is_own_frame(frame: FrameType) -> bool:
 def parse_max_deliveries(value: int | Literal["auto"] | None, attempts: int | None) -> float:
     """Return how many deliveries of a message may end without an outcome.
 
-    `attempts` is the maximum of the retry strategy, used for "auto".
+    Such a delivery lost its lease, for example because the process was killed. "auto" allows a few
+    more than `attempts`, the maximum of the retry strategy; infinity is no limit.
 
     Raises:
         SetupError: The value is not valid.

@@ -216,6 +216,7 @@ def make_settings(
     reject_unknown_options("a subscriber", options, _HINTS, _FOREIGN_OPTIONS)
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
     if "retry_strategy" in values:
+        # The limit on deliveries must allow all attempts of the strategy.
         attempts = get_max_attempts(values["retry_strategy"])
         values.setdefault("max_deliveries", get_default_max_deliveries(attempts))
     names, weights = option_checks.split_weights(queues)
@@ -228,7 +229,10 @@ def make_settings(
 
 
 def replace_settings(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
-    """Return `settings` with `changes`, without repeating the warnings of the decorator."""
+    """Return `settings` with `changes`, without repeating the warnings of the decorator.
+
+    A router's prefix, for example, is only known at the start; `changes` are validated again.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return replace(settings, **changes)

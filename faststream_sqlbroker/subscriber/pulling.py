@@ -61,7 +61,8 @@ class HasHandlerError(SetupError, AssertionError):
 def _wrap_with_write(record: M) -> M:
     """Wrap `record`, a method that records an outcome, to write the outcome afterwards.
 
-    In a handler the worker writes outcomes; a pulled message has no worker.
+    A method such as `ack` only notes the outcome on the row. In a handler the worker then writes
+    it; a pulled message, which `get_one` or `async for` returned, has no worker.
     """
 
     @wraps(record)
@@ -100,8 +101,9 @@ class PulledMessage(SqlBrokerMessage):
     async def write_outcome(self) -> None:
         """Write the recorded outcome, unless an outcome is already written.
 
-        If another outcome was written first, it replaces the recorded one. After a failed write the
-        outcome is cleared, so the application may settle again.
+        Another task, or a stop that released the message, may have written another outcome first;
+        that one then replaces the recorded one. After a failed write the outcome is cleared, so the
+        application may settle again.
         """
         if (outcome := self.raw_message.outcome) is None:
             return
@@ -180,7 +182,7 @@ class Pulling:
         self._stopped = False
 
     def pause(self, paused: bool) -> None:
-        """Claim no messages while `paused`; held messages stay held."""
+        """Claim no messages while `paused`; leases that the application holds stay."""
         if paused:
             self._resumed.clear()
             self._interrupt()
@@ -188,15 +190,20 @@ class Pulling:
             self._resumed.set()
 
     def _interrupt(self) -> None:
-        """End the current waits early, to notice a pause or a stop."""
+        """End the current waits early, so that they notice a pause or a stop.
+
+        Each wait is a block of `_allow_interrupt`.
+        """
         while self._timeouts:
+            # A deadline in the past expires the timeout.
             self._timeouts.pop().reschedule(0.0)
 
     @asynccontextmanager
     async def _allow_interrupt(self) -> AsyncIterator[None]:
         """Run a block that `_interrupt` ends early, without an error.
 
-        The caller then checks for a pause or a stop.
+        Cancelling the caller's task instead would also end the application's code. The caller then
+        checks for a pause or a stop.
         """
         # The timeout has no deadline until `_interrupt` sets one.
         waiting = asyncio.timeout(None)
@@ -254,10 +261,12 @@ class Pulling:
 
         A pause interrupts a waiting claim, which then waits for `resume` before it claims again.
         """
+        # The clock for waits of the application: it runs even in a test that stops time.
         clock = self._clock.callers
         deadline = None if wait is None else clock.monotonic() + wait
         while not self._stopped:
             async with self._allow_interrupt():
+                # While paused, the wait for `resume` also counts against the deadline.
                 async with clock.timeout_at(None if self._resumed.is_set() else deadline):
                     await self._resumed.wait()
                 remaining = None if deadline is None else max(0.0, deadline - clock.monotonic())
@@ -268,7 +277,11 @@ class Pulling:
         return None
 
     def _make_held(self, row: ClaimedMessage) -> HeldMessage:
-        """Return the object that holds the lease and writes the outcome of `row`."""
+        """Return the object that holds the lease of `row` and writes its outcome.
+
+        The row also gets the services for `extend_lease` and for new bodies, which in a handler
+        come from the loops of its subscriber.
+        """
         row.services = self._holder
         return HeldMessage(row, self._request, self._claimer, _LEASE_HINT)
 
@@ -280,8 +293,8 @@ class Pulling:
     async def _make_message(self, leased_message: HeldMessage) -> PulledMessage:
         """Create the message of a leased row by middlewares, parser and decoder.
 
-        If that fails, the message is nacked; a cancellation counts no attempt. Otherwise the lease
-        is renewed from now on.
+        Called right after the claim. If this fails, the message is nacked; a cancellation counts no
+        attempt. Otherwise the lease is renewed from now on.
         """
         try:
             message = await process_msg(
@@ -292,12 +305,14 @@ class Pulling:
             )
             pulled = _check_pulled(message)
         except BaseException as error:
+            # The caller gets this error. If the outcome cannot be written, the lease expires.
             with suppress(StoreError, LeaseLostError):
                 is_failure = isinstance(error, Exception)
                 outcome = Nack(error=error) if is_failure else Abandon()
                 await leased_message.settle(Skip() if isinstance(error, SkipMessage) else outcome)
             raise
         pulled.set_held(leased_message)
+        # After a stop no lease is renewed; the application may still settle the message in time.
         if not self._stopped:
             self.renewal.add(leased_message)
         return pulled
@@ -305,7 +320,8 @@ class Pulling:
     async def _retry_outages(self, name: str, function: Callable[[], Awaitable[T]]) -> T | None:
         """Return the result of `function`, retried during transient failures of the database.
 
-        Return None if the subscriber was stopped.
+        Only iterations retry; `get_one` raises such an error. Return None if the subscriber was
+        stopped. `name` describes the call in the log of the outage.
         """
         failures = 0
         while not self._stopped:

@@ -28,7 +28,10 @@ class ForwardHeaders:
         self._names = None if names is None else frozenset(names)
 
     def __call__(self, msg: Any, **options: Any) -> "_ForwardHeadersMiddleware":
-        """Return the middleware of a message, or of a batch, whose first message counts."""
+        """Return the middleware of a message, or of a batch, whose first message counts.
+
+        Headers that describe the message itself, such as its content type, are not copied.
+        """
         row = msg[0] if isinstance(msg, tuple) else msg
         headers = {} if row is None else row.headers
         names = set(headers) if self._names is None else self._names
@@ -58,7 +61,11 @@ class _ForwardHeadersMiddleware(BaseMiddleware):
 
 
 def find_relays(handlers: Iterable[Any]) -> dict[str, bool]:
-    """Return stacked publishers of other brokers by name, with True if a publisher looks ready."""
+    """Return stacked publishers of other brokers by name, with True if a publisher looks ready.
+
+    A handler with such a publisher relays its answers to that broker. Without a connection there,
+    its messages would fail.
+    """
     foreign_publishers = (
         publisher
         for handler in handlers
@@ -71,7 +78,10 @@ def find_relays(handlers: Iterable[Any]) -> dict[str, bool]:
 
 
 def _is_unconnected(publisher: Any) -> bool:
-    """Return True if the publisher's broker has no connection yet, as far as can be seen."""
+    """Return True if the publisher's broker has no connection yet, as far as can be seen.
+
+    Other brokers have no common attribute for this, so FastStream's private attributes are read.
+    """
     config = publisher._outer_config  # noqa: SLF001 - as above
     # FastStream's brokers pass themselves to their handlers.
     broker = config.extra_context.get("broker")

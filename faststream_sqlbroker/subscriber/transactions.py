@@ -18,6 +18,9 @@ def check_transaction(
 ) -> None:
     """Refuse handlers and pools that cannot work with the option `transactional`.
 
+    With transactional=True each message has a transaction, which commits the handler's changes
+    together with the ack and takes a connection for that time.
+
     Raises:
         SetupError: a synchronous handler or a pool too small for transactional=True, or a handler
             that requests a transaction without this option.
@@ -47,7 +50,8 @@ def check_transaction(
 def _find_transaction_parameter(handler: Callable[..., Any]) -> str | None:
     """Return the parameter that requests the transaction's connection or session, or None.
 
-    Such a parameter is annotated with FastStream's Context of that name.
+    Such a parameter is annotated with FastStream's Context of the name `TRANSACTION` or an
+    attribute of it, as SqlConnection is.
     """
     try:
         hints = get_type_hints(handler, include_extras=True)

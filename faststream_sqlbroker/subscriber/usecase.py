@@ -135,8 +135,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return super().__call__(ensure_name(func), **options)
 
     def _adapt_handler(self, handler: "Callable[..., Any]") -> "Callable[..., Any]":
-        """Convert the handler to a coroutine function whose result is awaited if necessary."""
+        """Convert the handler to a coroutine function whose result is awaited if necessary.
+
+        FastStream calls it once for each declared handler. A synchronous handler then runs in a
+        thread, so it does not block the event loop.
+        """
         dependencies: Any = self._outer_config.fd_config
+        # FastDepends then refuses a result that does not fit the handler's annotation.
         is_checked = dependencies.use_fastdepends and not dependencies.get_dependent
         return adapt_handler(handler, validates_result=is_checked)
 
@@ -179,7 +184,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _get_parser_and_decoder(
         self, *args: Any, **options: Any
     ) -> "tuple[AsyncCallable, AsyncCallable]":
-        """Return FastStream's parser and decoder; errors of a custom batch parser are recorded."""
+        """Return FastStream's parser and decoder.
+
+        A custom parser of batches is wrapped to record that its errors come from a message of the
+        batch, which is then delivered again in parts.
+        """
         parser, decoder = super()._get_parser_and_decoder(*args, **options)
         if self._batches is not None and parser is not self._parser:
             parser = self._batches.wrap_parser(parser)
@@ -219,7 +228,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
-        """Pause or resume the claims of the handler's loops and of single messages."""
+        """Pause or resume all claims of this subscriber.
+
+        The consumer claims for the handler, `_pulling` for `get_one` and `async for`.
+        """
         self._is_paused = paused
         if self._consumer is not None:
             self._consumer.pause(paused)
@@ -256,7 +268,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @property
     def _deletes_failed(self) -> bool:
-        """True if messages that fail here are deleted, although the user did not request this."""
+        """True if messages that fail here are deleted, although the user did not request this.
+
+        They are deleted without an archive table and without a dead-letter queue. The user requests
+        it by retain_in_archive_on_reject=False.
+        """
         settings = self.config.settings
         store = self._outer_config.store  # type: ignore[attr-defined]
         can_fail = settings.forward_to is not None or self.ack_policy is not AckPolicy.ACK_FIRST
@@ -265,7 +281,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @property
     def activities(self) -> Activities:
-        """The activities of the loops in the database."""
+        """The kinds of database access that the loops need, such as claiming and archiving.
+
+        `start` checks the database user's rights for them.
+        """
         if not self.calls and self.forward_to is None:
             return frozenset()
         archive: bool = self._outer_config.store.dialect.has_archive  # type: ignore[attr-defined]
@@ -275,7 +294,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _make_consumer(self) -> QueueConsumer:
         """Create the loops that claim messages, run the handler or the forward, and settle.
 
-        A test replaces `QueueConsumer` by `make_consumer`.
+        They do not run yet. A test sets `make_consumer`, to create its own kind of loops.
         """
         outer: Any = self._outer_config
         settings = self._make_settings()
@@ -388,14 +407,20 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._clear_consumer(consumer)
 
     def _clear_consumer(self, consumer: QueueConsumer | None) -> None:
-        """Mark the subscriber as stopped, unless a restart has already replaced `consumer`."""
+        """Mark the subscriber as stopped, unless a restart has already replaced `consumer`.
+
+        A stop that a handler requested may end after the next start.
+        """
         if self._consumer is consumer:
             self._consumer = None
             self.running = False
 
     @override
     async def consume(self, msg: Any) -> Any:
-        """Run FastStream's pipeline on a row or a batch; the outcome is on the row afterwards."""
+        """Run FastStream's pipeline on a row or a batch; the outcome is on the row afterwards.
+
+        A handler with transactional=True finds its transaction in FastStream's context.
+        """
         transaction = current_transaction.get()
         try:
             if transaction is None:
@@ -407,10 +432,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return None
 
     async def handle_error(self, msg: Any, error: BaseException) -> None:
-        """Settle `msg` after `error`, which the pipeline raised and which is being handled.
+        """Settle `msg`, a row or a batch, after `error`, which the pipeline raised.
 
-        CriticalLogMiddleware has already logged the error.
+        Called while the error is being handled. CriticalLogMiddleware has already logged it.
         """
+        # The task was cancelled, or its event loop has ended: nothing can be settled here.
         if isinstance(error, GeneratorExit) and is_task_cancelled():
             raise error
         if isinstance(error, ControlException):
@@ -419,9 +445,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             await apply_unacknowledged(msg, error, self._log_of_loops)
             return
         if isinstance(error, SkipMessage):
-            return  # its messages are acked
+            return  # the pipeline has recorded the outcome
         self._report_failure(msg, error)
         if isinstance(error, StopConsume | SystemExit):
+            # This handler is to be the last. SystemExit ends the application, too.
             self._request_stop()
             if isinstance(error, SystemExit) and (app := self._outer_config.context.get("app")):
                 app.exit()
@@ -435,8 +462,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._outer_config.note_failure(msg, error)  # type: ignore[attr-defined] # SqlBrokerConfig
 
     def _request_stop(self) -> None:
-        """Stop in the background after a handler raised StopConsume or SystemExit."""
-        # Awaiting the stop here would wait for the handler that requested it.
+        """Stop in the background after a handler raised StopConsume or SystemExit.
+
+        Awaiting the stop here would wait for the handler that requested it.
+        """
         consumer = self._consumer
         if consumer is not None:
             task = consumer.request_stop(self._outer_config.graceful_timeout)
@@ -489,7 +518,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return self._get_pulling("async for").iter_messages()
 
     def _get_pulling(self, usage: str) -> Pulling:
-        """Return the object that claims single messages; `usage` names the caller in errors."""
+        """Return the object that claims single messages; `usage` names the caller in errors.
+
+        Raises:
+            HasHandlerError: the subscriber has a handler, which would compete for the messages.
+            NotSupportedError: an option does not apply to single messages.
+        """
         check_no_handlers(self.calls, usage)
         check_options(self.config.settings, usage)
         if self._pulling is None:
@@ -515,7 +549,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     def get_log_context(self, message: "StreamMessage[Any] | None") -> dict[str, str]:
-        """Return the columns of the log: queue and message id."""
+        """Return the columns of the log: queue and message id; for a batch, of its first row."""
         raw = getattr(message, "raw_message", None)
         row = raw[0] if isinstance(raw, tuple) else raw
         queue = getattr(row, "queue", None) or ",".join(self.queues)
@@ -561,7 +595,10 @@ def _get_name(handler: Any) -> str:
 
 
 def _check_wakeups(settings: SubscriberSettings, store: Any) -> None:
-    """Refuse settings that need notifications by the database, on a store without LISTEN."""
+    """Refuse settings that need notifications by the database, on a store without LISTEN.
+
+    LISTEN is PostgreSQL's wake-up; other databases are polled.
+    """
     if settings.wakeup == "listen":
         msg = (
             "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one "

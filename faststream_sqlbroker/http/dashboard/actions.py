@@ -178,7 +178,11 @@ class BulkJobs:
         }
 
     async def plan(self, page_request: DashboardRequest) -> PageContent:
-        """Count what an action would change; nothing is changed."""
+        """Count what an action would change; nothing is changed.
+
+        A plan is the job that the dry run would start, as text in the page. Its signature proves to
+        `begin` that it comes from here.
+        """
         fields = read_search_fields(page_request.get_field)
         job = await _plan_action(
             page_request,
@@ -257,7 +261,11 @@ class BulkJobs:
         return self._csrf.sign(page_request.user.name, text)
 
     def _follow_job(self, page_request: DashboardRequest, job_id: str, note: str) -> ActionResult:
-        """Work on the job in this process as well: no other process may have a subscriber."""
+        """Work on the job in this process as well: no other process may have a subscriber.
+
+        Processes with subscribers run the jobs of the fleet. `note` is shown on the page of the
+        job.
+        """
         # The event loop references tasks weakly: without the set this task could be collected.
         task = asyncio.create_task(self._run_work(page_request.admin.wait_for_job(job_id)))
         self._running.add(task)
@@ -279,6 +287,8 @@ class BulkJobs:
 
 async def _plan_action(page_request: DashboardRequest, action: str, search: dict[str, Any]) -> Job:
     """Run the dry run of a bulk action, and return the planned job.
+
+    `search` selects the messages, by the arguments of `admin.messages`.
 
     Raises:
         Problem: the action does not exist, or cannot change archived messages (400).

@@ -178,7 +178,7 @@ def read_search_fields(get_field: Callable[[str], str | None]) -> dict[str, str]
 
 
 def to_search_arguments(fields: Mapping[str, str], settings: DashboardSettings) -> dict[str, Any]:
-    """Return the arguments of `admin.messages`.
+    """Return the arguments of `admin.messages` for the fields of a search form.
 
     Raises:
         Problem: only one of header name and value is given (400), or headers and errors are hidden
@@ -200,7 +200,10 @@ def to_search_arguments(fields: Mapping[str, str], settings: DashboardSettings) 
 
 
 def is_archived(fields: Mapping[str, str]) -> bool:
-    """Return True if the search reads the archive instead of live messages."""
+    """Return True if the search reads the archive instead of live messages.
+
+    Final states, reasons and fingerprints of errors exist only there.
+    """
     state = fields.get("state", "").upper()
     is_ended = state in {archived_state.name for archived_state in ARCHIVED_STATES}
     return is_ended or bool({"archived", "reason", "fingerprint"} & fields.keys())

@@ -73,7 +73,7 @@ async def load_workers(page_request: DashboardRequest, _live: "LiveUpdates") -> 
 
 
 async def load_jobs(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
-    """Load bulk actions."""
+    """Load a page of bulk actions, each of which is a job that visits many messages."""
     jobs = await page_request.admin.audit(
         bulk=True, limit=PAGE_SIZE, before=page_request.get_field("before")
     )

@@ -82,7 +82,7 @@ class LiveUpdates:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield events for a viewer: first all rows, then the changed rows of each poll.
 
-        The first viewer starts the poller, which all viewers share.
+        A viewer is an open page. The first viewer starts the poller, which all viewers share.
         """
         if self._viewers >= MAX_VIEWERS:
             return  # Viewers that passed `check` at the same time were faster.
@@ -129,7 +129,8 @@ class LiveUpdates:
     async def _poll(self) -> None:
         """Read the queues, and build the event that viewers get who saw the previous poll.
 
-        After an error the old rows stay, and the event has the problem.
+        That event has only the changed rows. After an error the old rows stay, and the event has
+        the problem.
         """
         previous_rows = self._rows
         try:
@@ -147,7 +148,10 @@ class LiveUpdates:
         )
 
     def _update_history(self, overviews: Sequence[QueueOverview]) -> None:
-        """Add a point to the sparkline of each queue, and drop the history of removed queues."""
+        """Add a point to the sparkline of each queue, and drop the history of removed queues.
+
+        A sparkline is a small chart of the ready messages at the last polls.
+        """
         self.history = {
             overview.queue: self.history.get(overview.queue) or deque(maxlen=MAX_HISTORY)
             for overview in overviews
@@ -161,7 +165,10 @@ class LiveUpdates:
         }
 
     def _build_event(self, rows: Mapping[str, Row]) -> bytes:
-        """Return a server-sent event with `rows`: all queues, or only the changed queues."""
+        """Return a server-sent event with `rows`: all queues, or only the changed queues.
+
+        A page reloads itself when the number of queues differs.
+        """
         # With the number of all queues, so that a page notices new and removed queues.
         data = {"rows": rows, "queues": len(self._rows), "totals": self._formatted_totals}
         text = json.dumps(data | {"problem": self._error})
@@ -196,7 +203,10 @@ class LiveResponse(StreamingResponse):
     media_type = "text/event-stream"
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events; the stream always ends with this call."""
+        """Send the events; the stream always ends with this call.
+
+        The browser then connects again, and is authenticated again.
+        """
         events: Any = self.body_iterator
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": RETRY_EVENT, "more_body": True})

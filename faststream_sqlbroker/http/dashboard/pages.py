@@ -59,7 +59,7 @@ async def _count_recent_failures(page_request: DashboardRequest) -> Count:
 
 
 def compute_totals(queues: list[QueueOverview]) -> dict[str, Any]:
-    """Return sums and worst values of all queues."""
+    """Return the sums of all queues, and the age of the oldest due message."""
     rates = [queue.out_per_minute for queue in queues if queue.out_per_minute is not None]
     return {
         "ready": sum(queue.ready.value for queue in queues),
@@ -78,11 +78,12 @@ async def load_queues(page_request: DashboardRequest, live: "LiveUpdates") -> Pa
 
 
 async def load_queue(page_request: DashboardRequest, live: "LiveUpdates") -> PageContent:
-    """Load a queue."""
+    """Load the page of a queue: its counts, problems, subscribers and policies."""
     name = _get_queue_name(page_request)
     overview = (await page_request.admin.queues(name))[0]
     subscribers = await page_request.admin.subscribers(name)
     policies = await page_request.admin.policies(name)
+    # On its own page, a late queue is explained by its policies if these make the messages wait.
     findings = [
         explain_late(finding, overview, policies[0], subscribers)
         if finding.kind == "late" and policies
@@ -107,7 +108,7 @@ def _get_queue_name(page_request: DashboardRequest) -> str:
 
 
 async def load_messages(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
-    """Load a page of messages that match the search."""
+    """Load a page of messages that match the search, without their bodies."""
     fields = read_search_fields(page_request.get_field)
     page = await page_request.admin.messages(
         **to_search_arguments(fields, page_request.settings),
@@ -130,7 +131,10 @@ async def load_messages(page_request: DashboardRequest, _live: "LiveUpdates") ->
 
 
 async def load_message(page_request: DashboardRequest, _live: "LiveUpdates") -> PageContent:
-    """Load a message with all details."""
+    """Load a message with all details, as far as the dashboard's settings show them.
+
+    A redact hook is a function of the application that changes a message before it is shown.
+    """
     settings = page_request.settings
     # A redact hook may need headers and body to decide, even if they are not shown.
     body = settings.bodies or settings.redact is not None

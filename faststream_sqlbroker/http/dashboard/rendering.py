@@ -20,7 +20,10 @@ MAX_BODY = 100_000
 
 
 def create_environment() -> Environment:
-    """Create the environment of this package's templates."""
+    """Create Jinja2's environment for this package's templates.
+
+    Templates call the functions of this module as filters, by the names given here.
+    """
     environment = Environment(
         loader=PackageLoader("faststream_sqlbroker.http.dashboard"),
         # For all templates, regardless of their suffix.
@@ -162,7 +165,10 @@ HEIGHT = 24
 
 
 def compute_spark_points(values: Sequence[int]) -> str:
-    """Return the points of a polyline for `values`, from left to right."""
+    """Return the points of a polyline for `values`, from left to right.
+
+    A sparkline is a small chart in SVG, where y grows downwards.
+    """
     if not values:
         return ""
     max_value = max(*values, 1)

@@ -111,7 +111,10 @@ class DashboardRoutes:
         return self._render_errors(handle)
 
     async def _load_page(self, page_request: DashboardRequest, page: Page) -> PageContent:
-        """Load a page: a new result when opened, a shared result when an open page refreshes."""
+        """Load a page: a new result when opened, a shared result when an open page refreshes.
+
+        Many open pages refresh at the same time, and need not query the database each.
+        """
         if page is fleet.load_verify:
             return await page(page_request, self._live)  # Only runs on request.
         query = sorted(
@@ -129,8 +132,9 @@ class DashboardRoutes:
     def _create_action_handler(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler that authorises an operator, runs the action and redirects.
 
-        A dry run returns a page instead. Afterwards all shared results are dropped, also if the
-        action failed, because it may have changed something.
+        Redirecting keeps a reload of the next page from repeating the action. A dry run returns a
+        page instead. Afterwards all shared results are dropped, also if the action failed, because
+        it may have changed something.
         """
 
         async def handle(request: Request) -> Response:
@@ -161,7 +165,7 @@ class DashboardRoutes:
     def _render_errors(
         self, handler: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return a handler that renders errors as pages."""
+        """Return a handler that renders errors as pages, for people with a browser."""
 
         async def handle(request: Request) -> Response:
             try:
@@ -201,7 +205,8 @@ class DashboardRoutes:
     def _render_page(self, page_request: DashboardRequest, content: PageContent) -> Response:
         """Render a page with the values that all pages need, such as user, role and CSRF token.
 
-        `note` in the address is a key of `NOTES`, so a link cannot bring its own text.
+        `note` in the address, the result of an action, is a key of `NOTES`, so a link cannot bring
+        its own text.
         """
         values = {
             "user": page_request.user,
@@ -225,6 +230,7 @@ class DashboardRoutes:
     def _render_template(
         self, request: Request, template: str, values: Mapping[str, Any]
     ) -> Response:
+        """Render a template with the menu, and with the paths that all pages need."""
         is_admin = values.get("role") == "admin"
         menu = [(path, *labels) for path, _, *labels in MENU if is_admin or path != DIAGNOSIS]
         text = self._templates.get_template(template).render(

@@ -61,7 +61,7 @@ class SharedQuery(Generic[T]):
         """Run the query and share the result; the caller holds the lock.
 
         The result of a slow query is shared for longer, so that the query runs for at most a tenth
-        of the time.
+        of the time, however many pages are open.
         """
         changes = self._changes
         started_at = monotonic()
@@ -83,7 +83,11 @@ class QueryCache(Generic[T]):
     async def get(
         self, key: Hashable, read: Callable[[], Awaitable[T]], *, refresh: bool = False
     ) -> T:
-        """Return the result of `read`, or with `refresh` a new result."""
+        """Return the result of `read`, or with `refresh` a new result.
+
+        `key` identifies the query, such as the path of a page with its search. The first user who
+        asks starts it; others share the result.
+        """
         query = self._queries.pop(key, None) or SharedQuery(read)
         # Use the new function: objects of an earlier request may be closed.
         query.read = read

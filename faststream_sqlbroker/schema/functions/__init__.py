@@ -71,6 +71,7 @@ def install_functions(connection: Connection, config: SqlBrokerSchemaConfig | No
     tables = build_tables(config or SqlBrokerSchemaConfig())
     schema = _get_schema(connection, tables)
     for statement in build_functions(connection.dialect.name, tables, schema):
+        # SQLAlchemy's text() would take a colon for the beginning of a parameter.
         connection.execute(text(statement.replace(":", "\\:")))
 
 
@@ -91,7 +92,13 @@ def render_functions(dialect_name: str, config: SqlBrokerSchemaConfig | None = N
 
 
 def _get_schema(connection: Connection, tables: Tables) -> str | None:
-    """Return PostgreSQL's schema of the message table."""
+    """Return PostgreSQL's schema of the message table, None on other databases.
+
+    The functions name it, because the search_path of their callers may differ.
+
+    Raises:
+        SchemaError: the message table does not exist.
+    """
     message = tables.message
     if connection.dialect.name != "postgresql":
         exists = inspect(connection).has_table(message.name, schema=message.schema)

@@ -36,7 +36,10 @@ _TIME_PATTERN = "^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2
 
 
 def _build_check(condition: str, text: str) -> str:
-    """Return statements that raise `text`, an expression, if `condition` is true."""
+    """Return statements that raise `text`, an expression, if `condition` is true.
+
+    Both are SQL of a stored procedure.
+    """
     return (
         f"  IF {condition} THEN\n"
         # The server refuses longer text.
@@ -47,7 +50,11 @@ def _build_check(condition: str, text: str) -> str:
 
 
 def _build_option_reader() -> str:
-    """Return statements that check the options and assign the variables."""
+    """Return statements that check the options and assign the variables.
+
+    They are part of the procedures that publish, whose argument `p_options` is a JSON object. Each
+    option has its own variable.
+    """
     paths = ", ".join(f"'$.{name}'" for name in _OPTIONS)
     sql = _build_check(
         "JSON_VALID(p_options) = 0 OR JSON_TYPE(p_options) <> 'OBJECT'",
@@ -68,7 +75,10 @@ def _build_option_reader() -> str:
 
 
 def _build_value_checks() -> str:
-    """Return statements that refuse values which cannot be stored."""
+    """Return statements that refuse values which cannot be stored.
+
+    They follow the assignment of the options in the procedures that publish.
+    """
     sql = ""
     for name in ("queue", "key", "dedup_id"):
         variable = f"v_{name}"
@@ -232,7 +242,10 @@ END
 
 
 def build_statements(tables: Tables) -> list[str]:
-    """Return the statements that create or replace the procedures and the function."""
+    """Return the statements that create or replace the procedures and the function.
+
+    The SQL is made from templates; `parts` has the values by placeholder.
+    """
     make: Any = mysql.dialect
     quote = make().identifier_preparer.quote_identifier
     config = tables.config

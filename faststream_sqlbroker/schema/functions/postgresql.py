@@ -167,7 +167,10 @@ END {tag}
 
 
 def build_statements(tables: Tables, schema: str) -> list[str]:
-    """Return the statements that create or replace the functions in `schema`."""
+    """Return the statements that create or replace the functions in `schema`.
+
+    The SQL is made from templates; `parts` has the values by placeholder.
+    """
     make: Any = postgresql.dialect
     quote = make().identifier_preparer.quote_identifier
 
@@ -203,7 +206,10 @@ def build_statements(tables: Tables, schema: str) -> list[str]:
 
 
 def _find_tag(names: Sequence[str]) -> str:
-    """Return the delimiter of the body of a function: names may contain dollar signs, too."""
+    """Return the delimiter of the body of a function: names may contain dollar signs, too.
+
+    In PostgreSQL text between two equal tags such as $tag$ needs no quoting.
+    """
     tag = "$sqlbroker$"
     while any(tag in name for name in names):
         tag = f"{tag[:-1]}_$"

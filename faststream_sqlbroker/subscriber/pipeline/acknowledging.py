@@ -54,7 +54,10 @@ class Acknowledger:
             self._state.log(repr(error), logging.CRITICAL, exc_info=error)
 
     async def finish(self, row: Any, message: Any, error: BaseException | None) -> bool:
-        """Finish the message, after `error` if any, which is being handled.
+        """Finish the message after an error, or without a message.
+
+        Logs, then acknowledges, as FastStream's two middlewares do on their exit. `error` is the
+        exception being handled.
 
         Args:
             row: The row, or the rows of a batch.
@@ -78,7 +81,10 @@ class Acknowledger:
         return await self._acknowledge(row, message, error, failure)
 
     async def finish_handled(self, row: Any, message: Any) -> None:
-        """Finish a message whose handler and answers succeeded."""
+        """Finish a message whose handler and answers succeeded: log and ack it.
+
+        Failures of the log are handled like failures of the handler, as in FastStream.
+        """
         failure: BaseException | None = None
         if self.is_logging:
             try:
@@ -100,7 +106,8 @@ class Acknowledger:
     ) -> bool:
         """Acknowledge by the ack policy after an error; return True if the error was handled.
 
-        `failure` was raised while logging and takes precedence over `error`, the handler's.
+        FastStream's middleware does the work. `failure` was raised while logging and takes
+        precedence over `error`, the handler's.
         """
         if self._make_ack is not None:
             ack: Any = self._make_ack(row, context=self._context)
@@ -126,7 +133,7 @@ class SkipMiddleware(BaseMiddleware):
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> bool:
-        """Let any error pass."""
+        """Record that the message was skipped, if so, and let any error pass."""
         if isinstance(exc_val, SkipMessage):
             record_skip(self.msg)
         return False

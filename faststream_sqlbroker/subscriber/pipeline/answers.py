@@ -21,7 +21,10 @@ async def _call_publish(publish: Callable[[Any], Awaitable[Any]], cmd: Any) -> A
 
 
 def get_default_scopes() -> tuple[Any, ...]:
-    """Return the scopes of a subscriber without middlewares."""
+    """Return the scopes of a subscriber without middlewares.
+
+    A scope is the `publish_scope` of a middleware, through which a publish passes.
+    """
     # FastStream has its own two middlewares here, which pass everything on. Without any scope, a
     # publisher would use those of its own router.
     return (_call_publish,)
@@ -39,11 +42,15 @@ class AnswerPublisher:
         """FastStream's own list, because a publisher may be stacked later."""
 
     def is_needed(self, message: Any, result: Any) -> bool:
-        """Return True if `publish` has anything to do."""
+        """Return True if `publish` has anything to do, which is checked for each message first."""
         return bool(message.reply_to or self.publishers) or isinstance(result, Response)
 
     async def publish(self, message: Any, result: Any, scopes: Scopes = get_default_scopes) -> None:
-        """Publish `result`, the answer to `message`, as FastStream does."""
+        """Publish `result`, the answer to `message`, as FastStream does.
+
+        The answer goes to the reply queue of the message and to each stacked publisher. An answer
+        without headers and middlewares is plain: only its row is created, without a command.
+        """
         response = ensure_response(result)
         if not response.correlation_id:
             response.correlation_id = message.correlation_id
@@ -81,7 +88,10 @@ def _find_plain_producer(publisher: Any) -> SqlBrokerProducer | None:
 
 
 def _is_own_publisher(publisher: Any) -> bool:
-    """Return True if neither a test nor the application has changed the publishing."""
+    """Return True if neither a test nor the application has changed how `publisher` publishes.
+
+    Only then may its answers be written without FastStream's methods.
+    """
     return (
         publisher.__class__ is QueuePublisher
         and not publisher.is_test
@@ -94,7 +104,10 @@ def _is_own_publisher(publisher: Any) -> bool:
 async def _publish_plain(
     producer: SqlBrokerProducer, publisher: QueuePublisher, message: Any, response: Response
 ) -> None:
-    """Publish like `publisher._publish`: the row joins the ack of `message` if possible."""
+    """Publish like `publisher._publish`: the row joins the ack of `message` if possible.
+
+    One transaction then writes the answer and acks the message. A batch acks all of its rows.
+    """
     raw = message.raw_message
     await producer.publish_answer(
         response.body,

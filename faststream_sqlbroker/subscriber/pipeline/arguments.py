@@ -30,6 +30,9 @@ def compile_call(
 ) -> HandlerCall:
     """Return a function that calls the handler of `item`.
 
+    FastDepends is the library that builds a handler's arguments. The function does the same work in
+    less time.
+
     Args:
         item: FastStream's item, with the handler and its parameters.
         injection: FastStream's configuration of FastDepends.
@@ -66,12 +69,14 @@ def _list_names(items: Iterable[Any]) -> list[str]:
 def _find_body_parameter(model: CallModel, dependencies: ResolvedDependencies) -> str | None:
     """Return the parameter that receives the body.
 
-    Return None if there is no such parameter, or if each parameter receives one value of the body.
+    Return None if there is no such parameter, or if each parameter receives one value of the body:
+    a handler of several parameters takes a JSON object with their names.
     """
     own_names = _list_names(model.params)
     flat_names = _list_names(model.flat_params)
     if len(flat_names) > 1:
         return None
+    # Flat parameters include those of dependencies.
     if flat_names and (own_names != flat_names or own_names != list(model.positional_args)):
         raise NotCompiled("the body goes to a dependency, or to a keyword-only parameter")
     if own_names:
@@ -100,6 +105,11 @@ class _SolvedCall:
         body_parameter: str | None,
         load: Load,
     ) -> None:
+        """Store the parts of the call.
+
+        `body_parameter` is the parameter that receives the body. A handler of several parameters
+        has none: each receives one value of the body, which is then spread.
+        """
         self._handler = handler
         self._provider = model.dependency_provider
         self._arguments = arguments
@@ -113,7 +123,8 @@ class _SolvedCall:
         """Decode the body, build the arguments and call the handler.
 
         Rare cases, such as overridden dependencies or an unsuitable body, are left to FastDepends,
-        which then behaves and fails as documented.
+        which then behaves and fails as documented. Errors of the body are recognized by the name of
+        this method in the traceback.
         """
         # Overrides exist only during a test, so FastDepends applies them.
         if self._dependencies and self._provider.overrides:
@@ -143,7 +154,8 @@ class _SolvedCall:
     async def _call(self, values: Values, stack: AsyncExitStack | None) -> Any:
         """Solve the dependencies, validate the arguments, call the handler and check the result.
 
-        `stack` closes dependencies that are context managers; None if there are none.
+        To solve a dependency is to call its function. `stack` closes dependencies that are context
+        managers; None if there are none.
         """
         arguments = self._arguments
         if self._dependencies:
@@ -170,7 +182,8 @@ def _compile_unchecked(
 ) -> HandlerCall | None:
     """Compile the fastest call, for a handler that takes the unchanged body or any JSON object.
 
-    The handler may also take the message.
+    The handler may also take the message. No argument of such a handler needs validation. Return
+    None for other handlers.
     """
     own_names = _list_names(model.params)
     if len(own_names) != 1 or own_names != list(model.positional_args):
@@ -198,7 +211,7 @@ def _make_unchecked_call(
     """Return a call that passes the body without validation, with the message if requested.
 
     `copies` is True for a body annotated as dict, of which Pydantic would only make a copy. `names`
-    are the parameters that receive the message.
+    are the parameters that receive the message. The message is read from its context variable.
     """
     call = arguments.call
     respond = arguments.respond
@@ -206,6 +219,7 @@ def _make_unchecked_call(
     variable = get_variable(repository, "message")
 
     async def call_compiled(message: Any) -> Any:
+        """Decode the body of `message`, and call the handler with the body or a copy."""
         body = load(message)
         # The result of another decoder may have keys that are not text, and is not a JSON object.
         is_object = body.__class__ is dict

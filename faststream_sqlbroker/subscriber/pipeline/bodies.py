@@ -39,12 +39,14 @@ _OWN_CLASSES = (SqlBrokerMessage, SqlBrokerBatchMessage)
 def make_loader(decoder: Any) -> Load:
     """Return a function that decodes JSON like `message.decode()`, without coroutines.
 
-    Other bodies, and errors, are left to `message.decode()`.
+    For other bodies, and after errors, it returns NOT_DECODED: the caller then awaits
+    `message.decode()`.
     """
     if getattr(decoder, "__func__", None) is not SqlBrokerParser.decode_message:
         return lambda _message: NOT_DECODED  # a decoder or codec of the user's, or a batch
 
     def load(message: Any) -> Any:
+        """Return the decoded JSON body of `message`, or NOT_DECODED."""
         # A middleware may pass on another object, or replace the method. `type`, because a proxy
         # reports the class of the object behind it.
         if type(message) is not SqlBrokerMessage or "decode" in (attributes := message.__dict__):
@@ -63,18 +65,23 @@ def make_loader(decoder: Any) -> Load:
 
 
 def is_decode_replaced(message: Any) -> bool:
-    """Return True if a middleware replaced `message.decode()` or the message."""
+    """Return True if a middleware replaced `message.decode()` or the message.
+
+    A second call of the user's own method may have unwanted effects.
+    """
     return type(message) not in _OWN_CLASSES or "decode" in vars(message)
 
 
 def make_quick_parse(parser: SqlBrokerParser) -> Parse:
     """Return a function like `parser.parse` that mostly avoids FastStream's constructor.
 
-    Both are compared on samples. If their messages differ, `parser.parse` itself is returned.
+    The constructor takes a large part of the time of a short message. Both functions are compared
+    on samples. If their messages differ, `parser.parse` itself is returned.
     """
     parse_fully = parser.parse
 
     def parse(row: ClaimedMessage) -> SqlBrokerMessage:
+        """Create the message of `row`, the short way if its headers are plain."""
         stored = row.stored_headers
         if stored.__class__ is not str or len(stored) > MAX_CACHED_HEADERS:
             return parse_fully(row)
@@ -91,7 +98,7 @@ def make_quick_parse(parser: SqlBrokerParser) -> Parse:
 def _make_message(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMessage:
     """Create the message of `row` with the attributes that StreamMessage's constructor sets.
 
-    Their order is the same, too.
+    Their order is the same, too. Setting all of them at once is faster than the constructor.
     """
     message_id = str(row.id)
     content_type = headers.get(CONTENT_TYPE)
@@ -156,7 +163,7 @@ def _is_equal(message: SqlBrokerMessage, other: SqlBrokerMessage) -> bool:
 def ack_quickly(message: Any) -> bool:
     """Ack an unsettled message like `message.ack()`; return False if this is not possible.
 
-    Batches cannot be acked this way.
+    Avoids a coroutine for each message. Batches cannot be acked this way.
     """
     if message.__class__ is not SqlBrokerMessage:
         return False

@@ -77,6 +77,9 @@ class Guard:
     ) -> None:
         """Store the current state of `subscriber`.
 
+        Before each message, the methods below compare that state with the current one. After a
+        change the compiled pipeline, which has copied the state, must not be used.
+
         Args:
             subscriber: A prepared subscriber with one handler.
             scopes: The subscriber's context.
@@ -108,8 +111,13 @@ class Guard:
         self._provider = outer.fd_config.provider
 
     def can_use_compiled(self) -> bool:
-        """Return True if the next message may use the compiled pipeline."""
+        """Return True if the next message may use the compiled pipeline.
+
+        That pipeline does the work of FastStream's own in less time. It has copied the
+        configuration at its compilation, so a change or a test makes it unusable.
+        """
         # This runs before each message, so the cheapest checks come first.
+        # A transactional subscriber needs a transaction, and no other may have one.
         return (
             not self._handler.is_test
             and (current_transaction.get() is None) is not self._transactional
@@ -125,7 +133,10 @@ class Guard:
         return self._handler.is_test or (current_transaction.get() is None) is self._transactional
 
     def is_unchanged(self) -> bool:
-        """Return True if nothing that the compiled pipeline has copied has changed."""
+        """Return True if nothing that the compiled pipeline has copied has changed.
+
+        All objects are compared by identity: that is faster, and notices an equal replacement.
+        """
         return (
             self._has_same_handler()
             and self._scopes.is_unchanged()
@@ -134,7 +145,10 @@ class Guard:
         )
 
     def _has_same_handler(self) -> bool:
-        """Return True if the subscriber still has the same single handler, options and methods."""
+        """Return True if the subscriber still has the same single handler, options and methods.
+
+        A replaced method is in the instance's `__dict__`, as after a patch by a test.
+        """
         item = self._item
         calls = self._calls.data
         return (
@@ -150,7 +164,11 @@ class Guard:
         )
 
     def _has_same_configuration(self) -> bool:
-        """Return True if broker and routers have the same middlewares, context and logger."""
+        """Return True if broker and routers have the same middlewares, context and logger.
+
+        A composition combines the configurations of a broker and its routers; a leaf is the
+        configuration of one of them.
+        """
         for composition, configs in self._compositions:
             if composition.configs is not configs:
                 return False
@@ -167,20 +185,25 @@ class Guard:
         return broker.fd_config.context is self._context and broker.logger is self._state
 
     def _has_same_dependencies(self) -> bool:
-        """Return True if the dependencies that were looked up are still current."""
+        """Return True if the dependencies that were looked up are still current.
+
+        An override during a test, for example, replaces them.
+        """
         # A rebuilt dependency is another model under the same key.
         dependencies = self._provider.dependencies
         return all(dependencies.get(key) is model for key, model in self._dependencies)
 
 
 def _is_same_sequence(current: Sequence[Any], stored: Sequence[Any]) -> bool:
+    """Return True if both have the same objects, which need not support equality."""
     return len(current) == len(stored) and all(map(is_, current, stored))
 
 
 def _collect_configs(config: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
     """Return the compositions in `config` with their parts, and the configurations in the parts.
 
-    The first configuration is the broker's.
+    FastStream combines the configurations of a broker and its routers in compositions, which may
+    contain other compositions. The first configuration is the broker's.
     """
     if not isinstance(config, ConfigComposition):
         return [], [config]
@@ -207,6 +230,9 @@ class HandlerPipeline:
 
     def __init__(self, subscriber: Any, methods: Mapping[str, Any]) -> None:
         """Compile the pipeline of `subscriber`, which is prepared, or select FastStream's.
+
+        The compiled pipeline does the same work as FastStream's in less time, for the usual
+        features. To compile means to make all choices in advance.
 
         Args:
             subscriber: A `QueueSubscriber`.
@@ -271,7 +297,8 @@ class HandlerPipeline:
     def _compile(self) -> None:
         """Compile the pipeline; if that is not possible, store the reason and use FastStream's.
 
-        Called at the start, and again after a change that the guard has noticed.
+        To compile means to make all choices of FastStream's pipeline in advance. Called at the
+        start, and again after a change that the guard has noticed.
         """
         # If anything fails from here on, FastStream's pipeline is used.
         self._process = None
@@ -322,7 +349,8 @@ class HandlerPipeline:
     ) -> HandlerCall:
         """Return the compiled call of the handler, or FastDepends' own call.
 
-        The second is slower, but supports all kinds of parameters.
+        FastDepends is the library that builds a handler's arguments. Its call is slower, but
+        supports all kinds of parameters. `dependencies` receives those that were looked up.
         """
         try:
             self._check_known(ARGUMENTS, "FastDepends builds the arguments of handlers")
@@ -337,7 +365,8 @@ class HandlerPipeline:
     def _check_known(self, group: str, instead: str) -> None:
         """Refuse to replace functions of `group` whose source is not known; warn the first time.
 
-        A new version of FastStream may have changed them. `instead` describes the fallback in the
+        `group` is a set of functions of FastStream or FastDepends. A new version may have changed
+        them, so the copy of their behavior would be wrong. `instead` describes the fallback in the
         log.
 
         Raises:
@@ -352,10 +381,13 @@ class HandlerPipeline:
 def _check_supported(subscriber: Any, methods: Mapping[str, Any]) -> None:
     """Refuse features that the compiled pipeline lacks.
 
+    It is a faster copy of FastStream's pipeline, which supports them and is used instead.
+
     Raises:
         NotCompiled: the subscriber uses such a feature; the text names it.
     """
     kind = type(subscriber)
+    # A method may be replaced on the instance, as by a test, or in a subclass.
     if not methods.keys().isdisjoint(vars(subscriber)) or any(
         getattr(kind, name) is not function for name, function in methods.items()
     ):
@@ -369,6 +401,7 @@ def _check_supported(subscriber: Any, methods: Mapping[str, Any]) -> None:
         raise NotCompiled("a custom parser")
     if type(subscriber.lock) is not RunningCalls:
         raise NotCompiled("the lock is replaced")
+    # FastStream's private flag must say the same as the policy: otherwise another tool set it.
     unacknowledged = subscriber.ack_policy is AckPolicy.MANUAL
     if subscriber._SubscriberUsecase__auto_ack_disabled is not unacknowledged:
         raise NotCompiled("the acknowledgement is replaced")
@@ -378,7 +411,10 @@ _PARSERS = (SqlBrokerParser.parse_message, SqlBrokerBatchParser.parse_batch)
 
 
 def _make_parts(subscriber: Any, item: Any, scopes: Scopes, call: HandlerCall) -> Parts:
-    """Collect the parts of the compiled pipeline for a subscriber with a single handler."""
+    """Collect the parts of the compiled pipeline for a subscriber with one handler.
+
+    Each part does one step of FastStream's pipeline, such as to create the message of a row.
+    """
     outer = subscriber._outer_config
     is_batch = subscriber.config.settings.batch
     return Parts(
@@ -413,7 +449,10 @@ def _make_log_context(subscriber: Any) -> Callable[[Any], dict[str, str]]:
 
 
 def _add_transaction(process: Process, context: Any) -> Process:
-    """Wrap `process` to set the transaction of the message in the context."""
+    """Wrap `process` to set the transaction of the message in FastStream's context.
+
+    The worker has opened the transaction; a handler requests it by its name in the context.
+    """
 
     async def process_in_transaction(row: Any) -> None:
         with context.scope(TRANSACTION, current_transaction.get()):

@@ -17,6 +17,9 @@ MessageTokens = tuple["Token[Any]", "Token[Any]"]
 def get_local_repository(context: Any) -> ContextRepo:
     """Return the repository of local values of `context`.
 
+    FastStream's context has global values, and local values for the current message. A router's
+    context contains the broker's.
+
     Raises:
         NotCompiled: its class is not known.
     """
@@ -29,7 +32,10 @@ def get_local_repository(context: Any) -> ContextRepo:
 
 
 def get_variable(repository: ContextRepo, name: str) -> "ContextVar[Any]":
-    """Return the ContextVar of `name`, created if no message has used the name yet."""
+    """Return the ContextVar of `name`; create it if no message has used it yet.
+
+    With the ContextVar at hand, a message needs no look-up by name.
+    """
     variables = repository._scope_context
     if name not in variables:
         # Setting a value creates the variable; the value is reset immediately.
@@ -73,7 +79,10 @@ class Scopes:
         return self._repo._scope_context.get("message") is self._message
 
     def enter(self, logger: Any) -> Tokens:
-        """Set the values that do not depend on the message; pass the result to `leave`."""
+        """Set the values that do not depend on the message; pass the result to `leave`.
+
+        They are the subscriber, the logger and the extra context, such as the broker.
+        """
         first = self._first
         return (
             self._handler.set(self._subscriber),
@@ -83,7 +92,7 @@ class Scopes:
         )
 
     def enter_message(self, log_context: dict[str, str], message: Any) -> MessageTokens:
-        """Set the message; pass the result to `leave`."""
+        """Set the message and its log columns; pass the result to `leave`."""
         return self._log_context.set(log_context), self._message.set(message)
 
     def leave(self, tokens: Tokens, message_tokens: MessageTokens | None) -> None:

@@ -41,7 +41,11 @@ class Dependencies:
         return bool(self._extra or self._named)
 
     async def add(self, values: Values, stack: AsyncExitStack | None, cache: Cache) -> None:
-        """Add the results of the dependencies to `values`."""
+        """Add the results of the dependencies to `values`.
+
+        Extra dependencies belong to no parameter, so their results are dropped. `stack` closes
+        generators after the handler; `cache` has the results for this message.
+        """
         for dependency in self._extra:
             await dependency.solve(values, stack, cache)
         for name, dependency in self._named:
@@ -50,6 +54,8 @@ class Dependencies:
 
 
 class _Dependency:
+    """Look up the dependency `key` of `parent`, with the dependencies of its own."""
+
     __slots__ = ("_arguments", "_inner", "_is_generator", "_run", "_use_cache", "needs_stack")
 
     def __init__(self, key: Hashable, parent: CallModel, resolved: ResolvedDependencies) -> None:
@@ -65,7 +71,11 @@ class _Dependency:
         self.needs_stack = self._is_generator or self._inner.needs_stack
 
     async def solve(self, parent_values: Values, stack: AsyncExitStack | None, cache: Cache) -> Any:
-        """Return the value of the dependency, from `cache` if already called."""
+        """Return the value of the dependency, from `cache` if already called.
+
+        `parent_values` are the values by name of the function that needs the dependency. They are
+        copied, because a parameter of the same name may get another value here.
+        """
         arguments = self._arguments
         call = arguments.call
         # Cache by function, as FastDepends does: a dependency of two parameters runs once per

@@ -74,6 +74,9 @@ class Arguments:
     def build(self, values: Values) -> Values:
         """Build the arguments; `values` is modified.
 
+        `values` has the body, the context and the results of dependencies, by parameter. An error
+        of the validation is raised in `raise_invalid`, by which it is recognized later.
+
         Raises:
             Exception: `values` do not fit the parameters.
         """
@@ -93,7 +96,11 @@ class Arguments:
 
 
 def fill_context_fields(fields: tuple[Field, ...], values: Values) -> None:
-    """Add the values from the context, like `Context.use`, but without a thread for each."""
+    """Add the values from the context, like `Context.use`, but without a thread for each.
+
+    A value that is missing in the context is also removed from `values`, so that the parameter
+    keeps its default or fails.
+    """
     context = values[CONTEXT]
     for parameter, name, default in fields:
         value = resolve_context_by_name(name, default, None, context)
@@ -105,6 +112,8 @@ def fill_context_fields(fields: tuple[Field, ...], values: Values) -> None:
 
 def get_context_fields(model: CallModel) -> tuple[Field, ...]:
     """Return the parameters that come from the context.
+
+    FastStream's context is a store of values by name, such as the current message or the logger.
 
     Raises:
         NotCompiled: one of them is not a plain `Context`.
@@ -122,14 +131,16 @@ def get_context_fields(model: CallModel) -> tuple[Field, ...]:
 
 
 def _get_validator(serializer: Serializer | None) -> Callable[[Values], Any] | None:
-    """Return Pydantic's own validation, if `serializer` does nothing else.
+    """Return Pydantic's own validation, if `serializer` does nothing else, otherwise None.
 
-    The result of the validation has a `__dict__`.
+    FastDepends' serializer validates arguments by a Pydantic model, with work of its own for
+    special cases. The result of the validation has the arguments in its `__dict__`.
     """
     if type(serializer) not in _PLAIN:
         return None
     fields = serializer.model.__pydantic_fields__  # type: ignore[union-attr]
     plain_config = dict(serializer.config) == {"arbitrary_types_allowed": True}  # type: ignore[union-attr]
+    # An alias renames a parameter, which only the serializer handles.
     renamed = any(field.alias or field.validation_alias for field in fields.values())
     if not plain_config or renamed or list(fields) != list(serializer.options):  # type: ignore[union-attr]
         return None
@@ -138,7 +149,10 @@ def _get_validator(serializer: Serializer | None) -> Callable[[Values], Any] | N
 
 
 def _get_result_validator(model: CallModel) -> Callable[[Any], Any] | None:
-    """Return the function that validates the result; None if every result is valid."""
+    """Return the function that validates the result; None if every result is valid.
+
+    A function that is annotated to return None needs no validation of None itself.
+    """
     serializer = model.serializer
     if serializer is None or model.is_generator:
         return None
@@ -150,7 +164,7 @@ def _get_result_validator(model: CallModel) -> Callable[[Any], Any] | None:
 
 
 def is_unvalidated(model: CallModel, name: str) -> bool:
-    """Return True if the parameter receives any value unchanged."""
+    """Return True if the parameter receives any value unchanged, so validation may be skipped."""
     field = _get_field(model, name)
     return field is not None and field.annotation is Any
 

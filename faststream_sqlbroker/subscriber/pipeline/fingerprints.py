@@ -40,7 +40,9 @@ _IGNORED_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_para
 
 
 def get_selected_pipeline() -> str:
-    """Return the pipeline selected by the environment.
+    """Return the pipeline selected by the environment, for all subscribers of the process.
+
+    COMPILED is this package's faster copy of FastStream's pipeline, GENERIC is FastStream's own.
 
     Raises:
         SetupError: the value is not valid.
@@ -55,9 +57,10 @@ def get_selected_pipeline() -> str:
 def find_unknown(group: str) -> list[str]:
     """Return the functions of `group` that the compiled pipeline must not replace.
 
-    It replaces only functions whose behavior it reproduces: the library's own functions, with a
-    known digest. The result has the names of functions that do not belong to the library; or, if
-    all do, a text with the versions whose functions differ.
+    A group is a set of functions that can only be replaced together. Functions are replaced only if
+    they are the library's own, with a known digest of their source, so that their behavior is
+    known. The result has the names of functions that do not belong to the library; or, if all do,
+    a text with the versions whose functions differ.
     """
     group_digests = list(iter_digests(group))
     if foreign := [name for name, digest in group_digests if not digest]:
@@ -68,7 +71,7 @@ def find_unknown(group: str) -> list[str]:
 
 
 def combine_digests(name_digests: Iterable[tuple[str, str]]) -> str:
-    """Combine the digests of all functions, sorted by name."""
+    """Combine the digests of all functions, sorted by name, to the digest of a group."""
     return _hash_text(repr(sorted(name_digests)))
 
 
@@ -81,7 +84,10 @@ def _format_versions() -> str:
 
 
 def warn_once(group: str, instead: str, names: Sequence[str], log: Callable[..., None]) -> None:
-    """Warn about unknown functions of `group`, once per process."""
+    """Warn about unknown functions of `group`, once per process.
+
+    Each subscriber of the process finds the same functions. `instead` says who does the work.
+    """
     if group in _warned_groups:
         return
     _warned_groups.add(group)
@@ -99,7 +105,8 @@ _warned_groups: set[str] = set()
 def iter_digests(group: str) -> Iterator[tuple[str, str]]:
     """Yield the name and current digest of each function of `group`.
 
-    The digest is empty if the function does not belong to the library that contains it.
+    A digest is a hash of the function's syntax tree, by which a changed version is recognized. It
+    is empty if the function does not belong to the library that contains it.
     """
     for owner, names in REPLACED[group]:
         prefix = owner.__name__.rpartition(".")[2]
@@ -115,14 +122,20 @@ def _get_library(module: str) -> str:
 
 
 def _get_function(owner: Any, name: str) -> Any:
-    """Return the function, or the getter of a property, without binding to the owner."""
+    """Return the function, or the getter of a property, without binding it to its owner.
+
+    A bound method would be another object each time.
+    """
     attribute = inspect.getattr_static(owner, name, None)
     return attribute.fget if isinstance(attribute, property) else attribute
 
 
 @lru_cache(maxsize=512)
 def _compute_digest(function: Any) -> str:
-    """Return the digest of a function; empty without source or for other objects."""
+    """Return the digest of a function; empty without source or for other objects.
+
+    Without a digest the function counts as unknown, so FastStream runs it itself.
+    """
     if not isinstance(function, FunctionType) or _is_patched(function):
         return ""
     try:
@@ -133,7 +146,10 @@ def _compute_digest(function: Any) -> str:
 
 
 def _is_patched(function: FunctionType) -> bool:
-    """Return True if a function of another file, such as a tracer, wraps this function."""
+    """Return True if a function of another file, such as a tracer, wraps this function.
+
+    A replacement by the compiled pipeline would skip the wrapper.
+    """
     own_file = inspect.unwrap(function).__code__.co_filename
     wrapper: Any = function
     while (inner := getattr(wrapper, "__wrapped__", None)) is not None:
@@ -173,6 +189,7 @@ def _render_tree(node: Any) -> str:
         )
     if not isinstance(node, ast.AST):
         return repr(node)
+    # An annotation without a value does nothing when the function runs.
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return ""
     fields = []

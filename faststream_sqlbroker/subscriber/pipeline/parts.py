@@ -67,7 +67,8 @@ class Plain:
     async def process(self, row: ClaimedMessage) -> None:
         """Create the message, call the handler, publish the answer, and ack.
 
-        Errors are raised as by FastStream's `process_message`.
+        Does the work of FastStream's `process_message`, in the same order, and raises the same
+        errors. Scopes are FastStream's context around a message.
         """
         state = self._state
         scopes = self._scopes
@@ -110,7 +111,10 @@ class Wrapped:
         self._middlewares = middlewares
 
     async def process(self, row: Any) -> None:
-        """Run the handler on a row or a batch, like `Plain.process`."""
+        """Run the handler on a row or a batch, like `Plain.process`.
+
+        A middleware gets the row before the message exists.
+        """
         parts = self._parts
         parts.lock.acquire()
         tokens = parts.scopes.enter(parts.state.logger.logger)
@@ -145,7 +149,10 @@ class _MiddlewareRun:
         self.message_tokens: Any = None
 
     async def handle(self, entered: Sequence[Any]) -> None:
-        """Create the message and call the handler through `entered`, the innermost first."""
+        """Create the message and call the handler through `entered`, the innermost first.
+
+        `entered` are the middlewares whose contexts were entered for this message.
+        """
         parts = self._parts
         message = await parts.parse_any(self._row)
         message.set_decoder(parts.decoder)
@@ -166,7 +173,10 @@ class _MiddlewareRun:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> bool:
-        """Finish the message, like FastStream's two middlewares outside of the user's."""
+        """Finish the message, like FastStream's two middlewares outside of the user's.
+
+        They acknowledge and log. Return True if the error was handled. Called like `__aexit__`.
+        """
         acknowledging = self._parts.acknowledging
         message = self._message
         if error is not None or message is None:
