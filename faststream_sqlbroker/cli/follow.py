@@ -72,9 +72,7 @@ def tail(
     context: typer.Context,
     queue: Annotated[str | None, typer.Option(help="Only messages of this queue.")] = None,
     state: Annotated[str | None, typer.Option(help="Only COMPLETED, FAILED or DISCARDED.")] = None,
-    since: Annotated[
-        str, typer.Option(help="Start with messages ended at most this long ago.")
-    ] = "10s",
+    since: Annotated[str, typer.Option(help="Age of the first messages to print.")] = "10s",
     interval: Interval = "1s",
     count: Count = None,
     as_json: AsJson = False,

@@ -106,9 +106,7 @@ def transfer_batch(
     try:
         return _transfer_once(job, connection, batch)
     except ExportMismatchError as error:
-        logger.warning(
-            "%s. Before that, the export now tries each window of the batch once more", error
-        )
+        logger.warning("%s. First the export itself tries each window again, once", error)
     entries = dict[ExportWindow, Entry]()
     for window in batch.windows:
         # Only the last commit may mark the complete span as exported.

@@ -51,12 +51,7 @@ _COMMON_FIELDS = (
 )
 _EXTRA_FIELDS = (
     Field("hops", "int", True, "moves by forward_to since a handler last moved it"),
-    Field(
-        "policy_key",
-        "string",
-        False,
-        "value that policies use as the key, if it is not the column key",
-    ),
+    Field("policy_key", "string", False, "key for policies, if not the value of the column key"),
 )
 
 ARCHIVE_FIELDS = (

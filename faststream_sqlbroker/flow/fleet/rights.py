@@ -181,9 +181,7 @@ class Rights:
                     access.restrict_to(activities).missing
                     for activities in self._registrations.values()
                 )
-                end = (
-                    "\nsubscribers that need them claim no messages without them" if is_held else ""
-                )
+                end = "\nsubscribers that need them claim no messages now" if is_held else ""
                 self._log(logging.ERROR, access.describe() + end)
         elif self._access.missing:
             self._log(

@@ -117,9 +117,7 @@ class WritePath:
             # The readiness check shows this text to anyone, so it contains no address of the
             # database; the log has more.
             is_disconnected = isinstance(error, NotConnectedError)
-            self.problem = (
-                f"{NO_WRITES}: {'no connection could be made' if is_disconnected else error}"
-            )
+            self.problem = f"{NO_WRITES}: {'no connection to it' if is_disconnected else error}"
             if self._is_open:
                 raise
         finally:

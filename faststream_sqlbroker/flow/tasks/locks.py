@@ -91,7 +91,7 @@ class Lock:
         return not (self._is_lost or self._is_ended) and self._clock.monotonic() < self._held_until
 
     def check(self) -> None:
-        """Raise an error unless `held`, without asking the database.
+        """Raise an error unless `is_held`, without a query.
 
         For the code of the block, before a step that must not run without the lock.
 
