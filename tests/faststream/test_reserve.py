@@ -81,7 +81,7 @@ async def test_commit_completes_and_keeps_a_changed_body(broker: SqlBroker, look
         1,
     )
     assert row["headers"] == {"x": 1, "content-type": "application/json"}
-    with pytest.raises(SetupError, match="is committed already"):
+    with pytest.raises(SetupError, match="is already committed"):
         await found.rollback()
 
 
@@ -343,7 +343,7 @@ async def test_two_ends_at_once_are_one(broker: SqlBroker, look: Look) -> None:
     ends = await asyncio.gather(found.commit(), found.reject("bad"), return_exceptions=True)
     assert ends[0] is None
     assert isinstance(ends[1], SetupError)
-    assert "is committed already" in str(ends[1])
+    assert "is already committed" in str(ends[1])
     assert [row["state"] for row in await look.archived()] == ["COMPLETED"]
 
 

@@ -608,7 +608,7 @@ def test_an_error_of_a_task_is_shown_without_the_java_trace(
         "CREATE TRIGGER no BEFORE INSERT ON message BEGIN SELECT RAISE(FAIL, 'read only'); END"
     )
     with pytest.raises(
-        StoreError, match=r"^the database refused: .*: read only; what is committed"
+        StoreError, match=r"^the database refused: .*: read only; committed messages stay"
     ):
         publish(frame(spark, archive), archive, job="j")
     assert not messages(archive)
@@ -659,7 +659,7 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
         ({"remember": 0}, "remember must be longer"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"dry_run": 1}, "dry_run must be"),
-        ({"table": "a b"}, "message_table_name cannot be"),
+        ({"table": "a b"}, "message_table_name must be"),
         ({"table": "nothing"}, "'nothing' cannot be read: create"),
     ]
     for options, words in wrong:
