@@ -265,7 +265,7 @@ MEASURES = {
     "vague_names": _share(words.vague_names, words.assigned_names, "names", 0.2),
     "participle_functions": _share(words.participle_functions, words.functions, "functions", 0.25),
     "relative_docstrings": _share(words.relative_docstrings, words.docstrings, DOCSTRINGS, 0.1),
-    "leaning_docstrings": _share(words.leaning_docstrings, words.docstrings, DOCSTRINGS, 2.5),
+    "leaning_docstrings": _share(words.leaning_docstrings, words.docstrings, DOCSTRINGS, 3.5),
     "shared_class_names": Measure(words.shared_class_names, PACKAGES, "", limit=3),
     "shared_file_names": Measure(words.shared_file_names, PACKAGES, "", limit=102),
     "extreme_constants": Measure(each(words.extreme_constants), PACKAGES, "", limit=0),
