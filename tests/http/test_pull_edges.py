@@ -204,7 +204,7 @@ async def test_an_old_lease_changes_nothing_of_a_job_that_is_taken_at_that_momen
         jobs = pulling.app._service.jobs()  # type: ignore[misc]
         await jobs.stop()
         # Only requests look for what is over.
-        monkeypatch.setattr(jobs, "_polls", False)
+        monkeypatch.setattr(jobs, "_has_poll_loop", False)
         store = broker._store.pull
         end_leases = store.end_leases
         leases = [await pulling.start(job["ID"])]
