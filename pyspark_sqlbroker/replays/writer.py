@@ -217,14 +217,13 @@ class ReplayTask:
         A mark is a row of the policy state that records a published id of the job. Marks and
         messages are committed together. Then subscribers are notified of queues with due messages.
         """
-        attempts: set[uuid.UUID] = set()
 
         def publish(connection: Connection) -> tuple[set[int], set[str]]:
             """Write marks and messages in one transaction; called again after a lost connection."""
             # Race: each attempt has its own token. If the answer to COMMIT was lost, the marks of
             # that attempt may exist; only copies whose marks have this attempt's token may be
             # published now.
-            attempts.add(token := uuid.uuid4())
+            token = uuid.uuid4()
             self._database.begin(connection)
             try:
                 result = self._write(connection, batch, token)
