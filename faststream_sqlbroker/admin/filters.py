@@ -130,7 +130,8 @@ def validate_filter_text(name: str, value: str | None) -> str | None:
 def clean_optional_text(name: str, value: str | None) -> str | None:
     """Clean and cut the text of the argument `name` for the database; None stays None.
 
-    Characters that no database stores are replaced; text beyond `MAX_TEXT_BYTES` is cut off.
+    Characters that no database stores are replaced; of text longer than `MAX_TEXT_BYTES` the middle
+    is cut out.
 
     Raises:
         SetupError: `value` is not text.

@@ -163,7 +163,9 @@ class FindingsReport(
         return finding
 
     async def _check_schedules(self, collector: "FindingCollector") -> None:
-        """Find schedules whose next fire time is long past, so that no process publishes them."""
+        """Find overdue schedules: no process declares them, a process is still running them, or
+        their function fails.
+        """
         now = await self._store.server.read_now()
         collector.findings += find_overdue_schedules(await self.schedules(), now)
 
@@ -174,7 +176,7 @@ class FindingsReport(
             collector.findings += find_dead_letters(await self.dead_letters(since="1d"), now)
 
     async def _check_archive_size(self, collector: "FindingCollector") -> None:
-        """Read the size of the archive, and find an archive that grows without being pruned."""
+        """Read the size of the archive, and find an archive that will soon fill the disk."""
         if self._store.messages.has_archive:
             collector.archive = await self._store.archive_growth.read_size()
         if collector.archive is not None:
@@ -183,7 +185,8 @@ class FindingsReport(
     async def _check_unknown(self, collector: "FindingCollector") -> None:
         """Find messages of AckPolicy.ACK_FIRST whose handler may or may not have run.
 
-        They were removed before the handler started, and their process died.
+        They were removed before the handler started. Then their process died, the answer to the
+        COMMIT was lost, or the handler was cut off at a stop.
         """
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
             count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"

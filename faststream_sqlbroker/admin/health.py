@@ -103,8 +103,9 @@ class HealthReport(AdminOperations):
     async def _list_differing_windows(self) -> tuple[str, ...]:
         """Return the export windows that retention does not prune.
 
-        The archive's rows of these windows differ from the record of the export. Without the right
-        to read the records, the result is empty.
+        The archive's rows of these windows differ from the record of the export, or an export found
+        the windows' files in the lake damaged. Without the right to read the records, the result is
+        empty.
         """
         try:
             windows = await self._store.retention.loaded_windows.list_differing()

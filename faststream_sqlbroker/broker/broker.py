@@ -451,7 +451,8 @@ class SqlBroker(
     async def _connect(self) -> AsyncEngine:
         """Prepare the components for use; the engine itself connects at the first statement.
 
-        FastStream calls it for the first publish, or at the start of the broker.
+        FastStream's `connect` calls it once, before the first publish, reservation or lock, or at
+        the start of the broker.
         """
         config: Any = self.config
         serializer = config.fd_config._serializer  # noqa: SLF001

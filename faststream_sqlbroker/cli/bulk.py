@@ -154,7 +154,8 @@ def _build_hints(job: Job) -> list[str]:
 async def _run_job(broker: SqlBroker, planned_job: Job, *, wait: bool) -> Job:
     """Store a planned job, and run its batches here if `wait` is set.
 
-    A stored job can be run by any process that has a subscriber, so waiting is not needed.
+    A stored job can be run by any process that has a subscriber and the rights, so waiting is not
+    needed.
     """
     job = await broker.admin.run_job(planned_job, wait=False)
     return await watch_job(broker, job) if wait else job

@@ -136,7 +136,7 @@ class PullConsumer(HttpClient):
             if error.status in _UNAVAILABLE:
                 return None
             raise
-        # Success without a lease: the job was already in flight, taken by another client.
+        # Success without a lease: the job was already in flight, usually taken by another client.
         lease = response.headers.get(_LEASE)
         return None if lease is None else TakenJob(self, job, lease)
 

@@ -210,7 +210,7 @@ def format_path(path: Path) -> str:
 
 
 def read_document(text: str, path: object, variables: Mapping[str, str]) -> Document:
-    """Parse a YAML file, and replace variables; the values are not checked here.
+    """Parse a YAML file, and replace variables; names and types of options are not checked here.
 
     Args:
         text: Text of the file.

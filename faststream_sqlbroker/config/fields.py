@@ -338,8 +338,8 @@ class _SingleValueSchema:
 def create_choice(name: str, kinds: Mapping[str, Any], descriptions: Mapping[str, str]) -> Any:
     """Return the type of a field with exactly one key of several; the value is the key's value.
 
-    Such a field is a policy: `throttle: {...}` gives a Throttle. `kinds` has the types of the keys'
-    values, `descriptions` texts for the JSON Schema.
+    Such a field is a policy or a retry strategy: `throttle: {...}` gives a Throttle. `kinds` has
+    the types of the keys' values, `descriptions` texts for the JSON Schema.
     """
     fields: dict[str, Any] = {
         f"option_{key}": (

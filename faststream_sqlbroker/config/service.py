@@ -275,7 +275,8 @@ def _iter_channel_queues(config: ServiceConfig) -> Iterator[str]:
 def _iter_references(config: ServiceConfig) -> Iterator[tuple[Path, str, bool]]:
     """Yield the path of each queue name, the name, and whether the name is a key.
 
-    These are the queues that the service sends messages to; a mistake is shown at the path.
+    These are the queues that the service sends messages to, and those of `max_depth`; a mistake is
+    shown at the path.
     """
     for queue, section in config.queues.items():
         options = section.get_options()

@@ -77,8 +77,8 @@ class Finding:
 def find_queue_problems(queue: QueueOverview, max_age: float) -> list[Finding]:
     """Return the findings about a single queue.
 
-    A finding is a problem that needs an operator's attention. A queue is late if a due message has
-    waited for longer than `max_age` seconds.
+    A finding is a problem that needs an operator's attention. A queue is late if a due message, or
+    the check of a standby message, has waited for longer than `max_age` seconds.
     """
     name = queue.queue
     paused = ""
@@ -152,7 +152,7 @@ def explain_late(
     if the queue's Throttles let nearly as many start as they may. Otherwise handlers are too slow,
     or hang.
     """
-    # Only messages that are due already can make the queue late.
+    # Waits of messages that are not due yet do not explain why the queue is late.
     policy_waits = [wait for wait in waits.waits if wait.code in POLICY_REASONS and wait.due]
     if policy_waits and sum(wait.due for wait in policy_waits) >= waits.due:
         policy = policy_waits[0].policy

@@ -308,7 +308,8 @@ def get_outcome_labels(settlement: Settlement) -> OutcomeLabels:
         reason = OTHER_REASON
     state = settlement.state
     if state is None:
-        # The row returns to the state before its claim: no handler started.
+        # The row returns to the state before its claim: no handler started, or an HTTP client
+        # released the message.
         return "released", reason
     if state in _STATE_LABELS:
         return _STATE_LABELS[state], reason

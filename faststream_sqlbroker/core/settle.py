@@ -151,7 +151,8 @@ def settle(  # noqa: C901 - the table of decisions
         case Defer() | NotReady():
             return _postpone(base, row, outcome, rules)
         case Release():
-            # The handler never started, so neither an attempt nor a delivery counts.
+            # No handler has run, or an HTTP client has released the message, so neither an attempt
+            # nor a delivery counts.
             base.attempted = False
             base.uncharge = True
         case Abandon():
@@ -170,7 +171,8 @@ def settle(  # noqa: C901 - the table of decisions
             base.key = outcome.key
             base.lookup = outcome.lookup
             base.published_again = outcome.published_again
-            # A hop is a move by forward_to. Any other move restarts their count.
+            # A hop is a move by forward_to. A move by a handler restarts their count; a move to the
+            # dead letter queue leaves the count unchanged.
             base.hop = int(outcome.is_hop)
         case Discard():
             base.reason = outcome.reason
@@ -216,7 +218,8 @@ def get_required_activities(settlements: Iterable[Settlement]) -> Activities:
             # Messages that the handler published together with its ack.
             activities.add(Activity.PUBLISH)
         if settlement.lookup is not None:
-            # The record of a mirrored message is removed with the message.
+            # This move takes a mirrored message to its destination, and its record is removed with
+            # the move.
             activities.add(Activity.STATE)
     return frozenset(activities)
 
@@ -226,8 +229,8 @@ def build_fallback_settlement(settlement: Settlement) -> Settlement:
 
     A unit is the set of settlements and published messages of a delivery that one transaction must
     write completely or not at all. If one of its leases is lost, nothing of the unit is written,
-    and its other messages get this settlement. As after an Abandon, they are PENDING, and no
-    attempt is charged.
+    and its other messages get this settlement. They are PENDING, and no attempt is charged, so the
+    delivery counts as a lost lease.
     """
     return Settlement(
         settlement.id,

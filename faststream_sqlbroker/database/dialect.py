@@ -108,9 +108,9 @@ class Dialect(DialectOperations):
     ) -> Work[PollResult]:
         """Build a poll: the ready pairs of `queues`, and the end of the first lease in `leased`.
 
-        One transaction serves all subscribers of a process. With `sign` it is also their heartbeat:
-        it renews their registrations, and reads the requests of operators (pauses, drains,
-        cancels).
+        One transaction serves all idle subscribers of a process. With `sign` it is also their
+        heartbeat: it renews their registrations, and reads the requests of operators (pauses,
+        drains, cancels).
         """
 
         def poll(connection: Connection) -> PollResult:
@@ -143,9 +143,9 @@ class Dialect(DialectOperations):
         The work needs a transaction of its own. Locked rows are skipped. With `prefetch`, the first
         `prefetch.start_count` rows are leased for `lease` seconds. The others wait in the process
         for a worker: they are leased for `prefetch.lease`, with `ClaimedMessage.prefetched` set.
-        With `suspect_rule`, no suspect is leased. A suspect is a message that lost its lease twice
-        or more and may kill its process, so it must run alone: a crash would count against every
-        message that runs at the same time.
+        With `suspect_rule`, no suspect is leased. A suspect is a message that has lost its lease
+        twice or more (with max_deliveries=2: once) and may kill its process, so it must run alone:
+        a crash would count against every message that runs at the same time.
         """
 
     def build_settle(

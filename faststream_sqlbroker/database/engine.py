@@ -89,8 +89,8 @@ class Database:
             activity_source: Replaces `activities`; a function is called only after a refusal, when
                 `work` has run, so that it can depend on what `work` was doing.
             retry_lock_timeout: Repeat the transaction also if it waited too long for a lock.
-            replan: The session makes new query plans: a cached plan may be for the table as it was
-                earlier, for example almost empty.
+            replan: The transaction uses no cached plan of the session (PostgreSQL): such a plan may
+                be for the table as it was earlier, for example almost empty.
             connection_slots: Acquire one of these for each attempt instead of the database's.
 
         Raises:
@@ -217,7 +217,7 @@ class Database:
         """Prepare the open transaction for writes of the broker, before the work runs.
 
         With `locks`, the server ends the session if it idles in the transaction. With `replan`, the
-        session also makes new query plans.
+        transaction uses no cached query plans.
         """
         if replan and locks:
             self.dialect.begin_replanning(connection, self.idle_limit)

@@ -120,7 +120,7 @@ class MessageEdits:
     ) -> Repair:
         """Make the message due at a time, or in so many seconds.
 
-        A standby message keeps its due time: a newer message of its key is to be delivered in its
+        A standby message keeps its due time: another message of its key is to be delivered in its
         place.
         """
 

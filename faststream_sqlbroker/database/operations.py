@@ -160,7 +160,7 @@ class DialectOperations(ClaimedRows, ABC):
         """
 
     def begin_replanning(self, connection: Connection, idle_limit: float) -> None:
-        """Prepare the transaction as `begin` does, and let the session make new query plans.
+        """Prepare the transaction as `begin` does, and let it use no cached query plans.
 
         A cached plan may be for the table as it was earlier, for example almost empty.
         """

@@ -268,7 +268,7 @@ def count_messages(
     """Count the live messages of each of `queues`, by state.
 
     Each count is exact up to `MAX_COUNTED` messages of a queue and priority, and estimated above.
-    Standby messages are counted apart: a newer message of their key is to be delivered in their
+    Standby messages are counted apart: another message of their key is to be delivered in their
     place.
     """
     by_queue = {queue: QueueCounts() for queue in queues}

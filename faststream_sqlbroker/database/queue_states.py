@@ -67,7 +67,7 @@ def read_states(
     """Read the state of each of `queues`; `subscribers` counts live subscribers by queue.
 
     Due, delayed and standby messages are counted for each priority of a queue, up to `MAX_COUNTED`
-    of each in the queue. A standby message waits in case a newer message of its key, which is
+    of each in the queue. A standby message waits in case another message of its key, which is
     delivered in its place, ends first.
     """
     ready = Counter[str]()

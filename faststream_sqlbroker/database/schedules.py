@@ -300,7 +300,8 @@ class ScheduleStore:
     ) -> None:
         """Write the state and the lease of a schedule whose row the transaction has locked.
 
-        A token of None releases the schedule: no process is publishing its messages.
+        A token of None releases the schedule: a process that is still making a message cannot
+        publish it.
         """
         values = {"info": state.dump(), "lease_token": token, "lease_expires_at": lease_ends_at}
         connection.execute(update(self._table).where(self._match_name(name)).values(values))
@@ -311,8 +312,8 @@ class ScheduleStore:
     async def _update_held(self, name: str, token: UUID, **values: Any) -> bool:
         """Set columns of the row; return False, without a change, if `token` lost the schedule.
 
-        `token` is that of this process's claim. Another claim, or an operator's change, replaces
-        it.
+        `token` is that of this process's claim. Another claim replaces it; a change by an operator
+        or by a starting process removes it.
         """
         held_row = update(self._table).where(
             self._match_name(name), self._table.c.lease_token == token

@@ -292,8 +292,9 @@ class Store:
         """Find the ready pairs of `queues`, and when the first lease in the queues `leased` ends.
 
         A ready pair is a (queue, priority) with claimable messages. Called regularly, and after
-        wake-ups, once for all subscribers of the process. With `sign`, also write their heartbeat,
-        by which other processes see that they are alive.
+        wake-ups, once for all idle subscribers of the process; a busy subscriber polls by
+        `find_ready_pairs`. Waiting HTTP requests use this, too. With `sign`, also write their
+        heartbeat, by which other processes see that they are alive.
         """
         work = self.dialect.build_poll(queues, leased, sign)
         extra_activities = () if sign is None else (Activity.STATE,)
@@ -450,7 +451,7 @@ class Store:
     async def end_cancelled(self, queues: Sequence[str], *, archive: bool) -> int:
         """Discard messages with a cancel request and an expired lease; return the count.
 
-        Their holder, which would have answered the request, has died.
+        Their holder, which would have answered the request, has probably died.
         """
         activities = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
 
@@ -465,7 +466,8 @@ class Store:
     async def get_seconds_to_next_job(self) -> float | None:
         """Return the seconds until the next batch of a bulk action is due, None without a batch.
 
-        A bulk action changes many messages for an operator, batch by batch; any process runs them.
+        A bulk action changes many messages for an operator, batch by batch; any process with a
+        subscriber runs them.
         """
         return await self._database.run(
             lambda c: audit.get_due_in(c, self.dialect), Activity.OPERATE, write=False
@@ -521,7 +523,8 @@ class Store:
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL).
 
-        A wake-up makes them poll sooner. None of them relies on it.
+        A wake-up makes them poll sooner. None of them relies on this one: a subscriber that polls
+        only when notified also gets the notifications of the table's triggers.
         """
         query = self.dialect.build_notify(channel, queues)  # type: ignore[attr-defined]
         await self._inserts.run(query)

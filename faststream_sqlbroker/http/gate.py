@@ -136,8 +136,9 @@ class AccessControl:
     async def _log_in(self, request: Request, name: str, password: str) -> User:
         """Authenticate Basic credentials, and count a wrong password against the address.
 
-        Failures are counted by address, and by address and name. Beyond their limits the address is
-        locked out until the minute is over.
+        Failures are counted by address, and by address and name. Beyond the limit of a pair that
+        name is refused from the address, beyond the address's own limit every name, until the
+        minute is over.
 
         Raises:
             Problem: the password is wrong (401), or the address is locked out (429).
@@ -168,10 +169,10 @@ class AccessControl:
     def _check_login(self, address: str, name: str, password: str) -> None:
         """Refuse a locked-out address, unless this password was right from there recently.
 
-        An address is locked out after too many failures within a minute. The exception lets users
-        work who share the address with an attacker. The password is still authenticated afterwards.
-        Guesses at a name during a lockout are counted; beyond their limit the right password is
-        refused as well, so that a lockout cannot be used to find it.
+        An address is locked out after too many failures within a minute, for one name or for all.
+        The exception lets users work who share the address with an attacker. The password is still
+        authenticated afterwards. Guesses at a name during a lockout are counted; beyond their limit
+        the right password is refused as well, so that a lockout cannot be used to find it.
 
         Raises:
             Problem: the address has failed too often (429).

@@ -369,8 +369,9 @@ def _parse_outcome(body: models.Rollback) -> Outcome:
 def _create_settled_response(settlement: Settlement | None) -> Response:
     """Return the new state of the message, or refuse the request if the lease was lost.
 
-    `settlement` is None for a lost lease. A settlement without a state restores the state before
-    the claim.
+    `settlement` is None for a lost lease. A settlement without a state (a release) returns the
+    message to PENDING or, after an earlier attempt, to RETRYABLE; the response says PENDING for
+    both.
     """
     if settlement is None:
         raise _create_lost_problem()

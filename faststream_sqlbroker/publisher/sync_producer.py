@@ -180,8 +180,8 @@ class SqlProducer:
     ) -> list[int | None]:
         """Check the options, create all rows, and write all in a single transaction.
 
-        `tests.count` is not zero while a TestSqlBroker is active, whose test would not see a
-        message in a real database.
+        `tests.count` is not zero while a TestSqlBroker without with_real=True is active, whose test
+        would not see a message in a real database.
         """
         if tests.count:
             raise PublishError(
@@ -228,7 +228,8 @@ class SqlProducer:
     def _insert(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
         """Insert the rows and notify the subscribers of due messages.
 
-        Without a notification, subscribers find the messages at their next poll.
+        Without a notification, subscribers find the messages at their next poll; those with
+        max_fetch_interval=None are notified by the table's triggers.
         """
         if not rows:
             return []

@@ -189,8 +189,9 @@ def _format_states(states: frozenset[MessageState]) -> str:
 def _build_shared_columns(states: frozenset[MessageState], table: str) -> list[Any]:
     """Return the columns of both tables, in the order of the message table.
 
-    `states` are the allowed states: those of live messages, or of archived ones. Only live rows
-    have defaults, for programs that insert messages by plain SQL.
+    `states` are the allowed states: those of live messages, or of archived ones. Only the live
+    table has defaults for `state`, `created_at` and `next_attempt_at`, for programs that insert
+    messages by plain SQL.
     """
     is_live = MessageState.PENDING in states
     default: dict[str, Any] = {"server_default": clock()} if is_live else {}

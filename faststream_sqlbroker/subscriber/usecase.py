@@ -549,7 +549,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     def get_log_context(self, message: "StreamMessage[Any] | None") -> dict[str, str]:
-        """Return the columns of the log: queue and message id; for a batch, of its first row."""
+        """Return the columns of the log: queue and message id; a batch has the queue of the first
+        row, and an id that names the first and the last row.
+        """
         raw = getattr(message, "raw_message", None)
         row = raw[0] if isinstance(raw, tuple) else raw
         queue = getattr(row, "queue", None) or ",".join(self.queues)

@@ -109,8 +109,8 @@ def failure_rate(df: DataFrame) -> DataFrame:
 def build_failure_rate() -> Column:
     """Return the failed share of the counts completed, failed and moved; NULL where all are 0.
 
-    Moved messages went to a dead letter queue, and count as failed. Discarded messages did not end
-    by a handler, and do not count.
+    Moved messages went to a dead letter queue, and count as failed. Discarded messages, such as
+    expired or cancelled ones, do not count.
     """
     failures = F.col("failed") + F.col("moved")
     ended = F.col("completed") + failures

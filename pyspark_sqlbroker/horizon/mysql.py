@@ -65,9 +65,9 @@ TRANSACTIONS_SQL = (
 def find_horizon(query: HorizonQuery) -> Horizon:
     """Return the start of the oldest statement or transaction that may still write.
 
-    Rows that are archived later get later times, so no row can appear before it. The safety lag
-    applies instead if the server may apply rows of other servers (read_only, Galera), or if the
-    user lacks the privilege PROCESS.
+    A row gets the time at which its statement began, so no row can appear before that time; the
+    margin is subtracted. The safety lag applies instead if the server may apply rows of other
+    servers (read_only, Galera), or if the user lacks the privilege PROCESS.
     """
     connection = query.connection
     database = query.database

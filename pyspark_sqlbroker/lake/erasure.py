@@ -236,8 +236,8 @@ def _erase(
 ) -> EraseResult:
     """Remove the selected rows from the database, then from the lake, and finish the audit record.
 
-    The order matters twice: see the comments on races. The lake's replaced files are removed after
-    `hours`; with 0 at once.
+    The order matters twice: see the comments on races. With `hours` 0 the lake's replaced files are
+    removed at once; otherwise they stay until a later erasure or a vacuum removes them.
     """
     # Race: the database first, so that an export that plans after the lake's commit finds no row to
     # add.

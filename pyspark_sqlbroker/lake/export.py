@@ -301,8 +301,8 @@ class ExportRun:
             job: Source and target of the export.
             connection: A connection to the database.
             records: The lake's records in the database; None if no records are written.
-            rows_per_commit: Minimum number of rows of a commit.
-            changes: Files and windows that other programs have changed.
+            rows_per_commit: Rows after which a batch is committed; it may end earlier.
+            changes: Files and windows that differ from the exports' commits.
             on_window: The user's callback; None calls nothing.
         """
         self.job = job
@@ -463,8 +463,9 @@ class ExportRun:
 def _plan_spans(run: ExportRun, window: str, horizon: datetime, recheck: float) -> list[Span]:
     """Return the spans to check, for the current state of the lake.
 
-    These are windows that the lake lacks, and exported windows of the last `recheck` seconds, which
-    late rows may have joined. Windows without a record for retention are added, however old.
+    These are windows that the lake lacks, and exported windows of the last `recheck` seconds or
+    from `since` on, which late rows may have joined. Windows without a record for retention are
+    added, however old.
     """
     lake = run.job.lake
     selection = run.job.selection

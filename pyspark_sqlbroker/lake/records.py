@@ -81,8 +81,9 @@ class WindowRecords:
     def find_unrecorded(self, windows: list[ExportWindow]) -> set[ExportWindow]:
         """Return the windows without a record, or with a record that was found to differ.
 
-        A record lets retention remove a window's rows. It differs if the database's rows have
-        changed since. An export checks these windows again, however old they are.
+        A record lets retention remove a window's rows. It is marked as differing if retention found
+        other rows in the database, or if an export found the window's files damaged (`hold`). An
+        export checks these windows again, however old they are.
         """
         return {
             window

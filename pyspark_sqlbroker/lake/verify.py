@@ -90,7 +90,8 @@ class LakeExamination:
     def list_suspect_files(self) -> list[DataFile]:
         """Return damaged files, and files of other programs in which a window differs.
 
-        These are the files that a repair takes out of the table.
+        A repair takes these files out of the table if it can restore their windows; a prune refuses
+        windows that may have rows in them.
         """
         differing_files = [file for file in self.foreign if _may_hold_any(file, self.differing)]
         damaged = {*self.altered, *self.unidentified, *(file.path for file in differing_files)}
@@ -260,8 +261,9 @@ def examine_lake(
 ) -> LakeExamination:
     """Compare files and windows with the records, for a verification, a repair or a prune.
 
-    A record has the checksums of a window's rows at its export. A file is altered if its size or
-    its SHA-256 differs from the commit; a foreign file was written by another program.
+    A record has the checksums that a window's rows had after the last export, erasure or repair. A
+    file is altered if it is missing, or its size or SHA-256 differs from the commit; a foreign file
+    was written by another program.
 
     Args:
         lake: The loaded lake.

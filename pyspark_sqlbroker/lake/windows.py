@@ -108,7 +108,9 @@ def plan_spans(
     """Return the spans that an export checks, in order; windows without rows cost nothing.
 
     A window is a day or an hour of `archived_at`, a span is several windows in a row. These are
-    spans that no export has covered, and the covered spans of the last `recheck` seconds.
+    spans that no export has covered, from the end of the first covered span on, and the covered
+    spans of the `recheck` seconds before the horizon. With `selection.since` they are all spans
+    from there on, covered or not.
 
     Args:
         covered: The exported spans, in order.

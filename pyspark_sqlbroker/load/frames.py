@@ -33,7 +33,8 @@ MESSAGE_SCHEMA = to_struct(MESSAGE_FIELDS)
 def filter_rows(df: DataFrame, selection: Selection, *, ids: Collection[int] = ()) -> DataFrame:
     """Filter the rows of `df` by the selection; correct in every time zone of the session.
 
-    The selection usually becomes SQL; here it is applied to rows that come from files.
+    The selection usually becomes SQL; here it is applied to any frame: to rows from files, or with
+    an empty selection to choose rows of the database by id.
 
     Args:
         df: A DataFrame with the columns of the archive or of the live table, from any source.

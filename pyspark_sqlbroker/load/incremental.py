@@ -313,7 +313,8 @@ class WatermarkFile:
 def _parse_watermark(content: Mapping[str, Any], source: Mapping[str, Any]) -> Watermark:
     """Parse the file's content; `begun` is the window of a load that has not finished.
 
-    The next load repeats that window, with the same rows.
+    The next load repeats that window, or only its beginning if this server is behind or
+    `max_window` is shorter now.
     """
     pending = content["begun"]
     end = None

@@ -263,8 +263,9 @@ class _Converter:
     def _convert_decimal(self, metadata: tuple[Any, ...]) -> DataType:
         """Convert Decimal to Spark's type, with the digits that the constraints allow.
 
-        Spark needs both numbers: all digits, and digits after the point (the scale). What the model
-        leaves open becomes `MAX_DIGITS` and `DEFAULT_SCALE`.
+        Spark needs both numbers: all digits, and digits after the point (the scale). Without
+        `max_digits`, or without `decimal_places`, the precision is `MAX_DIGITS`; without
+        `decimal_places` the scale is `DEFAULT_SCALE`.
         """
         digits = next(
             (

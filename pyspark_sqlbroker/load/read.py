@@ -258,8 +258,8 @@ def _read(
 ) -> DataFrame:
     """Read a selection for `read_archive` and `read_messages`.
 
-    With `snapshot` True the selection ends at the database's current time, so that every later
-    action on the frame sees the same rows of the archive.
+    With `snapshot` True the selection ends at the database's current time, so that no later action
+    on the frame sees newer rows; rows that are pruned or redriven in between are missing.
     """
     if not isinstance(snapshot, bool | Snapshot):
         raise SetupError(
@@ -288,8 +288,9 @@ def scan_rows(
 ) -> DataFrame:
     """Return a DataFrame of the selected rows; `connection` is queried for statistics only, now.
 
-    All readers share this function. Spark's tasks open connections of their own by JDBC when an
-    action needs rows, each for one range of the rows, in `snapshot` if one is given.
+    All readers by JDBC share this function; `format("sqlbroker")` has its own (`source/scan.py`).
+    Spark's tasks open connections of their own by JDBC when an action needs rows, each for one
+    range of the rows, in `snapshot` if one is given.
 
     Raises:
         SetupError: the database has no such table, or the session lacks the driver.

@@ -113,8 +113,8 @@ class Selection:
     def build_table_range(self, database: ArchiveDatabase, column: str) -> TableRange:
         """Return the rows, to be cut into ranges of "id" or "archived_at", or of `BLOCKS`.
 
-        Each range becomes a task of Spark. The selected times narrow the rows only if the ranges
-        are of times.
+        Each range becomes a task of Spark. For the cuts the selected times count only if the ranges
+        are of times; the subquery applies them always.
         """
         where = self.build_time_condition(database) if column == "archived_at" else ""
         return TableRange(self.table, self.schema, column, where)

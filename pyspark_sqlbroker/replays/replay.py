@@ -236,7 +236,7 @@ def _prepare_writer(writer: ReplayWriter, *, spread: bool) -> ReplayWriter:
     """Return the writer with the database's clock, if times are spread; check the tables.
 
     Due times are spread if there is a rate: all tasks then count from the same start. Otherwise
-    each message is due when it is written.
+    each message is due `delay` after it is written.
 
     Raises:
         SetupError: a table is missing, or may not be read.

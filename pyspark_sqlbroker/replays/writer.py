@@ -130,8 +130,8 @@ class ReplayTask:
     def __init__(self, writer: ReplayWriter, partition: int) -> None:
         """Prepare the task of a partition; the connection is opened on first use.
 
-        Due times of the tasks interleave: each task begins one step later than the one before, and
-        then takes every n-th step, n being the number of tasks.
+        With a rate the due times of the tasks interleave: each task begins one step later than the
+        one before, and then takes every n-th step, n being the number of tasks.
         """
         self._writer = writer
         self._database = writer.database
@@ -219,7 +219,9 @@ class ReplayTask:
         """
 
         def publish(connection: Connection) -> tuple[set[int], set[str]]:
-            """Write marks and messages in one transaction; called again after a lost connection."""
+            """Write marks and messages in one transaction; called again after a temporary failure,
+            such as a lost connection or a deadlock.
+            """
             # Race: each attempt has its own token. If the answer to COMMIT was lost, the marks of
             # that attempt may exist; only copies whose marks have this attempt's token may be
             # published now.
@@ -285,8 +287,8 @@ class ReplayTask:
     def _compute_due_time(self, slot: int, now: datetime) -> datetime:
         """Return the due time of the copy at position `slot` of this task.
 
-        With a rate all copies are written at once, and become due one after the other. A time out
-        of range becomes the latest possible time.
+        With a rate the copies are still written as fast as possible, and become due one after the
+        other. A time out of range becomes the latest possible time.
         """
         with contextlib.suppress(OverflowError):
             since = now if self._start is None else self._start
@@ -413,7 +415,7 @@ def find_latest(
             (int(id_), to_microseconds(archived_at))
             for id_, archived_at in connection.execute(query)
         )
-    # Read second, so that None wins: a redriven message may have older rows in the archive.
+    # Race: read second, so that None wins if a message is redriven between the two queries.
     live_query = select(message.c.id).where(message.c.id.in_(ids))
     latest.update((int(id_), None) for id_ in connection.execute(live_query).scalars())
     return latest

@@ -63,7 +63,8 @@ class BatchReader(DataSourceReader):
 def select_fields(schema: StructType, selection: Selection) -> list[Field]:
     """Return the fields of a user's schema, in order.
 
-    Spark passes its own schema, or the one given to `schema(…)`, which may name fewer columns.
+    Spark passes the schema that the source has returned, or the one given to `schema(…)`, which may
+    name fewer columns.
 
     Raises:
         SetupError: a name or a type that is not in the table; the message lists the allowed

@@ -328,7 +328,8 @@ def has_rows_before(
 ) -> bool:
     """Return True if a row of the selected queues, in any state, was archived before `time`.
 
-    Retention removes the oldest rows first, so an older row shows that no later one was removed.
+    Within a state retention removes the oldest rows first. This does not detect that one state, or
+    one queue, was pruned alone while others keep older rows.
     """
     # A single queue may be pruned, but not a single state; a dead letter that is retried goes,
     # though.

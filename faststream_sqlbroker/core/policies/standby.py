@@ -1,6 +1,6 @@
-"""Standby messages: a newer message of the same key is to be delivered in their place.
+"""Standby messages: another message of the same key is to be delivered in their place.
 
-They stay in the queue until the newer message has started, so that one of them can take its
+They stay in the queue until this message has started, so that one of them can take its
 place if it expires, is cancelled or is moved. Until then their due time is `STANDBY` later than
 it would be. Therefore they do not count as waiting, and no other claim finds them.
 """

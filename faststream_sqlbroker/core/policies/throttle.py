@@ -170,8 +170,9 @@ class Throttle:
     def backoff(self, before: int) -> int:
         """Return the mean backoff of a message that was postponed `before` times (microseconds).
 
-        The first is about the time until the next slot, and each further backoff is longer, within
-        limits. The actual backoff differs from the mean by up to a half.
+        The first is one interval (per / rate), but at least `MIN_BACKOFF`; each further one is
+        twice as long, up to the period or `MAX_BACKOFF`, whichever is longer. The actual backoff
+        differs from the mean by up to a half.
         """
         first = max(self.per // self.rate, MIN_BACKOFF)
         return int(min(first * BACKOFF_FACTOR**before, max(self.per, MAX_BACKOFF)))

@@ -83,7 +83,7 @@ def retry_now(
 ) -> ChangeNotes:
     """Make the messages due now.
 
-    Standby messages stay unchanged: a newer message of their key is to be delivered in their place.
+    Standby messages stay unchanged: another message of their key is to be delivered in their place.
     """
     names = ("id", "queue", "next_attempt_at", "policy_marks")
     rows = lock_matching(connection, dialect, job, ids, names)
@@ -382,7 +382,7 @@ def _remove_burst_flags(before: Mapping[str, Any]) -> int:
 def _build_restored_values(note: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the column values that undo a change of a message.
 
-    A standby message waits in case the newer message of its key is cancelled, expires or is moved;
+    A standby message waits in case another message of its key is cancelled, expires or is moved;
     its due time is `STANDBY` later. Back in its old queue it must not stand by again, because that
     message may be gone: it gets its plain due time.
     """

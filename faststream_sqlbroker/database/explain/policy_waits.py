@@ -417,7 +417,8 @@ def _build_key_held(
 
 
 def explain_throttle(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Explain that there is no slot yet; the throttle with the latest slot comes first.
+    """Explain that there is no slot yet; throttles by key come last, the others by slot, the latest
+    first.
 
     A slot is a time at which a throttle lets one message start. A refusing throttle has given the
     message the due time of its next request for a slot.
@@ -462,8 +463,8 @@ def _format_rate_loss(throttle: Throttle, lag: int) -> str:
 def explain_concurrency(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
     """Explain that the maximum number of messages is leased.
 
-    Of the queue, of the message's key, or of all queues of a scope. Names a leased message, which
-    need not be the next to end.
+    Of the queue, of the message's key, or of all queues of a scope. Except for a scope, names a
+    leased message, which need not be the next to end.
     """
     reasons = []
     for policy in details.list_policies(Concurrency):
@@ -540,7 +541,9 @@ EXPLAINERS: list[Explainer] = [
 
 
 def explain_policies(details: PolicyDetails, message: WaitingMessage) -> list[Reason]:
-    """Return the reasons by which policies delay `message`; empty for a standby message."""
+    """Return the reasons by which policies, except Delay, keep `message` waiting; empty for a
+    standby message.
+    """
     if is_standby(message):
         return []
     return [reason for explain in EXPLAINERS for reason in explain(details, message)]

@@ -352,10 +352,9 @@ class PublishCoalescer:
     async def _write_groups(self, connection: AsyncConnection, driver: Any) -> None:
         """Write groups on the connection until the time is up, or no call comes.
 
-        After a group of one call, with none waiting, the connection is parked: that publisher can
-        use it directly, and this method waits until it is taken back (`_unpark`). Returns after
-        `MAX_CONNECTION_TIME`, so that others get the connection slot, or if a statement was
-        refused.
+        When no call waits, the connection is parked: that publisher can use it directly, and this
+        method waits until it is taken back (`_unpark`). Returns after `MAX_CONNECTION_TIME`, so
+        that others get the connection slot, or if a statement was refused.
         """
         self._release_at = self.loop.time() + MAX_CONNECTION_TIME
         while not driver.is_closed():

@@ -173,7 +173,8 @@ class DirectClaims:
     ) -> int:
         """Release the expired leases of `queues`, or discard messages with a cancel request.
 
-        The holder of a lease answers a cancel request, but this holder has died.
+        The holder of a lease answers a cancel request, but the holder of an expired lease has
+        probably died.
 
         Returns:
             The number of ended leases.
@@ -227,7 +228,8 @@ class DirectClaims:
     async def settle(self, settlement: Settlement, replacement: Replacement | None) -> SettleResult:
         """Write `settlement`, and a new body if given, if the lease is still held.
 
-        In the result, `lost_ids` has the message's id if another delivery has the lease.
+        In the result, `lost_ids` has the message's id if the lease was lost: it was released,
+        another delivery has it, or the message has ended.
         """
         run = partial(
             self._database.run,
@@ -270,7 +272,7 @@ class DirectClaims:
         For clients that name a lease but do not have its message. `decide` gets the message and the
         seconds since its claim. It may be called twice, if the database makes the broker repeat the
         transaction, or if an operator has cancelled the message. `replace` returns a new body.
-        Returns None, with nothing written, if another delivery has the lease.
+        Returns None, with nothing written, if the lease was lost.
         """
         settlements: list[Settlement] = []
 
@@ -306,7 +308,7 @@ class DirectClaims:
     def _lock(
         self, connection: Connection, queue: str, message_id: int, token: UUID
     ) -> ClaimedMessage | None:
-        """Lock and read the message leased with `token`; None if another delivery has the lease."""
+        """Lock and read the message leased with `token`; None if the lease was lost."""
         table = self._dialect.tables.message
         c = table.c
         columns = get_readable_columns(table, CLAIMED_COLUMNS, self._dialect.name)
@@ -319,8 +321,8 @@ class DirectClaims:
     ) -> datetime | None:
         """Extend a lease to `lease` seconds from now, never shortening the lease; return the end.
 
-        The end is by the database's clock. Returns None if another delivery has the lease, or with
-        `in_time` if the lease has ended.
+        The end is by the database's clock. Returns None if the lease was lost, or with `in_time` if
+        the lease has ended.
         """
         c = self._dialect.tables.message.c
         conditions = [c.id == message_id, c.queue == queue, c.lease_token == token]

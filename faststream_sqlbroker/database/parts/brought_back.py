@@ -89,7 +89,7 @@ def _iter_window_names(
 
     A lake is an export of the archive, a window a day or an hour of it, recorded in the policy
     state. Read page by page, by the end of the windows (`due_at`). Windows that ended before the
-    first timestamp are not read, nor are windows after the last.
+    first timestamp are not read, nor are pages after the one that passes the last.
     """
     c = table.c
     first = min(timestamps)

@@ -94,9 +94,9 @@ def release_leases(
 ) -> list[Settlement]:
     """Release up to `MAX_RELEASED` expired jobs of `queue`, or the job with `job_id`.
 
-    Without `ended`, releases all jobs in flight. Jobs that an operator has cancelled, and jobs that
-    ran out of time too often, end instead: returns their settlements. A released job is queued
-    again, in the state before its claim.
+    Without `ended`, releases all jobs in flight. Jobs that an operator has cancelled, and jobs with
+    more than `max_retries` deliveries, end instead: returns their settlements. A released job is
+    queued again, in the state before its claim.
     """
     rows = connection.execute(_select_leased(dialect, queue, job_id, ended=ended)).all()
     leases = [(row.id, row.lease_token) for row in rows]

@@ -125,9 +125,9 @@ class Intake:
     def note_holds(self, policies: Sequence[Policy]) -> None:
         """Store that `policies` may give messages of the queue later due times.
 
-        Every claim calls this; it writes at most every `NOTE_RENEWAL` seconds. The stored note
-        outlives the process: it allows `PolicyHolds` to free these messages after a deployment
-        without the policy.
+        Every claim under the queue's lock calls this; it writes at most every `NOTE_RENEWAL`
+        seconds. The stored note outlives the process: it allows `PolicyHolds` to free these
+        messages after a deployment without the policy.
         """
         noted_at = self.position.noted_at
         now = self.clock.monotonic()

@@ -109,9 +109,9 @@ class MessageSlots:
     def _grant_slot(self, log: SlotLog) -> int:
         """Return the next slot of a key, and update `log` if the slot is granted now.
 
-        A slot after `until` is not granted: the caller puts the message off. A granted slot is
-        logged at the latest time at which its message may start, so that no period gets too many
-        starts.
+        A slot after `until` is not granted: the message does not start in this claim. A granted
+        slot is logged at the latest time at which its message may start, so that no period gets too
+        many starts.
         """
         slot = self.policy.next_slot(log, self.first)
         if slot <= self.until:
@@ -221,7 +221,8 @@ class KeySlots(MessageSlots):
     def mark_idle(self, keys: Iterable[Key]) -> None:
         """Skip `keys`, which have no due message now, in checks until a message is due.
 
-        Their state then has no time of a check; `scan_arrivals` finds their next message.
+        Only a key whose log this claim has loaded loses the time of its check; any other stays due
+        for a check until its state expires. `scan_arrivals` finds their next message.
         """
         self._idle |= {name for key in keys if (name := as_key(key)) is not None}
 

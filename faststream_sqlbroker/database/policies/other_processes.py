@@ -1,9 +1,10 @@
 """Exchange of limits and rates between processes at a claim under policies.
 
-Concurrency: if subscribers of a queue have different limits, the lowest holds; each process
-notes its limit with its claims. For a limit over several queues, the budget lists the queues
-that have leases. Throttle: the heartbeats of subscribers contain their rates. Each process
-reads limits and rates once a second.
+Concurrency: if subscribers of a queue have different limits, the lowest holds; each process notes
+its limit with its claims. For a limit over several queues, the budget lists the queues that have
+leases. Throttle: the heartbeats of subscribers contain their rates. Each process reads limits and
+rates once a second, less often where claims take long, and the limit of a shared budget at each
+claim.
 """
 
 from collections import defaultdict

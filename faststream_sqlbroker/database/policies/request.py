@@ -100,7 +100,9 @@ class PolicyClaim:
     suspects: Mapping[int, Suspect] = field(default_factory=dict)
     """By id, messages that could start and were left for a claim of their own."""
     read: ReadTime | None = None
-    """The reading of the database's clock; None if nothing was due."""
+    """The reading of the database's clock; None if no queue was locked: nothing was due, or other
+    claims hold the locks.
+    """
 
 
 @dataclass

@@ -204,7 +204,7 @@ class PolicyRows:
         """Put messages on standby until the checks at `due`; `keys` as for `discard`.
 
         Such a message is stored with a due time `STANDBY` later, so that no claim finds it. Its
-        flags about a single attempt, such as an admission to a slot, are cleared.
+        flags about a single attempt, such as `SLOT`, are cleared; `ADMITTED` stays.
         """
         shifted_due = {message: STANDBY + timestamp for message, timestamp in due.items()}
         self.shift(shifted_due, BURST | HELD_BURST, PERSISTENT_MASK | HELD_BURST, keys=keys)
@@ -329,9 +329,8 @@ class PolicyRows:
         return None if at is None else int(at)
 
     def mark_keys_due(self, scope: str) -> None:
-        """Make every key of `scope` due for a check now.
-
-        Called once by each process: the stored times may have been computed from another rate.
+        """Make the keys of `scope` that are to be checked later due now. Called once by each
+        process for each queue: the stored times may have been computed from another rate.
         """
         self._run("policy_look_anew", scope=scope)
 

@@ -117,8 +117,9 @@ class PolicyStore:
         """Claim by compare and swap; return None, with nothing written, if a lock is needed.
 
         Reads without a lock, decides, and writes only if no other claim of the queue has written
-        since. Each queue is one write, in a transaction of its own. So if a later queue fails, the
-        leases of the earlier queues are returned all the same.
+        since. Each queue is one write, in a transaction of its own. So if the write of a later
+        queue is refused, the leases of the earlier queues are returned all the same. If its outcome
+        is unknown, the error is raised, and the caller releases all leases of the token.
         """
         scan = build_scan(self._dialect, request) if can_swap(request) else None
         if scan is None:
@@ -285,7 +286,8 @@ class SwapClaim:
         return None
 
     def apply_swap(self, swap: CompareAndSwap, messages: ClaimedMessages | None) -> None:
-        """Apply the result of `swap`; None means that another claim was quicker.
+        """Apply the result of `swap`; None means that another claim was quicker, or that the write
+        failed.
 
         Then nothing was written, and the claim is repeated soon. Otherwise the leased rows get
         their slots, the times at which throttles let them start.

@@ -111,16 +111,17 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             connection.execute(self.sql["idle_limit"], {"limit": format_milliseconds(idle_limit)})
 
     def begin_replanning(self, connection: Connection, idle_limit: float) -> None:
-        """Set the idle limit and discard cached plans, in a single statement.
+        """Set the idle limit and ignore cached plans in this transaction, in a single statement.
 
         A cached plan may be for the table as it was earlier, for example almost empty.
         """
         connection.execute(self.sql["idle_limit_anew"], {"limit": format_milliseconds(idle_limit)})
 
     def set_idle_limit(self, connection: Connection, seconds: float) -> None:
-        """Change the idle limit of a handler's transaction, which `begin` has set, while it runs.
+        """Change the idle limit of a handler's transaction, which `NumberedLocks.lock` has set,
+        while it runs.
 
-        A shorter limit of the administrator, which `begin` may have kept, is no longer known here.
+        A shorter limit of the administrator, which the lock may have kept, is no longer known here.
         """
         connection.execute(self.sql["allow_idling"], {"limit": format_milliseconds(seconds)})
 
@@ -309,8 +310,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def build_compare_and_swap(self, swap: CompareAndSwap) -> Query[ClaimedMessages | None]:
         """Build a compare-and-swap of a single statement.
 
-        Writes the claim of a queue only if the queue's version is still the one that was read; else
-        the result is None.
+        Writes the claim of a queue only if the queue's version is still the one that was read, and
+        no other claim has locked the queue; else the result is None.
         """
         binds = {
             "queue": swap.queue,

@@ -94,8 +94,8 @@ def read_seen(rows: Iterable[Sequence[Any]]) -> QueueSnapshots:
 def read_swapped(rows: Iterable[Sequence[Any]], swap: CompareAndSwap) -> ClaimedMessages | None:
     """Read the leased messages, in the order of `swap`; None if the version differed.
 
-    Without any row the queue has changed since it was read, and nothing was written. A write that
-    leased no message returns a row of NULLs.
+    Without any row nothing was written: the queue has changed since it was read, another claim has
+    locked it, or it has no row yet. A write that leased no message returns a row of NULLs.
     """
     values = list(rows)
     if not values:

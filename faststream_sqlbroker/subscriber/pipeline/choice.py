@@ -135,7 +135,8 @@ class Guard:
     def is_unchanged(self) -> bool:
         """Return True if nothing that the compiled pipeline has copied has changed.
 
-        All objects are compared by identity: that is faster, and notices an equal replacement.
+        Objects are compared by identity, which is faster and notices an equal replacement; only the
+        extra context is compared by value.
         """
         return (
             self._has_same_handler()
