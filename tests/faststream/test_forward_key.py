@@ -81,7 +81,7 @@ async def test_the_policies_of_the_queue_go_by_the_key_before(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"forward_key": "k"}, "forward_key='k' without forward_to"),
+        ({"forward_key": "k"}, "forward_key needs forward_to, got"),
         ({"forward_key": "", "forward_to": "b"}, "forward_key cannot be ''"),
         ({"forward_key": 7, "forward_to": "b"}, "it must be a string"),
         ({"forward_key": LONG + "x", "forward_to": "b"}, "forward_key cannot be"),
