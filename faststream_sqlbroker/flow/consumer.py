@@ -233,8 +233,9 @@ class QueueConsumer:
         """True if all loops and workers are healthy, no right is missing, and few outcomes are
         quarantined.
 
-        A quarantined outcome has repeatedly failed to be written, and is tried again separately.
-        `is_held` means that outcomes cannot be written at present, so nothing is claimed.
+        A quarantined outcome was refused by the database, or has repeatedly failed to be written,
+        and is tried again separately. `is_held` means that outcomes cannot be written at present,
+        so nothing is claimed.
         """
         is_healthy = all(loop.healthy for loop in self._loops) and not self._dead_workers
         is_healthy = is_healthy and not any(worker.done() for worker in self._workers)
@@ -363,7 +364,7 @@ class QueueConsumer:
     ) -> None:
         """Clean up after `error` has ended worker `number`, whose task goes on with a new worker.
 
-        Clear the task's cancellations, which would end the new worker too, and release its current
+        Clear the task's cancellations, which would end the new worker too, and abandon its current
         messages if they have no outcome. Deaths in a row are logged ever more rarely.
         """
         task = asyncio.current_task()
@@ -453,7 +454,9 @@ class QueueConsumer:
         await asyncio.shield(self.request_stop(graceful_timeout))
 
     def _on_hint(self, queues: frozenset[str] = ALL) -> None:
-        """Poll and claim at once, because messages may have arrived in `queues`."""
+        """Claim as soon as `min_fetch_interval` allows, because messages may have arrived in
+        `queues`.
+        """
         self._fetcher.on_hint(queues)
         self._fetch_loop.wake()
 
@@ -498,8 +501,9 @@ class QueueConsumer:
     async def _stop(self, graceful_timeout: float | None) -> None:
         """Stop in this order: end claims and workers, then write the remaining outcomes.
 
-        Each phase has a time limit. Handlers that go on all the same are abandoned, and closed
-        while the last outcomes are written.
+        Each phase has a time limit, except that `graceful_timeout=None` waits for handlers, and for
+        a claim or release in progress, without limit. Handlers that go on all the same are
+        abandoned, and closed while the last outcomes are written.
         """
         self._wakeups.unregister(self._on_hint)
         self._poller.leave(self._fetcher)
@@ -507,8 +511,9 @@ class QueueConsumer:
         _, unfinished_workers = await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
-        # This task tells workers of the end of the event loop, and no worker is left. In a closed
-        # event loop it has ended, and cancelling it would fail.
+        # This task notifies workers of the end of the event loop. Only abandoned workers are left,
+        # which end at their cancellation without it. In a closed event loop it has ended, and
+        # cancelling it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
         await asyncio.gather(

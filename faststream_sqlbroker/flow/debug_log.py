@@ -278,7 +278,8 @@ class DebugLog:
     def log_lost(self, rows: Iterable[ClaimedMessage], phase: str) -> None:
         """Log lost leases of watched messages: another worker may have these messages now.
 
-        `phase` names the work that found the loss, such as a renewal or the write of outcomes.
+        `phase` names the work that found the loss, such as a renewal or a new claim; `log_written`
+        logs losses that the write of outcomes finds.
         """
         for row in rows:
             if row.id in self._watched:

@@ -227,15 +227,16 @@ class Loop:
     def wake(self) -> None:
         """Let the next tick come at once, because there may be work that the pause ignores.
 
-        A call during a tick, or before the start, counts too: the event stays set until the next
-        tick begins.
+        A call during a tick counts too. Before the start it has no effect, as the first tick comes
+        at once, and it does not shorten the pause after a failure.
         """
         try:
             self._wake_event.set()
         except RuntimeError:
             if not self.is_orphaned:
                 raise
-            # A task of a closed event loop cannot be woken. The next start must find the event set.
+            # A task of a closed event loop cannot be woken. The next start begins with a tick
+            # anyhow.
             self._wake_event = asyncio.Event()
             self._wake_event.set()
 

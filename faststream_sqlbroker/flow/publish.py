@@ -178,8 +178,9 @@ class Publisher:
     ) -> bool:
         """Add `rows` to the transaction that settles `delivery`; return True if that was possible.
 
-        The rows are then published if and only if the handler's outcome is written. The delivery
-        must be the current one of a worker of this broker.
+        The rows are then published if and only if the handler's ack, or its move of the message, is
+        written; after a nack or a reject they are dropped. The delivery must be the current one of
+        a worker of this broker.
 
         Raises:
             PublishError: it was not possible although `required`; or one of `rows` is larger than

@@ -164,9 +164,10 @@ def join_ack(
 ) -> bool:
     """Add `rows` to the delivery that is being handled; return True if that was possible.
 
-    The rows wait in `chained` of the first row, until the outcome is written together with them.
-    `delivery` belongs to FastStream's message. It is empty where there is none yet (parsers,
-    filters, `on_receive`): there the current delivery of the worker counts.
+    The rows wait in `chained` of the first row. They are written together with an ack or a move,
+    and dropped with any other outcome. `delivery` belongs to FastStream's message. It is empty
+    where there is none yet (parsers, filters, `on_receive`): there the current delivery of the
+    worker counts.
 
     Raises:
         PublishError: it was not possible although `required`.

@@ -72,7 +72,8 @@ class Wakeups:
         """Call `hint` when messages may have arrived in `queues`.
 
         With `listen`, also for hints of other processes, if the database can carry them. With
-        `notify_only` nothing else makes the subscriber poll.
+        `notify_only` the subscriber polls rarely without a hint; if all do so, the connection is
+        queried less often.
         """
         self._hints[hint] = frozenset(queues)
         if notify_only:

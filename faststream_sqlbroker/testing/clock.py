@@ -252,7 +252,8 @@ class VirtualClock:
     async def wait_for_change(self, deadline: float | None, subject: str) -> None:
         """Wait until something changes, until `deadline` (the event loop's time).
 
-        A change is the start or end of a call of the store, of a wait for time, or of a delivery.
+        A change is the start or end of a call of the store or of a wait for time, or the end of a
+        delivery.
 
         Raises:
             TimeoutError: nothing changed; the message names the `subject` that was waited for.

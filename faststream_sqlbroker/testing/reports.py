@@ -75,7 +75,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A message that is neither finished nor being handled."""
+    """A message that is not finished; `reason` says so if a handler is working on it."""
 
     message_id: int
     queue: str

@@ -93,7 +93,8 @@ def settle_cancelled(rows: Sequence[ClaimedMessage], *, not_started: bool = Fals
     """Settle `rows` after an operator's cancel has ended the handler, or prevented the start.
 
     Cancelled messages (`row.cancelled` is the operator's text) are discarded. Other rows of the
-    batch come again, as if they had not been delivered.
+    batch without an outcome come again, as if they had not been delivered;
+    `PolicyRunner.retain_keys` has abandoned rows with a key before.
     """
     for row in rows:
         text = row.cancelled

@@ -70,7 +70,8 @@ class ClaimResult:
         """Classify a claim of up to `limit` rows; the yield decides the pause until the next claim.
 
         Suspects (messages that may have killed their process) count, although they are not leased.
-        A `retry_in` of 0 asks for another claim at once: not everything due was read.
+        A `retry_in` of 0 says that not everything due was read, or that another process claims at
+        the same time; without any row the next claim follows after a pause.
         """
         if self.met_count >= limit or self.has_more or (self.met_count and self.retry_in == 0):
             return ClaimYield.FULL
@@ -405,7 +406,8 @@ class Claimer:
         return ClaimResult(rows, self._get_retry_seconds(claim), claim.is_blocked, claim.has_more)
 
     def _get_retry_seconds(self, claim: "PolicyClaim") -> float | None:
-        """Return the seconds until the next claim, less the time that the last claim took.
+        """Return the seconds until the next claim, less the time since the last one read the
+        database's clock.
 
         0 means that there is more to read at once, and None that no time is known; both are
         returned unchanged.

@@ -44,10 +44,11 @@ class EndedTransactions:
     async def settle(self, lock: "HandlerLock", rows: Rows) -> Rows:
         """Settle `rows`, locked by `lock`, by the database's answer.
 
-        Called when a handler has ended its transaction by itself, or was cut off: only the database
-        knows whether its work is committed. After a cancellation or a stop, the query goes on for
-        `SHIELDED_TIMEOUT` seconds. Without an answer nothing may be written, neither a success nor
-        a retry: the leases expire.
+        Called when it is not proven that the transaction was still open at the end: the handler may
+        have ended it, it was cut off, or the database failed: only the database knows whether its
+        work is committed. After a cancellation or a stop, the query goes on for `SHIELDED_TIMEOUT`
+        seconds. Without an answer nothing may be written, neither a success nor a retry: the leases
+        expire.
 
         Returns:
             The rows whose outcome is known: all or none.

@@ -99,7 +99,7 @@ class Fetcher:
     def on_queues_changed(self) -> None:
         """Release waiting rows of closed queues and poll before the next claim.
 
-        Called when operators have paused or resumed queues: paused ones are closed.
+        Called when the open queues have changed: paused ones are closed.
         """
         self.ready.set_queues(self._registration.open_queues)
         self._inflight.release_other_queues(self._registration.open_queues)
@@ -116,7 +116,8 @@ class Fetcher:
 
     @property
     def is_idle(self) -> bool:
-        """True if the subscriber waits only for time to pass, for the longest interval.
+        """True if the subscriber waits only for time to pass: for the longest interval, or, if it
+        polls only when notified, while no message is due.
 
         Idle subscribers of a process share one poll.
         """
@@ -126,7 +127,9 @@ class Fetcher:
 
     @property
     def max_poll_interval(self) -> float:
-        """Seconds between two polls."""
+        """Maximum seconds between two polls while idle; infinite if the subscriber polls only when
+        notified.
+        """
         return self._settings.max_fetch_interval
 
     @property
@@ -323,7 +326,9 @@ class Fetcher:
         return await self._claimer.claim(self.ready.list_known(queues), limit, suspect_rule)
 
     async def _scan(self) -> None:
-        """Poll for pairs with due messages; share the poll with idle subscribers of the process."""
+        """Poll for pairs with claimable messages, due now or later; an idle or notified subscriber
+        shares the poll.
+        """
         try:
             # A notified subscriber must know of leases, too, before it waits.
             is_shared = self.is_idle or self._settings.notify_only

@@ -83,8 +83,9 @@ class Flusher:
     def flush_soon(self) -> None:
         """Flush now if anything waits.
 
-        Called when a batch is full, when the timer ends, and when the workers are idle. The flush
-        loop is woken, and its `tick` writes.
+        Called when a batch is full, when the timer ends, when the workers are idle, and for
+        outcomes that must not wait, such as releases. The flush loop is woken, and its `tick`
+        writes.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -115,7 +116,8 @@ class Flusher:
             return LOCKED_PAUSE
         idle = not self._inflight.running and self._inflight.waiting.empty()
         if self._inflight.queued:
-            # More outcomes have come during the write. Idle workers will not fill the batch.
+            # More outcomes have come, did not fit into the batch, or were put back because their
+            # rows are locked. Idle workers will not fill the batch.
             (self.flush_soon if idle else self.on_outcome_added)()
         return 0.0 if self._is_due else None
 

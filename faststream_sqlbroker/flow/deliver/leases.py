@@ -124,8 +124,8 @@ class LeaseKeeper:
         """Hold `rows` for at least `seconds` from now, regardless of `max_lease`.
 
         Called by a handler that knows that it takes long. Inside of its transaction, if any, the
-        locks keep the leases, which are only checked. Elsewhere a row that another session has
-        locked is waited for.
+        locks keep the leases: these are checked, and the server lets the session be silent for so
+        long. Elsewhere a row that another session has locked is waited for.
 
         Returns:
             True if all rows are still held.

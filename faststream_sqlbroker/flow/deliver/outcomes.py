@@ -76,7 +76,7 @@ class Outcomes:
         self.queued: list[Settlement] = []
         """Outcomes in state QUEUED."""
         self.batches: list[OutcomeBatch] = []
-        """Batches in state WRITING, SET_APART or REFUSED."""
+        """Batches in state WRITING, QUARANTINED or REFUSED."""
         self._overtaken: dict[DeliveryKey, ClaimedMessage] = {}
         """Deliveries in state WRITING whose messages were claimed again: the database's answer
         decides."""
@@ -516,8 +516,8 @@ class Outcomes:
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
         """Forget `rows`, which are with a worker: their outcomes must not be written any more.
 
-        If the rows are still leased, they are delivered again when the leases expire. The caller
-        has logged why.
+        If the rows are still leased, they are delivered again when the leases expire. This logs
+        nothing; callers log the reason where there is something to report.
         """
         for row in rows:
             row.mark_lease_lost()

@@ -97,8 +97,8 @@ class KeyClaimer:
     async def _send(self, requests: Sequence[_ClaimRequest]) -> list[OnceStatuses | StoreError]:
         """Claim the keys of all `requests`; return an answer for each request.
 
-        A first statement claims free keys of single rows, the usual case. The rest needs a verdict
-        per row: duplicate, lost, or unknown.
+        A first statement claims free keys of single rows, the usual case. The rest, such as
+        batches, needs a verdict per row: start, duplicate, lost or unknown.
         """
         claimed_ids = await self._claim_free(requests)
         if isinstance(claimed_ids, StoreError):

@@ -308,7 +308,8 @@ class ReadyTracker:
     def list_known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
         """Return all known pairs of queue and priority, or only of `queues`, in rotation.
 
-        A pair is known if it had rows at some poll; priority 0 of each queue always is.
+        A pair is known if it had rows at some poll, as is at first priority 0 of each queue; beyond
+        the maximum the oldest are forgotten.
         """
         begin = self._begin_at.get
         pairs = [pair for pair in self._known_pairs if queues is None or pair[0] in queues]
@@ -351,8 +352,9 @@ class ReadyTracker:
     def set_queues(self, queues: Sequence[str]) -> None:
         """Set the queues from which the subscriber claims from now on.
 
-        Called when operators pause or resume queues. The next claim polls. A higher count tells a
-        poll in progress that its result is for other queues.
+        Called when the open queues change, for example by a pause, a drain or a hold. The next
+        claim polls, except while polls are slow (BLIND). A higher count tells a poll in progress
+        that its result is for other queues.
         """
         self._hint = None
         self.apply_event(ModeEvent.CHANGED)

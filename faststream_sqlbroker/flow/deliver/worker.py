@@ -147,7 +147,8 @@ class Worker(DeliveryRunner):
                 turn_ends = monotonic() + TURN_SECONDS
 
     def release_current(self, error: BaseException) -> None:
-        """Release the rows of the current delivery after `error` has ended the worker.
+        """Abandon the rows of the current delivery that have no outcome, after `error` has ended
+        the worker.
 
         Called from outside, before a new worker replaces this one.
         """

@@ -136,7 +136,8 @@ class WorkerShutdown:
     def _abandon(self, worker: "asyncio.Task[None]") -> None:
         """Abandon `worker`, whose messages are treated as if the process had died.
 
-        Their outcomes are not written, so they are delivered again when their leases expire.
+        Their outcomes are not written, so they are delivered again when their leases expire; under
+        ACK_FIRST they are listed as unknown instead.
         """
         current_delivery = self._inflight.current_deliveries.get(worker)
         self._log_abandoned(current_delivery, self._find_thread_function(worker))

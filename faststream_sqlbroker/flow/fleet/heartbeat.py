@@ -392,7 +392,7 @@ class Heartbeat:
             )
 
     def _compare(self, new_names: AbstractSet[str], live_subscribers: list[LiveSubscriber]) -> None:
-        """Warn once per pair of subscribers of a queue whose policies or order differ.
+        """Warn once per queue and pair of modes in which subscribers of that queue differ.
 
         The mode of a subscriber is the text of its policies and its order. Only pairs with a
         subscriber of `new_names` are compared: subscribers of this process that have just joined.

@@ -55,7 +55,9 @@ class PollMember(Protocol):
 
     @property
     def max_poll_interval(self) -> float:
-        """Seconds between two polls."""
+        """Maximum seconds between two polls while idle; infinite if the subscriber polls only when
+        notified.
+        """
 
     @property
     def polled_at(self) -> float:
@@ -126,7 +128,7 @@ class SharedPoller:
         """Poll the queues of `requester`, which is idle, and of all other idle members.
 
         So one statement serves all subscribers of the process. Each gets the pairs of queue and
-        priority that have due messages in its own queues.
+        priority that have claimable messages in its own queues, due now or later.
 
         Raises:
             StoreError: as `Store.find_ready_pairs`; the other members get no result.

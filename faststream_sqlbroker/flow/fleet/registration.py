@@ -67,7 +67,7 @@ class Registration:
     def describe(self, *, is_frequent: bool = False) -> dict[str, Any]:
         """Return the description that other processes read in the heartbeat's row.
 
-        With `is_frequent`, which means several times a minute, it includes the counts of messages
+        With `is_frequent`, which means at least once a minute, it includes the counts of messages
         that have ended in the last minute: rare heartbeats would report old counts.
         """
         settings = self._settings

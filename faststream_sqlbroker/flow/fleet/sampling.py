@@ -148,7 +148,9 @@ class Sampler(FleetLoop):
         """Return the state of the queues; None on an error, or if another process exports that.
 
         Counting may be slow, so the pause after a sample is a multiple of its duration: metrics
-        must stay a small part of the database's load. The lease of the lock outlasts the pause.
+        must stay a small part of the database's load. The lease of the lock is three times the
+        previous pause or interval; after a much slower sample it may end during the pause, and
+        another process then samples.
         """
         lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
         started_at = self._clock.monotonic()

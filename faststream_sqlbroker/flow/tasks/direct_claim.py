@@ -161,8 +161,8 @@ class DirectClaimer:
     ) -> tuple[T | None, float | None]:
         """Send a claim once; return what `read` makes of the rows, and when to try again.
 
-        The seconds until then are 0 if all rows were refused (must not be delivered), or if the
-        answer was lost, and None if unknown.
+        The seconds until then are 0 if so many rows were refused (must not be delivered) that the
+        transaction was ended, or if the answer was lost, and None if unknown.
         """
         token = uuid4()
         queues = self._rotate_queues(request.queues)
@@ -202,8 +202,8 @@ class DirectClaimer:
         """Send a claim; return the rows, and the seconds until the next message is due.
 
         In the same transaction, messages that must not be delivered are settled, and expired leases
-        are released once a second. So no subscriber is needed to bring messages of dead processes
-        back.
+        are released: whenever no message is due, and otherwise once a second. So no subscriber is
+        needed to bring messages of dead processes back.
         """
         started_at = self.clock.monotonic()
 

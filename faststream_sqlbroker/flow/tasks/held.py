@@ -107,7 +107,8 @@ class HeldMessage:
         """Release the message, unless the outcome is written or being written.
 
         Called at the end of a block that has not settled it. The delivery is counted, but no
-        attempt. Errors are ignored: if the database fails, the lease expires.
+        attempt, unless the retry strategy does not limit attempts. Errors are ignored: if the
+        database fails, the lease expires.
         """
         if self.is_open and not self.is_settling:
             with suppress(StoreError, LeaseLostError):

@@ -74,7 +74,7 @@ class Lock:
 
     @property
     def fence(self) -> int:
-        """Number of times this key was locked so far, including this lock.
+        """A number that each new holder of this key, and each release by an operator, raises.
 
         A later holder's number is greater, so a resource outside of this database can refuse a
         fence that is lower than one it has seen.
@@ -343,7 +343,8 @@ class LockManager:
         """Wait behind earlier callers of this process, then for the lock.
 
         Only the first caller queries the database. TimeoutError is raised at the deadline. Passing
-        errors are retried only once the database has answered, to this caller or a previous one.
+        errors are retried once the database has answered this caller, or if earlier callers were in
+        the line, to whom it may have answered.
         """
         can_retry = queue.turn.locked()  # earlier callers may have reached the database
         clock = self._clock.callers
@@ -403,8 +404,9 @@ class LockManager:
     async def _acquire_fence(self, key: str, token: UUID, lease: float) -> int | None:
         """Acquire the lock for `token`; return the fence number, or None if the lock is held.
 
-        The fence counts the holders of the key so far. An unknown result is tried again with the
-        same token, which finds the lock if the first try acquired it.
+        The fence is a counter that each new holder, and each release by an operator, raises. An
+        unknown result is tried again with the same token, which finds the lock if the first try
+        acquired it.
         """
         for attempt in range(UNKNOWN_REPEATS):
             try:

@@ -212,8 +212,9 @@ class Requests:
     async def _register_queue(self, queue: str, timeout: float) -> None:
         """Register `queue` for as long as a reply to a current request may arrive.
 
-        Heartbeats delete replies in queues that are no longer registered. The registration lasts
-        longer than asked for (QUEUE_GRACE), so that few requests need to renew it.
+        Heartbeats delete expired replies in registered queues, and all replies in a queue once its
+        registration has expired. The registration lasts longer than asked for (QUEUE_GRACE), so
+        that few requests need to renew it.
         """
         if self._registered_until >= self._clock.monotonic() + timeout + QUEUE_GRACE / 2:
             return

@@ -402,8 +402,9 @@ class Scheduler:
     ) -> "Iterable[str]":
         """Stop the running functions, except `stopped_names`; return the names of the stopped.
 
-        First wait for `timeout` seconds, then cancel, then abandon what goes on. Each phase has a
-        limit, so a function that never ends cannot block the stop.
+        First wait for `timeout` seconds, then cancel, then abandon what goes on. The phases after
+        the wait have a limit; with a `timeout` of None the wait itself has none, and a function
+        that never ends blocks the stop.
         """
         running = {
             name: task for name, task in self._tasks.items() if name not in set(stopped_names)
