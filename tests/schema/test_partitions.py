@@ -289,7 +289,7 @@ def test_a_row_that_comes_after_the_look_is_not_dropped(owner: Engine, database:
 
 def test_a_plain_archive_is_named(owner: Engine, database: str) -> None:
     with owner.begin() as connection:
-        with pytest.raises(SchemaError, match="there is no archive"):
+        with pytest.raises(SchemaError, match="does not exist: create the tables first"):
             convert_archive(connection, WEEKS)
         create_all(connection, tables(PLAIN))
         with pytest.raises(SchemaError, match=r"has no partitions.*convert_archive"):
