@@ -28,11 +28,11 @@ PATHS = {
     "Messages, all": "/ui/messages",
     "Messages, of a queue": "/ui/messages?queue=load-1",
     "Messages, archived": "/ui/messages?archived=on",
-    "Messages, by an error that none has": "/ui/messages?error=nothing+has+it",
-    "Messages, archived, by an error that none has": (
+    "Messages, by an error without messages": "/ui/messages?error=nothing+has+it",
+    "Messages, archived, by an error without messages": (
         "/ui/messages?archived=on&error=nothing+has+it"
     ),
-    "Messages, of a queue and by an error that none has": (
+    "Messages, of a queue and by an error without messages": (
         "/ui/messages?queue=load-1&error=nothing+has+it"
     ),
     "a message": "/ui/messages/1",

@@ -76,11 +76,11 @@ class RightsError(SetupError):
 
 
 class PublishError(SqlBrokerError, ValueError):
-    """A message that cannot be stored as given; nothing was written."""
+    """A message that cannot be stored as given, so it was not published."""
 
 
 class QueueFullError(SqlBrokerError):
-    """A queue with as many due messages as its `max_depth` allows; nothing was written.
+    """A queue with as many due messages as its `max_depth` allows; no message was published.
 
     Attributes:
         queue: The name of the queue.
@@ -100,7 +100,7 @@ class TransactionEndedError(SqlBrokerError):
 
 
 class LeaseLostError(SqlBrokerError):
-    """A lost lease. Nothing was written; another worker may have the message."""
+    """A lost lease. No change was written; another worker may have the message."""
 
 
 class BrokerStoppedError(SqlBrokerError):

@@ -278,7 +278,7 @@ MEASURES = {
     "private_stores": Measure(each(words.private_stores), TESTS, "", limit=59),
     "nominal_what": _in_pages("nominal_what", limit=0.4),
     "tell_told": _in_pages("tell_told", limit=0.1),
-    "nothing_none": _in_pages("nothing_none", limit=1.3),
+    "nothing_none": _in_pages("nothing_none", limit=1.0),
     "the_ones_that": _in_pages("the_ones_that", limit=0.2),
     "you": _in_pages("you", least=13.0),
 }

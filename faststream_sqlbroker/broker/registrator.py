@@ -84,7 +84,7 @@ class PublisherOptions(TypedDict, total=False):
     """Include the publisher in AsyncAPI documents; default True."""
     batch: bool
     """Publish each item of a list or tuple that a stacked handler returns as a message of its own,
-    all in one transaction; an empty list publishes nothing. `publish` then accepts several
+    all in one transaction; an empty list publishes no message. `publish` then accepts several
     messages, like `publish_batch`. Default False: the list is one message.
     """
 

@@ -126,7 +126,7 @@ PUBLISHED_OVER_HTTP = _make_message_counter(
 CLAIM_SECONDS = _make_histogram(
     "claim_seconds",
     ("subscriber",),
-    "Duration of a claim with the poll before it, including claims that found nothing.",
+    "Duration of a claim with the poll before it, including claims without a message.",
     STATEMENT_BUCKETS,
 )
 FLUSH_SECONDS = _make_histogram(

@@ -55,7 +55,7 @@ class SubscriberOptions(TypedDict, total=False):
     only when notified: PostgreSQL with `notify_trigger`.
     """
     flush_interval: Duration
-    """Maximum delay of writing outcomes (none while workers are idle); default 50 ms."""
+    """Maximum delay of writing outcomes (no delay while workers are idle); default 50 ms."""
     flush_batch_size: int
     """Maximum number of outcomes per write; default 500."""
     release_stuck_interval: Duration
@@ -105,7 +105,7 @@ class SubscriberOptions(TypedDict, total=False):
     """
     forward_headers: bool | Sequence[str]
     """Headers of the message that are copied to its answers: a list of names, or True for all;
-    default False, none.
+    default False.
     """
     transactional: bool
     """Run the handler in the transaction that acks its message; default False."""

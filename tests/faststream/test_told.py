@@ -71,7 +71,7 @@ def told(broker: SqlBroker, triggers: None) -> Told:
     return Told(broker)
 
 
-@pytest.mark.capability("`max_fetch_interval=None`: an idle process sends nothing")
+@pytest.mark.capability("`max_fetch_interval=None`: an idle process sends no statement")
 @postgresql_only
 async def test_an_idle_process_sends_nothing(broker: SqlBroker, triggers: None) -> None:
     broker._clock.use(time := VirtualTime())

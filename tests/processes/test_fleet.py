@@ -16,7 +16,7 @@ SEARCHING = {"release_stuck_timeout": 60.0, "release_stuck_interval": 0.3}
 
 pytestmark = [
     pytest.mark.timeout(600),
-    pytest.mark.capability("work shared by processes; nothing lost by SIGKILL or SIGTERM"),
+    pytest.mark.capability("work shared by processes; no message lost by SIGKILL or SIGTERM"),
 ]
 
 

@@ -12,7 +12,7 @@ FORWARDS = {"a": "b", "b": "c", "c": "q"}
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.capability(
-        "chains of queues: nothing lost or doubled by SIGKILL between the steps"
+        "chains of queues: no message lost or doubled by SIGKILL between the steps"
     ),
 ]
 

@@ -31,7 +31,7 @@ from tests.spark.conftest import START, Archive
 from tests.spark.horizons import archived_at, settle
 from tests.spark.test_stream import Query, latest
 
-pytestmark = pytest.mark.capability("Spark: incremental loads that lose nothing")
+pytestmark = pytest.mark.capability("Spark: incremental loads that lose no row")
 
 servers_only = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
