@@ -221,10 +221,12 @@ class KeySlots(MessageSlots):
     def mark_idle(self, keys: Iterable[Key]) -> None:
         """Skip `keys`, which have no due message now, in checks until a message is due.
 
-        Only a key whose log this claim has loaded loses the time of its check; any other stays due
-        for a check until its state expires. `scan_arrivals` finds their next message.
+        Their states lose the time of the check; `scan_arrivals` finds their next message. A key
+        that kept the time would fill the page of every following claim.
         """
-        self._idle |= {name for key in keys if (name := as_key(key)) is not None}
+        idle_keys = list(keys)
+        self.load_keys(idle_keys)  # `save` writes the states of loaded keys
+        self._idle |= {name for key in idle_keys if (name := as_key(key)) is not None}
 
     def scan_arrivals(self) -> tuple[list[int], bool]:
         """Return messages that have become due since the last scan, and True if there are more.
