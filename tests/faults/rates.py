@@ -38,7 +38,7 @@ LEAST = {"none": 0.9, "blocked": 0.7, "jitter": 0.8, "stopped": 0.8}
 LEAST_WITH_LAG = 0.9
 """The part of N / (per + lag) that must be left always."""
 LEAST_PLAIN = 1.0
-"""A machine on which the plain queue has less than so many times the rate is too busy."""
+"""Where the plain queue has less than so many times the rate, a missed target does not count."""
 PUBLISHED = 20
 """Messages for the plain queue every half second: four times as many as it must have."""
 WINDOW = 4.0
@@ -72,10 +72,13 @@ class Kept:
         """The part of the rate that the lag leaves."""
         return self.rate * (PER + self.lag) / RATE
 
-    @property
-    def measured(self) -> bool:
-        """Whether the machine had time for it."""
-        return self.plain >= LEAST_PLAIN * RATE / PER
+    def is_conclusive(self, disturbance: str) -> bool:
+        """Whether the run counts: the plain queue kept up, or all targets were reached anyway.
+
+        On SQLite, statements that take long keep the only writer's lock: the plain queue stands
+        still there, and excuses a missed target only.
+        """
+        return self.plain >= LEAST_PLAIN * RATE / PER or not Case.of([self]).missed(disturbance)
 
 
 @dataclass(frozen=True)

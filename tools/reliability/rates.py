@@ -72,10 +72,10 @@ def _runs(how: str, kind: str, engine: Engine | None) -> tuple[list[Kept], str]:
                     one = asyncio.run(measure(url, events, how))
             except Exception as error:  # noqa: BLE001 - it ends this case, not the others; the command fails by it
                 return runs, repr(error)[:500]
-        runs += [one] if one.measured else []
+        runs += [one] if one.is_conclusive(how) else []
         if len(runs) == RUNS:
             return runs, ""
-    return runs, "the machine was too busy for the plain queue"
+    return runs, "the plain queue did not keep up either"
 
 
 def _read() -> list[dict[str, Any]]:
@@ -105,8 +105,8 @@ def render(code: str, cases: Iterable[Mapping[str, Any]] | None = None) -> list[
         f"`Throttle({RATE}, per={PER:g})` in one process with four workers, next to a plain queue;",
         f"medians of {RUNS} runs. Blocked: the event loop is blocked for 0.3 s at a time.",
         "Jitter: each statement takes 20 to 150 ms longer. Stopped: the process is stopped for",
-        "half of each second. The lag is the lag that `explain` reports; below a twentieth of",
-        "the period it counts as 0. The load is the load of the machine. Targets: of N",
+        "half of each second. The lag is the delay of recent starts in the Throttle's log.",
+        "The load is the load of the machine. Targets: of N",
         f"{targets.replace('none', UNDISTURBED)};",
         f"of N / (per + lag) {LEAST_WITH_LAG}; never more than {RATE} starts in a period.",
         "",
