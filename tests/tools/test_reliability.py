@@ -62,7 +62,7 @@ def test_the_page_says_on_what_a_cell_was_run() -> None:
     page = render([result()], "new")
     [row] = [line for line in page.splitlines() if line.startswith(f"| {LABELS[CELL[0]]} |")]
     assert "PostgreSQL 15.14" in row
-    assert "other code" not in row
+    assert "code `" not in row
     assert "Code `new`" in page
     assert "2 cores, Python 3.11.2" in page
 
@@ -70,7 +70,7 @@ def test_the_page_says_on_what_a_cell_was_run() -> None:
 def test_the_page_marks_what_was_run_with_other_code() -> None:
     page = render([result(code="old")], "new")
     [row] = [line for line in page.splitlines() if line.startswith(f"| {LABELS[CELL[0]]} |")]
-    assert "**other code**" in row
+    assert "code `old`" in row
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_the_table_keeps_what_was_missed_or_not_finished() -> None:
     assert "| jitter | sqlite | 0.980 | 0.980 | 0.00 s | 0 | 900 a second | reached |" in reached
     assert "**missed: 0.8 of N**" in missed
     assert "**not finished: too busy**" in unfinished
-    assert "other code" not in reached
+    assert "code `" not in reached
     [other] = render("old", [{**case("nothing started"), "runs": []}])[-1:]
     assert "| – | – | – | – | – | **not finished: nothing started** |" in other
-    assert "**other code**" in other
+    assert "code `new`" in other

@@ -360,11 +360,9 @@ def version_of(kind: str, engine: Engine | None) -> str:
 
 
 def render(results: list[Result], code: str) -> str:
-    """Return the document; results of other code than `code` are marked."""
+    """Return the document; a result of other code than `code` names its code."""
     rules = list(RULES)
-    machines = sorted(
-        {result.machine for result in results if result.code == code and result.machine}
-    )
+    machines = sorted({result.machine for result in results if result.machine})
     lines = [
         "# Reliability: the promises under fire",
         "",
@@ -378,7 +376,7 @@ def render(results: list[Result], code: str) -> str:
         "not the timing of the machine.",
         "",
         f"Code `{code}` of the product and of the fault machine, as printed by",
-        "`python -m tools.reliability --code`. Runs of other code are marked. Machine:",
+        "`python -m tools.reliability --code`. Runs of other code name it. Machine:",
         f"{'; '.join(machines) or 'not recorded yet'}.",
         "",
         "| fault | database | rounds (seeds) | "
@@ -397,7 +395,7 @@ def render(results: list[Result], code: str) -> str:
 
 
 def _row(r: Result, code: str, rules: list[str]) -> str:
-    ran_on = ", ".join([r.day, *r.servers, *(() if r.code == code else ("**other code**",))])
+    ran_on = ", ".join([r.day, *r.servers, *(() if r.code == code else (f"code `{r.code}`",))])
     start = f"| {LABELS.get(r.fault, r.fault)} | {r.kind} |"
     if r.skipped:
         return f"{start} not run: {r.skipped} |" + " |" * len(rules) + f" {ran_on} |"

@@ -94,7 +94,7 @@ def _problems(case: Mapping[str, Any]) -> list[str]:
 
 def render(code: str, cases: Iterable[Mapping[str, Any]] | None = None) -> list[str]:
     """Lines of the document; `cases` are those of the file unless they are given. Those of other
-    code than `code` are marked.
+    code than `code` name it.
     """
     rows = [_row(case, code) for case in (_read() if cases is None else cases)]
     targets = ", ".join(f"{how} {least}" for how, least in LEAST.items())
@@ -125,7 +125,7 @@ def _row(case: Mapping[str, Any], code: str) -> str:
             f"{kept.plain:.0f} a second"
         )
     targets = "; ".join(f"**{each}**" for each in _problems(case)) or "reached"
-    other = "" if case["code"] == code else ", **other code**"
+    other = "" if case["code"] == code else f", code `{case['code']}`"
     disturbance = case["disturbance"].replace("none", UNDISTURBED)
     name = f"| {disturbance} | {case['kind']} |"
     return f"{name} {figures} | {targets} | {case['ran_on']}{other} |"
