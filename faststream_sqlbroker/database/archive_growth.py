@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import Database, StoreSubject
 from faststream_sqlbroker.schema.types import MYSQL, clock, is_mariadb, later
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _DiskUse(NamedTuple):
     free: int | None
 
 
-class ArchiveGrowth:
+class ArchiveGrowth(StoreSubject):
     """Statistics of an existing archive. No statement reads more than some thousand rows.
 
     Raises (from every operation):
@@ -64,11 +64,9 @@ class ArchiveGrowth:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
+        super().__init__(database)
         assert database.tables.archive is not None  # noqa: S101 - the caller has checked
         self._archive = database.tables.archive
-        self._state = database.tables.policy_state
 
     async def estimate_rows_per_day(self) -> int:
         """Return about how many messages were archived in the last 24 hours.
@@ -258,7 +256,7 @@ class ArchiveGrowth:
         from faststream_sqlbroker.database.locks import LOCK  # noqa: PLC0415
         from faststream_sqlbroker.database.parts.audit import JOB  # noqa: PLC0415
 
-        c = self._state.c
+        c = self._table.c
         lock_info = select(c.info).where(c.scope == LOCK, c.key == PRUNE_LOCK)
         info = connection.execute(lock_info.where(c.lease_expires_at > clock())).scalar() or {}
         if "retention" in info:

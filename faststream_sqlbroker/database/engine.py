@@ -247,6 +247,15 @@ class Database:
             raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
 
+class StoreSubject:
+    """The operations of one subject of the store; each runs transactions of the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
+
+
 async def _run_cancelled_once(work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, pass on only the first cancellation, and wait until the work has ended.
 

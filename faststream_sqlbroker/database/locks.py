@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.policy_state import (
     create_insert,
@@ -38,17 +38,12 @@ LOCK = "lock"
 """The scope of all locks."""
 
 
-class LockStore:
+class LockStore(StoreSubject):
     """Locks by key; a holder is identified by a token.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def acquire(
         self, key: str, token: UUID, lease: float, info: Mapping[str, Any] | None = None

@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.orders import CancelRequest, Repair
 from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, PERSISTENT_MASK
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts import audit, cancel_requests
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
@@ -41,16 +41,12 @@ ChangeLeased = Callable[[Connection, Any], Repair]
 """A change of a leased row: its id, queue and lease_token, and `over` for an expired lease."""
 
 
-class MessageEdits:
+class MessageEdits(StoreSubject):
     """Operators' edits of waiting messages; each operation is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
 
     async def publish(self, row: NewMessage, by: str) -> int | None:
         """Insert `row` for an operator, and record that in the audit; return the id.

@@ -17,7 +17,7 @@ from sqlalchemy import (
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
@@ -25,16 +25,12 @@ from faststream_sqlbroker.database.parts.mirror_rows import MIRROR
 from faststream_sqlbroker.schema.types import MYSQL
 
 
-class MirrorStore:
+class MirrorStore(StoreSubject):
     """Live messages with a lookup value, and their info.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
 
     async def count(self, lookup: str | None, info: str | None) -> int:
         """Count the live messages with this lookup value and info; None matches every value."""

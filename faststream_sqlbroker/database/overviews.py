@@ -25,7 +25,7 @@ from faststream_sqlbroker.core.overview import Count, CountKind, JobCounts, Queu
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.database.constants import MAX_SQLITE_COUNT
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts import channel_rows
 from faststream_sqlbroker.database.parts.live_queues import (
@@ -118,17 +118,12 @@ class _Fleet:
         return ended_rates.get(queue, 0.0)
 
 
-class QueueOverviews:
+class QueueOverviews(StoreSubject):
     """Overviews of queues, which are read in several transactions.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def read_overviews(self, queue: str | None = None) -> list[QueueOverview]:
         """Read the queues with a message, a live subscriber or a pause, by name; or only `queue`.

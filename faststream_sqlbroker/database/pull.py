@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.reasons import EXPIRED, REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts import pull_job_rows
 from faststream_sqlbroker.database.parts.brought_back import lock_records, restore_messages
 from faststream_sqlbroker.database.parts.channel_rows import get_consumer_key, parse_registration
@@ -64,17 +64,12 @@ class ChangeResult:
     ended: Settlement | None = None
 
 
-class PullJobStore:
+class PullJobStore(StoreSubject):
     """The jobs of pull consumers.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     @property
     def has_archive(self) -> bool:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.metrics import QueueState
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.live_queues import read_live_queues
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
@@ -26,16 +26,12 @@ MAX_COUNTED = 100_000
 """Messages of each state that are counted in a queue: some 20 ms each."""
 
 
-class QueueStates:
+class QueueStates(StoreSubject):
     """The states of all queues; each operation is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
 
     async def read_all(self) -> list[QueueState]:
         """Read the state of each queue that has a message or a live subscriber, by name.

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table, delete, func, insert, inspect, select,
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity, MissingRight
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.rights import Right, list_required_rights
 from faststream_sqlbroker.exceptions import AccessError, StoreError
 from faststream_sqlbroker.schema.types import is_mariadb
@@ -34,16 +34,12 @@ SchemaAccess = tuple[str, bool]
 """The schema of a table, and whether the user may use it."""
 
 
-class AccessChecks:
+class AccessChecks(StoreSubject):
     """Checks of the database user's rights; nothing that is written stays.
 
     Raises (from every operation but `ping`):
         TransientStoreError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
 
     async def find_missing_rights(self, activities: Activities) -> Access:
         """Find the rights and tables that the database user lacks for `activities`.

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, delete
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts.policy_state import upsert
 from faststream_sqlbroker.database.parts.replies import SCOPE, remove_replies
 from faststream_sqlbroker.database.query import Query
@@ -22,17 +22,12 @@ from faststream_sqlbroker.schema.types import clock, later
 _NO_TOKEN = UUID(int=0)
 
 
-class ReplyStore:
+class ReplyStore(StoreSubject):
     """Replies in a queue that only this process reads.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def read_replies(self, queue: str) -> list[ClaimedMessage]:
         """Read up to `MAX_REPLIES` replies in `queue`, without a lease.

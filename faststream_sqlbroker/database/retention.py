@@ -26,7 +26,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Pruned, PrunePosition, PruneStep, Retention
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.dialects import Dialect
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import Database, StoreSubject
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
@@ -38,7 +38,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import MYSQL, later
 
 
-class ArchivePartitions:
+class ArchivePartitions(StoreSubject):
     """Partitions of an archive in PostgreSQL.
 
     Raises (from every operation):
@@ -48,8 +48,7 @@ class ArchivePartitions:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
+        super().__init__(database)
         self._config = database.tables.config
 
     @property
@@ -109,22 +108,16 @@ UNFINISHED_NOTE = "it has not ended, or was cut off; what it has removed until t
 """The note of the audit entry while a prune runs."""
 
 
-class ArchiveRetention:
+class ArchiveRetention(StoreSubject):
     """The removal of old messages from the archive.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        partitions: ArchivePartitions,
-    ) -> None:
-        self._database = database
+    def __init__(self, database: Database, partitions: ArchivePartitions) -> None:
+        super().__init__(database)
         self.partitions = partitions
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
         self.loaded_windows = LoadedWindows(database)
         """The records of exports."""
 

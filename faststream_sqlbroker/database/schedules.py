@@ -26,7 +26,7 @@ from sqlalchemy import (
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import Schedule, ScheduleState, load_state
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
 from faststream_sqlbroker.database.parts.mirror_rows import insert_mirrored
@@ -51,17 +51,12 @@ class ScheduleSnapshot:
     """Maximum seconds for which another process holds the schedule; 0 or less if it is free."""
 
 
-class ScheduleStore:
+class ScheduleStore(StoreSubject):
     """The stored state of schedules; the process that publishes is identified by a token.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def define(self, name: str, change_state: ChangeState) -> ScheduleState | None:
         """Create or change the schedule `name` by `change_state`; return the resulting state.

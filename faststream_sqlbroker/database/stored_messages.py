@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.stored import (
 )
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.message_walks import (
@@ -86,17 +86,12 @@ class _DeadLetterCounts:
         self.queues[row.queue] += row.found
 
 
-class StoredMessages:
+class StoredMessages(StoreSubject):
     """Stored messages, live and archived; each operation is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     @property
     def has_archive(self) -> bool:

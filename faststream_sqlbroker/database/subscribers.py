@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.status import (
     LiveSubscriber,
     PausedQueue,
 )
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import Database, StoreSubject
 from faststream_sqlbroker.database.parts import cancel_requests, live_subscribers, replies
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.live_subscribers import (
@@ -35,7 +35,7 @@ MAX_CLEANED = 100
 """Maximum rows of a scope that a heartbeat removes, so that heartbeats stay short."""
 
 
-class LiveSubscribers:
+class LiveSubscribers(StoreSubject):
     """Live subscribers and paused queues; each operation is a single transaction.
 
     Raises (from every operation):
@@ -48,9 +48,7 @@ class LiveSubscribers:
         correlation_ids: CorrelationIds,
     ) -> None:
         """Use the tables of `database`; a heartbeat completes `correlation_ids`."""
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
+        super().__init__(database)
         self._correlation_ids = correlation_ids
 
     async def write_heartbeat(

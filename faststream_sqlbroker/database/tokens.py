@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.channels import (
     create_token,
     hash_token,
 )
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.channel_rows import (
     CONSUMER,
@@ -37,7 +37,7 @@ MAX_CONSUMERS = 1_000
 """Consumers of a channel."""
 
 
-class TokenStore:
+class TokenStore(StoreSubject):
     """Tokens of channels, consumers and queues; changes are recorded in the audit.
 
     A new entry gets the `token` that is passed, or a random token; with `rotate`, so does an
@@ -46,11 +46,6 @@ class TokenStore:
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def find(self, channel: str, *consumer: str) -> list[RegisteredEndpoint | None]:
         """Find the channel, and the consumer if named, in a single query.

@@ -43,7 +43,7 @@ from faststream_sqlbroker.core.status import HOLDER_BYTES
 from faststream_sqlbroker.core.stored import Filters, InvalidCursorError
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.verification import Damage, Note, Verification
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.database.parts.audit import JOB
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
@@ -78,16 +78,12 @@ class ScanBatch:
     notes: Sequence[Note] = ()
 
 
-class Verifier:
+class Verifier(StoreSubject):
     """A read-only scan for invalid rows; each batch is a single transaction.
 
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
 
     async def verify(
         self,

@@ -23,7 +23,7 @@ from faststream_sqlbroker.core.loaded_windows import (
 )
 from faststream_sqlbroker.core.retention import Pruned, PrunePosition
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.database.parts.window_rows import (
     WindowPage,
@@ -46,7 +46,7 @@ MAX_DIFFERING = 20
 """Maximum number of windows that `list_differing` returns."""
 
 
-class LoadedWindows:
+class LoadedWindows(StoreSubject):
     """The records of exports, and the covered rows.
 
     Each step is one transaction.
@@ -54,11 +54,6 @@ class LoadedWindows:
     Raises (from every operation):
         TransientStoreError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def list_windows(
         self, lake: str, until: datetime, after: tuple[datetime, str] | None

@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text
 from faststream_sqlbroker.database.bulk import replay, visits
 from faststream_sqlbroker.database.bulk.changes import CHANGES, UNDOS
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import JOB, record_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
@@ -122,17 +122,12 @@ def _split_part(state: _BatchState, part: _BatchPart, error: StoreError) -> list
     return [_BatchPart(1, failure, get_error_kind(error))]
 
 
-class JobStore:
+class JobStore(StoreSubject):
     """Reads and writes jobs; each operation is a transaction, a count is several.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def plan(self, job: Job) -> Job:
         """Return `job` with the exact number of messages to visit; writes nothing.

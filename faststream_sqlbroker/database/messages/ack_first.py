@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import Database, StoreSubject
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.policy_state import (
     ACK_FIRST,
@@ -36,7 +36,7 @@ Started = tuple[str, int]
 """Queue and id of a message whose handler has been started."""
 
 
-class AckFirstStarts:
+class AckFirstStarts(StoreSubject):
     """Records in the database the handlers that have started and not yet ended.
 
     Each start belongs to a holder, the subscriber of one process, which renews it while the handler
@@ -47,9 +47,7 @@ class AckFirstStarts:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
+        super().__init__(database)
         self._worker = get_process_name()
 
     async def remove_first(

@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import get_required_activities
 from faststream_sqlbroker.core.text import load_text
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import Database, StoreSubject
 from faststream_sqlbroker.database.parts.cancel_requests import (
     discard_expired,
     find_requests,
@@ -63,7 +63,7 @@ class Replacement:
     headers: dict[str, Any] | None = None
 
 
-class DirectClaims:
+class DirectClaims(StoreSubject):
     """Claims and settles single messages, without a subscriber.
 
     Raises (from every operation):
@@ -76,12 +76,10 @@ class DirectClaims:
         correlation_ids: CorrelationIds,
     ) -> None:
         """`claim` completes `correlation_ids`."""
-        self._database = database
+        super().__init__(database)
         self._correlation_ids = correlation_ids
         self._next_id_read = float("-inf")
         """Time of the next read of the database id (monotonic seconds)."""
-        self._dialect = database.dialect
-        self._state = database.tables.policy_state
 
     async def claim(
         self,
@@ -116,7 +114,7 @@ class DirectClaims:
             nonlocal database_id, result
             result = DirectClaim()
             if reads_id:
-                database_id = read_database_id(connection, self._state)
+                database_id = read_database_id(connection, self._table)
             release_expired = partial(self._release_expired, connection, queues, archive=archive)
             if release:
                 release_expired()
@@ -179,7 +177,7 @@ class DirectClaims:
         Returns:
             The number of ended leases.
         """
-        cancel_requests = list_requests(connection, self._state)
+        cancel_requests = list_requests(connection, self._table)
         # Leases that end after this time are left: they may have a new request.
         before = self._dialect.now(connection) if cancel_requests else None
         expired_rows = discard_expired(
@@ -285,7 +283,7 @@ class DirectClaims:
             settlement = decide(row, max(0.0, lease_age))
             if not settlement.is_final:
                 # A message that an operator has cancelled never returns to its queue.
-                cancel_requests = find_requests(connection, self._state, [(message_id, token)])
+                cancel_requests = find_requests(connection, self._table, [(message_id, token)])
                 if message_id in cancel_requests:
                     row.cancelled = cancel_requests[message_id].text
                     settlement = decide(row, max(0.0, lease_age))

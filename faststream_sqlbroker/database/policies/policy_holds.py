@@ -34,7 +34,7 @@ from faststream_sqlbroker.core.policies.holds import (
 )
 from faststream_sqlbroker.core.policies.standby import STANDBY, has_standby_flags
 from faststream_sqlbroker.core.times import to_microseconds
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import StoreSubject
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.database.policies.intake import HOLDS, NOTE_RETENTION
@@ -86,18 +86,13 @@ class Hold(NamedTuple):
         return self.seen > to_microseconds(self.now) + CLOCK_STEP
 
 
-class PolicyHolds:
+class PolicyHolds(StoreSubject):
     """Reads the notes and frees waiting messages; each operation is a transaction or several
     steps.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
 
     async def load_holds(self, queues: Sequence[str]) -> list[Hold]:
         """Return the policies that may have put messages of `queues` off, by queue and name.

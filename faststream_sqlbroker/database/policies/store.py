@@ -39,7 +39,7 @@ from faststream_sqlbroker.core.policies.seen import (
 from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages
 from faststream_sqlbroker.core.suspects import Suspect
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.engine import Database, StoreSubject
 from faststream_sqlbroker.database.parts import once
 from faststream_sqlbroker.database.parts.policy_state import get_process_name
 from faststream_sqlbroker.database.policies.claims import PolicyClaims
@@ -60,7 +60,7 @@ from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 
 
-class PolicyStore:
+class PolicyStore(StoreSubject):
     """Reads and writes the state of policies; each operation is a transaction.
 
     Raises (from every operation):
@@ -68,8 +68,7 @@ class PolicyStore:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
+        super().__init__(database)
         self._claims = PolicyClaims(database.dialect, database.clock)
 
     def set_decision_listener(self, listener: DecisionListener) -> None:
